@@ -29,7 +29,8 @@ PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
     "controller/delta_offers.py": "returns the release without a delta, where it has one",
     "weight_sync/reshard/shard_delta.py": "packs a release and, if enabled, its delta",
-    "weight_sync/shards.py": "returns the chunks of one rank as buckets",
+    "weight_sync/whole_shards.py": "returns the chunks of one rank as buckets",
+    "weight_sync/bucket_memory.py": "returns the digest of the bytes of a bucket",
     "weight_sync/transport.py": "puts the handles of a release behind its manifest",
     "weight_sync/manifest.py": "returns a digest to the file that asked",
 }
@@ -122,8 +123,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
 ) -> None:
     assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
     for giver, taker in (
-        ("weight_sync/source.py", "weight_sync/shards.py"),
-        ("weight_sync/shards.py", "weight_sync/reshard/shard_delta.py"),
+        ("weight_sync/source.py", "weight_sync/whole_shards.py"),
+        ("weight_sync/whole_shards.py", "weight_sync/reshard/shard_delta.py"),
         ("weight_sync/reshard/shard_delta.py", "weight_sync/transports/object_store.py"),
         ("weight_sync/transports/object_store.py", "trainers/senders.py"),
         ("trainers/senders.py", "trainers/rank.py"),
