@@ -157,7 +157,9 @@ def _launch(
     from offbeat.launch.launch import launch
 
     raise SystemExit(
-        launch(loaded, run_dir=run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code)
+        launch(
+            loaded, run_dir=run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code
+        ).code
     )
 
 
@@ -193,7 +195,7 @@ def evaluate(
 
     from offbeat.launch.launch import launch
 
-    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, evaluates_only=True))
+    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, evaluates_only=True).code)
 
 
 @app.command()

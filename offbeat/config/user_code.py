@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
+from offbeat.config.by_value import given, is_by_value
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
 
@@ -14,6 +15,11 @@ _TRACEBACK_CHARACTERS: Final = 8192
 _importing: Final = list[str]()  # modules of targets
 RESULT_FD: Final = "OFFBEAT_RESULT_FD"
 """Environment variable of an agent's program: the descriptor that its result goes to."""
+
+GIVE_AGAIN: Final = (
+    "It was given by value in Python: give it again, offbeat.resume(RUN_DIR, reward=...), or put it "
+    "into a module and name it module:name in a new run"
+)
 
 MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"
 
@@ -65,6 +71,12 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise TargetNotFound(target, str(working_dir), "it is not of the form module:name")
+    if is_by_value(target):
+        try:
+            return given(target)
+        except KeyError:
+            problem = "this process does not have it"
+            raise TargetNotFound(target, str(working_dir), problem, GIVE_AGAIN) from None
     if str(working_dir) not in sys.path:
         sys.path.insert(0, str(working_dir))
     _importing.append(module_name)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from offbeat.config.by_value import pack
 from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
@@ -370,6 +371,7 @@ def _reward_target(
         start_s=config.reward_start_s,
         source=source,
         limits=limits,
+        value=next(iter(pack([target])), None),
     )
     return replace(made, **changes)
 

@@ -1,4 +1,6 @@
-"""Messages between a reward child and its parent: length-prefixed JSON, never pickle.
+"""Messages between a reward child and its parent: length-prefixed JSON.
+
+The only pickle in them is the code of a function that the user gives by value.
 
 Parent: ``RewardTarget`` once, then one ``RewardCall`` per group, or per episode of an agent, which
 ``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.config.by_value import PackedValue
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.reward_value import BadReward, NamedRewards
 from offbeat.messages import framing
@@ -45,6 +48,7 @@ class RewardTarget:
     limits: CallLimits | None = None  # of an async function's calls; None: none
     may_be_none: bool = False  # whether it may return None: it does not apply to the sample
     episodes: EpisodeLimits | None = None  # the target is an agent; None: a reward function
+    value: PackedValue | None = None  # the function, if it was given by value
 
 
 class RewardCall(msgspec.Struct, frozen=True, tag=True):

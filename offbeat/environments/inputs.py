@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Final
 
+from offbeat.config.by_value import digest_in_name, is_by_value
 from offbeat.messages.failures import OffbeatError
 
 DATA: Final = "data.path"
@@ -63,8 +64,11 @@ def source_digest(target: str, working_dir: Path) -> str | None:
     """Return the digest of the source behind ``module:name``; None without a source file.
 
     It covers the module and the modules below ``working_dir`` that it imports by ``import`` and
-    ``from`` statements, recursively. Installed packages are not the user's source.
+    ``from`` statements, recursively. Installed packages are not the user's source. The name of an
+    object that was given by value has its digest.
     """
+    if is_by_value(target):
+        return digest_in_name(target)
     try:
         files = _sources(target.partition(":")[0], working_dir)
         return digest_of(file.read_bytes() for file in files) if files else None

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from offbeat.config.user_code import TargetNotFound, load_target
+from offbeat.config.by_value import unpack
+from offbeat.config.user_code import TargetNotFound, describe, load_target
 from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.frames import (
@@ -97,6 +98,12 @@ def _function_of(target: RewardTarget) -> Callable[..., Any]:
     Raises:
         TargetNotFound: For any failure; also of an agent that is not async.
     """
+    if target.value is not None:
+        try:
+            unpack([target.value])
+        except BaseException as error:  # it imports modules of the user
+            problem = describe(error, target.working_dir)
+            raise TargetNotFound(target.target, str(target.working_dir), problem) from error
     function = load_target(target.target, target.working_dir)
     if target.episodes is None:
         return function

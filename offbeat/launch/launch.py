@@ -12,7 +12,7 @@ from offbeat.doors import find_option
 from offbeat.launch.process_environment import set_environment
 
 if TYPE_CHECKING:
-    from offbeat.launch.session import Runtime
+    from offbeat.launch.session import RunEnd, Runtime, Session
 
 
 def launch(
@@ -23,10 +23,12 @@ def launch(
     resume: Path | None = None,
     changed_code: bool = False,
     evaluates_only: bool = False,
-) -> int:
-    """Run the recipe, or with ``evaluates_only`` its evaluation alone; return the exit code.
+    session: "Session | None" = None,
+) -> "RunEnd":
+    """Run the recipe, or with ``evaluates_only`` its evaluation alone.
 
-    0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
+    The exit code is 0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143
+    terminated.
 
     Raises:
         StartedByTarget: User code of another run starts this one.
@@ -44,6 +46,7 @@ def launch(
             resume=resume,
             changed_code=changed_code,
             evaluates_only=evaluates_only,
+            session=session,
         )
     finally:
         gc.unfreeze()  # ``pause_collections`` froze what a caller may own
@@ -83,4 +86,5 @@ def run_recipe(
     """
     check_starts_run()
     loaded = load_recipe(recipe, overrides, dry_run=dry_run)
-    return launch(loaded, run_dir=None if run_dir is None else Path(run_dir), dry_run=dry_run)
+    directory = None if run_dir is None else Path(run_dir)
+    return launch(loaded, run_dir=directory, dry_run=dry_run).code

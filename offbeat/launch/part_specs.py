@@ -60,4 +60,5 @@ def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[Env
             sharing=spec.sharing,
             inputs=spec.inputs,
             tokenizer=chosen_class(spec.config),
+            values=spec.values,
         )

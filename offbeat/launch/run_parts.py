@@ -15,6 +15,7 @@ import structlog
 import yaml
 
 from offbeat.algorithms.advantages import estimator
+from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
@@ -65,6 +66,7 @@ class RunSpec:
     sharing: Sharing | None = None  # None: there is only one machine
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
     evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
+    values: tuple[PackedValue, ...] = ()  # what the user gave by value
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ def _read_training_prompts(spec: RunSpec) -> PromptSource:
 
 
 def _make_sampler(spec: RunSpec) -> Sampler:
+    unpack(spec.values)
     config, key = spec.config.sampler, SAMPLER
     if target := targets(spec.config).get(key):
         check_same(key, target, source_digest(target, spec.working_dir), spec.inputs)

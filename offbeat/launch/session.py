@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import msgspec
 import structlog
 from rich.console import Console
 
+from offbeat.config.by_value import pack
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion
@@ -38,7 +40,7 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable
-from offbeat.runs.inputs import read_inputs
+from offbeat.runs.inputs import read_inputs, targets
 from offbeat.runs.report.recipe_values import readable_values
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
@@ -80,6 +82,9 @@ class Signals:
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python installs handlers in the main thread only
+            return
         handled = set(_EXIT_OF_SIGNAL)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             handled.remove(signal.SIGHUP)  # under nohup the run continues without its terminal
@@ -100,6 +105,10 @@ class Signals:
             self._held_back = False
             if self.received is not None:
                 raise Interrupted(self)
+
+    def stop(self) -> None:
+        """Ask for the run's end in order, as the first signal does; from any thread."""
+        self.received = self.received or signal.SIGINT
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -135,6 +144,40 @@ class Runtime:
     """Ends what ``start`` has started. Does nothing after ``run``."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Result of a session."""
+
+    code: int
+    """Exit code of the command line."""
+
+    directory: Path | None = None
+    """The run's; None: it was refused."""
+
+    summary: Summary | None = None
+    problems: tuple[str, ...] = ()
+    """Why it was refused."""
+
+
+class Session:
+    """Signals and output of a run; the defaults are those of the command line."""
+
+    def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
+        """Write to these consoles, else to the standard streams."""
+        self.console = screen(sys.stdout) if console is None else console
+        self.errors = screen(sys.stderr) if errors is None else errors
+        self.signals = Signals()
+        self.directory: Path | None = None
+        self.opened = threading.Event()
+        """Set when the run has a directory, or ends without one, for a thread that waits for it."""
+
+    def refuse(self, *problems: object) -> RunEnd:
+        """Print why the run does not begin, and return that."""
+        for each in problems:
+            _say(self.errors, printable_lines(str(each)), "red")
+        return RunEnd(REFUSED, problems=tuple(map(str, problems)))
+
+
 def drive(
     runtime: Runtime,
     loaded: LoadedRecipe,
@@ -144,17 +187,17 @@ def drive(
     resume: Path | None = None,
     changed_code: bool = False,
     evaluates_only: bool = False,
-) -> int:
-    """Run the recipe to its end; return the exit code."""
-    console, errors = screen(sys.stdout), screen(sys.stderr)
+    session: Session | None = None,
+) -> RunEnd:
+    """Run the recipe to its end."""
+    session = session or Session()
     config = dry(loaded.config) if dry_run else loaded.config
     config = evaluation_only(config) if evaluates_only else config
     try:
         commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
     except (HubFilesError, DeadlineExceeded) as error:
-        _say_error(errors, error)
-        return REFUSED
-    signals = Signals()
+        return session.refuse(error)
+    signals = session.signals
     with ExitStack() as ours:
         ours.callback(runtime.stop)
         found = problems_before_start(config, run_dir, commits, dry_run=dry_run)
@@ -162,22 +205,18 @@ def drive(
         try:
             found += of_model() if found else _start_meanwhile(runtime, config, signals, of_model)
         except Interrupted as interrupted:
-            _say(errors, f"offbeat: {interrupted} before the run began", "red")
-            return exit_code("aborted", signals.received)
+            _say(session.errors, f"offbeat: {interrupted} before the run began", "red")
+            return RunEnd(exit_code("aborted", signals.received))
         if found:
-            for finding in found:
-                _say_error(errors, finding)
-            return REFUSED
+            return session.refuse(*found)
         try:
             opened = open_run(config, run_dir, resume, ours, commits, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
-            _say_error(errors, error)
-            return REFUSED
+            return session.refuse(error)
         try:
             begun = with_start_deadlines(with_initial_model(config, opened.directory))
         except (OffbeatError, OSError) as error:
-            _say_error(errors, error)
-            return REFUSED
+            return session.refuse(error)
         spec = RunSpec(
             begun,
             opened.run_id,
@@ -186,11 +225,14 @@ def drive(
             driver=secrets.token_hex(4),
             inputs=opened.inputs,
             evaluates_only=evaluates_only,
+            values=pack(targets(begun).values()),
         )
+        session.directory = opened.directory
+        session.opened.set()
         redactor = Redactor.from_environment(config=begun)
         logs = opened.directory / "logs"
         with log_to("driver", logs, run_id=opened.run_id, redactor=redactor):
-            return _execute(runtime, spec, console, errors, opened, signals)
+            return _execute(runtime, spec, session, opened)
 
 
 def _start_meanwhile(
@@ -213,14 +255,8 @@ def _start_meanwhile(
         raise
 
 
-def _execute(
-    runtime: Runtime,
-    spec: RunSpec,
-    console: Console,
-    errors: Console,
-    opened: OpenedRun,
-    signals: Signals,
-) -> int:
+def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRun) -> RunEnd:
+    console, errors, signals = session.console, session.errors, session.signals
     directory = spec.run_dir
     _say(console, f"{spec.run_id} writes to {directory}")
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
@@ -253,7 +289,7 @@ def _execute(
     may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0
     if may_lose_steps and (unsaved := unsaved_steps(directory, summary.trainer_version)):
         _say(errors, unsaved)
-    return exit_code(summary.outcome, signals.received)
+    return RunEnd(exit_code(summary.outcome, signals.received), directory, summary)
 
 
 def exit_code(
@@ -277,10 +313,6 @@ def _classify_failure(signals: Signals, problem: str) -> tuple[Outcome, str]:
 
 def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say_error(errors: Console, error: object) -> None:
-    _say(errors, printable_lines(str(error)), "red")
 
 
 def summarize_lost_run(spec: RunSpec, outcome: Outcome, error: str) -> Summary:

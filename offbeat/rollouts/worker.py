@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
@@ -102,6 +103,7 @@ class EnvironmentSpec:
     # Input digests that the run began with
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     tokenizer: TokenizerClass | None = None  # None: ``AutoTokenizer`` chooses its class
+    values: tuple[PackedValue, ...] = ()  # what the user gave by value
 
 
 class EnvironmentWorker:
@@ -132,6 +134,7 @@ class EnvironmentWorker:
         Raises:
             As ``EnvironmentRunner.make``.
         """
+        unpack(spec.values)
         self._spec, self._generate, self._cpu_clock = spec, generate, cpu_clock
         self._incarnation = incarnation = new_incarnation(spec.name)
         self._requests = UniqueRequests(incarnation)

@@ -12,6 +12,7 @@ from typing import Final, cast
 import yaml
 
 from offbeat.config.base import is_uri
+from offbeat.config.by_value import is_by_value
 from offbeat.config.dump import to_yaml
 from offbeat.config.mixture import (
     SECTION,
@@ -284,7 +285,7 @@ def _other_code(before: str, here: Path) -> str:
     problem = "leads to other source code than the run began with"
     if before and before != str(here):
         return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
-    return f"{problem}. To go on with the change, add --changed-code"
+    return f"{problem}. To go on with the change, add --changed-code (in Python changed_code=True)"
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
@@ -309,7 +310,8 @@ def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
     """Check that the fixed keys are unchanged.
 
-    Prompts may have moved, if their content is the same.
+    Prompts may have moved, if their content is the same. Code that was given by value may have
+    another name: its digest is among the inputs.
     """
     was, wanted = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
@@ -318,6 +320,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         for key in keys
         if wanted.get(key) != was.get(key)
         and not (_own_key(key) == DATA and key in inputs)
+        and not (is_by_value(str(was.get(key))) and is_by_value(str(wanted.get(key))))
         and not _rounds_to_nearest_now(was, wanted, key)
         and not _has_more_epochs(was, wanted, key)
     ]

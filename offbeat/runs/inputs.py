@@ -8,6 +8,7 @@ from typing import Final
 
 import yaml
 
+from offbeat.config.by_value import unverifiable
 from offbeat.config.graders import GRADERS
 from offbeat.config.mixture import environment_views, key_in, prompt_paths
 from offbeat.config.run import RunConfig
@@ -60,6 +61,8 @@ def input_digests(
     for key, target in targets(config).items():
         if digest := source_digest(target, working_dir):
             digests[key] = digest
+        if not_covered := unverifiable(target):
+            digests[f"{key}, not verified"] = ", ".join(not_covered)
     return digests
 
 

@@ -29,7 +29,7 @@ def main() -> int:
             os._exit(CRASHED)
 
     runtime = Runtime(partial(run_local, Makers(failpoints=crash)))
-    return drive(runtime, load_recipe(recipe, overrides), Path(run_dir), dry_run=False)
+    return drive(runtime, load_recipe(recipe, overrides), Path(run_dir), dry_run=False).code
 
 
 if __name__ == "__main__":

@@ -58,5 +58,5 @@ def drive_locally(
     runtime = Runtime(partial(run_local, makers))
     if resume:
         loaded = load_recipe(run_dir / "config.yaml", [])
-        return drive(runtime, loaded, None, dry_run=False, resume=run_dir)
-    return drive(runtime, load_stubs(overrides), run_dir, dry_run=False)
+        return drive(runtime, loaded, None, dry_run=False, resume=run_dir).code
+    return drive(runtime, load_stubs(overrides), run_dir, dry_run=False).code

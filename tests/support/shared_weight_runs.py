@@ -180,7 +180,7 @@ def main(directory: Path, names: list[str]) -> None:
         watch = Watch(directory / f"{name}.steps")
         runtime = Runtime(partial(run_local, Faults(fault, watch).makers))
         loaded = load_recipe(RECIPE, [*SMALL, *settings], dry_run=False)
-        code = drive(runtime, loaded, directory / name, dry_run=False)
+        code = drive(runtime, loaded, directory / name, dry_run=False).code
         watch.write()
         if code:
             sys.exit(f"{name} ended with {code}")

@@ -3,17 +3,21 @@
 import ast
 import difflib
 import importlib.util
+import inspect
 import os
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from offbeat.config.by_value import given as given_value
+from offbeat.config.by_value import is_by_value, is_given, pack, unverifiable
 from offbeat.config.crosschecks import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.config.user_code import MAIN_GUARD
+from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD, describe
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
@@ -74,6 +78,8 @@ def _read(
     ``environment`` is the name of the environment that calls it. Two environments pass arguments.
     """
     module, _, name = target.partition(":")
+    if is_by_value(target):
+        return _read_value(section, target, options, environment)
     source = find_module(module, working_dir)
     if source is None:
         seen = f"{section}.target={target}: no module {module} from {working_dir}"
@@ -100,6 +106,46 @@ def _read(
             section, seen, f"Install it in the environment that runs offbeat{extra}."
         )
     return node, ok(section, f"module {module} is found")
+
+
+def _read_value(
+    section: str, target: str, options: Collection[str], environment: str
+) -> tuple[ast.stmt | None, Finding]:
+    """Return the statement that defines an object that was given by value, and the finding."""
+    if not is_given(target):
+        seen = f"{section}.target={target}: this process does not have it"
+        return None, error(section, seen, GIVE_AGAIN)
+    value = given_value(target)
+    if not callable(value):
+        seen = f"{section}.target is a {type(value).__name__}, which cannot be called"
+        return None, error(section, seen, "Give a function, or a class.")
+    try:
+        pack([target])
+    except Exception as problem:  # noqa: BLE001 -- an object of the user may refuse in any way
+        seen = f"{section}.target={target} cannot be sent to another process: {describe(problem)}"
+        fix = "Make what it uses inside of it, as a client or a lock, or put it into a module."
+        return None, error(section, seen, fix)
+    node = _definition(value)
+    name = getattr(value, "__name__", type(value).__name__)
+    problem = "" if node is None else _problem([node], node, name, options, environment)
+    if problem:
+        return None, error(section, f"{section}.target: {problem}", f"Change {name}.")
+    if not_covered := unverifiable(target):
+        return node, warning(
+            section,
+            f"the digest of {name} does not cover {', '.join(not_covered)}",
+            "A resume does not see changes there.",
+        )
+    return node, ok(section, f"{name} was given by value")
+
+
+def _definition(value: object) -> ast.stmt | None:
+    """Return the statement that defines a function or a class; None if its source is not known."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return node if _defines(node, getattr(value, "__name__", "")) else None
 
 
 def _one_sample_per_call(

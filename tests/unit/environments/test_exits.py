@@ -73,7 +73,7 @@ def test_an_error_of_the_block_passes_through_and_an_exit_becomes_one() -> None:
         pytest.raises(ExitRaised, match=r"raised test_exits.py:.* SystemExit: 7") as caught,
         exits_as_errors(),
     ):
-        sys.exit(7)
+        raise SystemExit(7)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - ours
 
 

@@ -42,7 +42,7 @@ def drive_with(
         return run(spec, signals)
 
     loaded = load_recipe(recipe, dry_run=True)
-    return drive(Runtime(execute, failures), loaded, folder / "run", dry_run=True)
+    return drive(Runtime(execute, failures), loaded, folder / "run", dry_run=True).code
 
 
 def finish(spec: RunSpec, signals: Signals) -> Summary:
@@ -153,7 +153,7 @@ def drive_with_start(folder: Path, *, stop_token: int, start: Callable[[], None]
         return finish(spec, signals)
 
     runtime = Runtime(execute, start=begin, stop=lambda: calls.append("stop"))
-    return [drive(runtime, load_recipe(recipe), folder / "run", dry_run=False), *calls]
+    return [drive(runtime, load_recipe(recipe), folder / "run", dry_run=False).code, *calls]
 
 
 def nothing() -> None:

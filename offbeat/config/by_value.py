@@ -1,0 +1,112 @@
+"""Objects that a program gives a run by value: a reward, an agent, an environment, a sampler.
+
+A recipe names such an object ``offbeat.by_value:NAME-DIGEST``, so a run directory says which code the
+run began with, and another function is another name. The bytes are never written to disk: they go
+from this process to its own children, over their sockets.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.config.value_digest import digest_value, is_installed
+
+_MODULE: Final = "offbeat.by_value"
+_SHOWN: Final = 12
+"""Hexadecimal digits of a digest in a name."""
+
+
+class PackedValue(msgspec.Struct, frozen=True):
+    """A value for another process. ``pickled`` is code: load it only from a parent process."""
+
+    target: str
+    pickled: bytes
+    paths: tuple[str, ...]  # where modules are found that the value names
+
+
+_given: Final[dict[str, Any]] = {}
+_unverifiable: Final[dict[str, tuple[str, ...]]] = {}
+
+
+def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
+    """Keep an object for runs of this process; return the ``module:name`` that names it."""
+    found = digest_value(value)
+    name = getattr(value, "__name__", type(value).__name__)
+    readable = "".join(each if each.isalnum() or each == "_" else "_" for each in name)
+    target = f"{_MODULE}:{readable}-{found.digest[:_SHOWN]}"
+    _given[target], _unverifiable[target] = value, found.unverifiable
+    return target
+
+
+def is_by_value(target: str) -> bool:
+    """Return whether a target names an object that was given by value."""
+    return target.partition(":")[0] == _MODULE
+
+
+def digest_in_name(target: str) -> str:
+    """Return the part of a target's name that is of its digest."""
+    return target.rpartition("-")[2]
+
+
+def given(target: str) -> Any:  # noqa: ANN401 -- the user's object
+    """Return the object of a target.
+
+    Raises:
+        KeyError: Nobody has given it to this process.
+    """
+    return _given[target]
+
+
+def is_given(target: str) -> bool:
+    """Return whether this process has the object of a target."""
+    return target in _given
+
+
+def unverifiable(target: str) -> tuple[str, ...]:
+    """Return what a target's digest does not cover, as ``name (type)``."""
+    return _unverifiable.get(target, ())
+
+
+def _cloudpickle() -> Any:  # noqa: ANN401 -- a module without types
+    # Only where an object is given by value. It has no types.
+    import cloudpickle  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
+
+    return cloudpickle
+
+
+def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
+    """Return the objects among the targets that were given by value, for a child process."""
+    wanted = [target for target in targets if target in _given]
+    if not wanted:
+        return ()
+    cloudpickle = _cloudpickle()
+
+    paths = tuple(each for each in sys.path if each)
+    return tuple(
+        PackedValue(target, _pickled(cloudpickle, _given[target]), paths) for target in wanted
+    )
+
+
+def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
+    """Pickle with the code of the user's module: a child may not import that of a script."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or is_installed(module):
+        return cloudpickle.dumps(value)
+    already = module.__name__ in cloudpickle.list_registry_pickle_by_value()
+    if not already:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(value)
+    finally:
+        if not already:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def unpack(values: Iterable[PackedValue]) -> None:
+    """Keep the objects that the parent of this process has packed."""
+    for each in values:
+        if each.target not in _given:
+            sys.path += [path for path in each.paths if path not in sys.path]
+            _given[each.target] = _cloudpickle().loads(each.pickled)

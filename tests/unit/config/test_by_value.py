@@ -1,0 +1,64 @@
+"""Code that is given by value has a name of its own, and reaches a child process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from offbeat.config.by_value import PackedValue, digest_in_name, give, is_by_value, pack
+from offbeat.config.user_code import TargetNotFound, load_target
+
+WEIGHT = 3
+
+
+def helper(response: str) -> int:
+    return WEIGHT * len(response)
+
+
+def reward(row: dict[str, int], response: str) -> float:
+    return float(row["bonus"] + helper(response))
+
+
+def test_a_target_names_the_function_and_its_code() -> None:
+    target = give(reward)
+    assert is_by_value(target) and ":reward-" in target
+    assert give(reward) == target
+    assert give(helper) != target
+    assert load_target(target, Path()) is reward
+
+
+def test_a_process_that_was_not_given_it_says_how_to_give_it() -> None:
+    missing = "offbeat.by_value:reward-000000000000"
+    with pytest.raises(TargetNotFound, match=r"give it again.*offbeat\.resume"):
+        load_target(missing, Path())
+    assert pack([missing, "rewards:exact"]) == ()
+
+
+def test_a_child_gets_the_code_of_a_module_that_it_cannot_import() -> None:
+    (packed,) = pack([give(reward)])
+    child = (
+        "import sys, msgspec\n"
+        "from pathlib import Path\n"
+        "from offbeat.config.by_value import PackedValue, unpack\n"
+        "from offbeat.config.user_code import load_target\n"
+        "packed = msgspec.json.decode(sys.stdin.buffer.read(), type=PackedValue)\n"
+        "unpack([packed])\n"
+        "print(load_target(packed.target, Path())({'bonus': 1}, 'four'))\n"
+    )
+    alone = PackedValue(packed.target, packed.pickled, paths=())
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", child],
+        input=msgspec.json.encode(alone),
+        capture_output=True,
+        check=True,
+        cwd="/",
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert answer.stdout == b"13.0\n"
+
+
+def test_the_digest_in_a_name_is_that_of_its_code() -> None:
+    target = give(reward)
+    assert digest_in_name(target) == target[-12:]
