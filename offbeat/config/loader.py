@@ -18,6 +18,7 @@ from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Leaf, Section
 
+_NO_RECIPE: Final = "arguments"
 _REMOVED: Final = {
     "sync.transport=gloo": "The gloo broadcast was removed. Set sync.transport to reshard, which also "
     "sends over TCP, or to object_store.",
@@ -30,14 +31,14 @@ class LoadedRecipe:
     """A configuration that can work, and where it came from. Paths in it are absolute."""
 
     config: RunConfig
-    recipe: Path  # as asked for
+    recipe: Path | None  # as asked for; None: there are only overrides
     sources: tuple[Path, ...]  # recipes read, what is extended first
     origins: Mapping[str, Location]  # of every key that was given; a key not in it has its default
     dropped: tuple[str, ...]  # inherited keys that another choice by name left behind
 
 
 def load_recipe(
-    path: Path | str, overrides: Sequence[str] = (), *, dry_run: bool = False
+    path: Path | str | None, overrides: Sequence[str] = (), *, dry_run: bool = False
 ) -> LoadedRecipe:
     """Read, merge and check everything; of the environment only the home directory is read.
 
@@ -46,18 +47,18 @@ def load_recipe(
     that names them, in an override to the working directory; ``~`` is the home directory.
 
     Args:
-        path: A YAML file.
+        path: A YAML file; None: the overrides are all.
         overrides: Settings laid over the recipe.
         dry_run: Whether backends and devices are going to be stubs, so that they need not exist.
 
     Raises:
         ConfigError: With every problem found. There is no partly usable result.
     """
-    recipe = Path(path)
+    recipe = None if path is None else Path(path)
     read = sources.read(recipe, overrides)
-    if not read.files:
+    if recipe is not None and not read.files:
         raise ConfigError(tuple(read.problems))
-    root = Section({}, Location(os.fspath(recipe)))
+    root = Section({}, Location(_NO_RECIPE if recipe is None else os.fspath(recipe)))
     for layer in read.layers:
         expand_short_forms(layer)
     dropped = [key for layer in read.layers for key in lay_over(root, layer)]

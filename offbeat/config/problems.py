@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offbeat.config.secrets import is_secret_key, without_secrets
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.text import printable
 
 _LONGEST_VALUE: Final = 60
@@ -57,7 +57,7 @@ class Problem:
         return shorten(without_secrets(self.value, named=is_secret_key(self.key)))
 
 
-class ConfigError(OffbeatError):
+class ConfigError(ShortInNotebooks, OffbeatError):
     """A recipe cannot be used. ``problems`` are all that were found, in reading order."""
 
     problems: tuple[Problem, ...]

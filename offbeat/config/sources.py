@@ -30,10 +30,14 @@ class Sources:
     complete: bool = True  # False: a recipe could not be read, so what is missing may be in there
 
 
-def read(recipe: Path, overrides: Sequence[str]) -> Sources:
-    """Read ``recipe``, what it extends, and the overrides. Problems are collected, not raised."""
+def read(recipe: Path | None, overrides: Sequence[str]) -> Sources:
+    """Read ``recipe``, if any, what it extends, and the overrides.
+
+    Problems are collected, not raised.
+    """
     sources = Sources()
-    _read_chain(recipe, sources)
+    if recipe is not None:
+        _read_chain(recipe, sources)
     _read_overrides(overrides, sources)
     return sources
 

@@ -53,6 +53,13 @@ class OffbeatError(Exception):
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
+class ShortInNotebooks:
+    """Mixin of errors whose text says all: a notebook shows it without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
 class FixableError(OffbeatError):
     """An error that the user can fix: what it is about, the problem, and the fix."""
 
