@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.telemetry.charts import bar, sparkline
+from offbeat.telemetry.notebook_panel import NotebookPanel
 from offbeat.telemetry.status_file import Status, StatusFile
 
 _BAR: Final = 30
@@ -35,19 +36,15 @@ class ProgressDisplay:
     ) -> None:
         self._file = file
         self._console, self._clock, self._plain_every_s = console, clock, plain_every_s
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True)
-            if console.is_terminal
-            else None
-        )
+        self._panel = _make_panel(console)
         self.phase = "starting"  # of the last status
         self._latest: Status | None = None
         self._shown: Status | None = None  # on the last line
         self._shown_at = clock()
 
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
+        if self._panel is not None:
+            self._panel.start()
         return self
 
     def __exit__(
@@ -56,26 +53,25 @@ class ProgressDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._panel is not None:
+            self._panel.stop()
 
     def update(self, status: Status) -> None:
         """Show the status, if it is due."""
         self.phase, self._latest = status.phase, status
         if self._file is not None:
             self._file.update(status)
-        if self._live is not None:
-            self._live.update(panel(status), refresh=True)
+        if self._panel is not None:
+            self._panel.show(status)
         elif self._is_due(status):
             self._print(line(status))
             self._shown = status
 
     def wait(self, waiting_for: str) -> None:
         """Show that the controller reports no status, and what the run waits for."""
-        if self._live is not None:
+        if self._panel is not None:
             if self._latest is not None:
-                shown = msgspec.structs.replace(self._latest, waiting_for=waiting_for)
-                self._live.update(panel(shown), refresh=True)
+                self._panel.show(msgspec.structs.replace(self._latest, waiting_for=waiting_for))
         elif self._is_time:
             self._print(f"{self.phase}: waiting for {waiting_for}")
 
@@ -93,6 +89,31 @@ class ProgressDisplay:
     @property
     def _is_time(self) -> bool:
         return self._clock() - self._shown_at >= self._plain_every_s
+
+
+def _make_panel(console: Console) -> "TerminalPanel | NotebookPanel | None":
+    """Return the panel of a terminal or a notebook; None where lines are printed."""
+    if console.quiet:
+        return None
+    if console.is_jupyter:
+        return NotebookPanel()
+    return TerminalPanel(console) if console.is_terminal else None
+
+
+class TerminalPanel:
+    """A few rows at the cursor, which disappear at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def show(self, status: Status) -> None:
+        self._live.update(panel(status), refresh=True)
 
 
 def line(status: Status) -> str:
