@@ -20,11 +20,19 @@ _MODULES: Final = {
     "Prompt": "offbeat.messages.groups",
     "Response": "offbeat.environments.protocol",
     "RolloutTask": "offbeat.messages.groups",
+    "Run": "offbeat.launch.run",
+    "RunInterrupted": "offbeat.launch.run",
+    "RunRefused": "offbeat.launch.run",
     "Sampler": "offbeat.sampler.policy",
     "SingleTurn": "offbeat.environments.protocol",
+    "TrainingFailed": "offbeat.launch.run",
     "load_recipe": "offbeat.config.loader",
+    "open_run": "offbeat.launch.run",
     "read_events": "offbeat.runs.past_run",
+    "resume": "offbeat.launch.program",
     "run_recipe": "offbeat.launch.launch",
+    "start": "offbeat.launch.program",
+    "train": "offbeat.launch.program",
 }
 """The module of each public name; ``__init__.pyi`` declares them to type checkers."""
 

@@ -9,6 +9,8 @@ from offbeat.environments.protocol import (
 )
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.launch.launch import run_recipe
+from offbeat.launch.program import resume, start, train
+from offbeat.launch.run import Run, RunInterrupted, RunRefused, TrainingFailed, open_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.runs.past_run import read_events
@@ -24,10 +26,18 @@ __all__ = [
     "Prompt",
     "Response",
     "RolloutTask",
+    "Run",
+    "RunInterrupted",
+    "RunRefused",
     "Sampler",
     "SingleTurn",
+    "TrainingFailed",
     "load_recipe",
+    "open_run",
     "read_events",
+    "resume",
     "run_recipe",
+    "start",
+    "train",
 ]
 __version__: str

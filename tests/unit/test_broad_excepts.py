@@ -83,6 +83,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "weight_sync/transports/group.py opened",
     ),
     PASSED_ON: (
+        "launch/run.py LiveRun._run",
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
         "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
@@ -93,6 +94,9 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
     ),
     USER_CODE: (
+        "config/value_digest.py _Walk.other_parts",  # a class that cannot be pickled is named
+        "environments/reward_child.py _function_of",  # modules that a function needs
+        "launch/checks/user_code.py _read_value",  # a function that cannot be pickled is named
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/failure_log.py _decoded",  # a tokenizer that comes with the model, as code
         "environments/episode_serving.py serve_episodes",

@@ -1,0 +1,218 @@
+"""Runs from Python: ``train``, ``start`` and ``resume`` are thin over recipes."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offbeat.config.keywords import overrides_of
+from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.config.problems import ConfigError
+from offbeat.config.user_code import check_starts_run
+from offbeat.launch.given_rows import prompt_path
+from offbeat.launch.launch import launch
+from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, ended_run
+from offbeat.runs.directory import CONFIG
+
+if TYPE_CHECKING:
+    from offbeat.launch.session import RunEnd, Session
+
+Function = Callable[..., Any] | str
+"""A function or class, by value or as ``module:name``."""
+
+Rewards = Function | Sequence[Function] | Mapping[str, Function]
+
+
+def train(
+    recipe: Path | str | None = None,
+    *,
+    model: os.PathLike[str] | str | Mapping[str, Any] | None = None,
+    prompts: Any = None,
+    eval_prompts: Any = None,
+    reward: Rewards | None = None,
+    agent: Function | None = None,
+    run_dir: Path | str | None = None,
+    dry_run: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a model, and return the run when it has ended.
+
+    A run of one rank and the embedded engine runs in this process, unless ``runtime`` or the variable
+    ``RAY_ADDRESS`` is set; any other run on Ray. It works in any thread, inside of a running event loop,
+    and for several runs in one process. Ctrl-C, or an interrupted cell, ends the run in order.
+
+    Args:
+        recipe: A YAML file that the other arguments are laid over.
+        model: Directory of the model, or the section ``model`` of a recipe.
+        prompts: A path, a path on the hub, a ``Dataset``, a ``DataFrame``, or a list of dicts with
+            ``prompt`` or ``messages``. Rows are written to a file beside the run's directory.
+        eval_prompts: The same for evaluations; ``eval={"interval": N}`` says how often.
+        reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
+            summed, with the weights of ``environment.rewards``.
+        agent: ``agent(task, client) -> float``, likewise.
+        run_dir: Directory of the run; None: the recipe's.
+        dry_run: Run the same code with a stub trainer and stub engines.
+        quiet: Print nothing.
+        settings: Keys of the recipe: whole sections as dicts, dotted keys, or the last part of a key
+            if there is only one of that name, as ``learning_rate``.
+
+    Raises:
+        ConfigError: The recipe cannot work; the error lists every problem.
+        BadRows: Prompts are no rows.
+        RunRefused: This machine, or an input, cannot run it; as ``offbeat check`` says.
+        TrainingFailed: The run ended with an error.
+        RunInterrupted: It was interrupted, and can go on: ``resume``.
+    """
+    given = _Given(model, prompts, eval_prompts, reward, agent, settings)
+    session = _session(quiet=quiet)
+    return ended_run(_prepared(recipe, run_dir, session, given, dry_run=dry_run)())
+
+
+def start(
+    recipe: Path | str | None = None,
+    *,
+    model: os.PathLike[str] | str | Mapping[str, Any] | None = None,
+    prompts: Any = None,
+    eval_prompts: Any = None,
+    reward: Rewards | None = None,
+    agent: Function | None = None,
+    run_dir: Path | str | None = None,
+    dry_run: bool = False,
+    **settings: Any,
+) -> LiveRun:
+    """Start a run as ``train`` does, in the background, and return it; it prints nothing.
+
+    Raises:
+        ConfigError, BadRows, RunRefused: As ``train``.
+    """
+    given = _Given(model, prompts, eval_prompts, reward, agent, settings)
+    session = _session(quiet=True)
+    return LiveRun(session, _prepared(recipe, run_dir, session, given, dry_run=dry_run))
+
+
+def resume(
+    run_dir: Path | str,
+    *,
+    reward: Rewards | None = None,
+    agent: Function | None = None,
+    changed_code: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Go on with a run that was interrupted, killed or has failed; return it when it has ended.
+
+    What was given by value has to be given again: it is compared with what the run began with.
+
+    Args:
+        run_dir: Directory of the run.
+        reward: As in ``train``.
+        agent: As in ``train``.
+        changed_code: Go on though reward, environment or sampler are other code.
+        quiet: Print nothing.
+        settings: Keys of the recipe to change, as ``steps``.
+
+    Raises:
+        NoRunInDirectory: There is no run in the directory.
+        ConfigError, RunRefused, TrainingFailed, RunInterrupted: As ``train``.
+    """
+    check_starts_run()
+    directory = Path(run_dir)
+    if not (directory / CONFIG).exists():
+        raise NoRunInDirectory(
+            str(directory), "it holds no run to resume", "Name what a run has written"
+        )
+    given = _Given(reward=reward, agent=agent, settings=settings)
+    loaded = load_recipe(directory / CONFIG, overrides_of(given.in_recipe(directory)))
+    session = _session(quiet=quiet)
+    return ended_run(
+        launch(
+            loaded,
+            run_dir=None,
+            dry_run=False,
+            resume=directory,
+            changed_code=changed_code,
+            session=session,
+        )
+    )
+
+
+class _Given(NamedTuple):
+    """Arguments of a run; see ``train``."""
+
+    model: os.PathLike[str] | str | Mapping[str, Any] | None = None
+    prompts: Any = None
+    eval_prompts: Any = None
+    reward: Rewards | None = None
+    agent: Function | None = None
+    settings: Mapping[str, Any] = {}
+
+    def in_recipe(self, folder: Path) -> dict[str, Any]:
+        """Return them as keys of a recipe; rows are written into ``folder``."""
+        keys = dict[str, Any]()
+        if self.model is not None:
+            keys["model" if isinstance(self.model, Mapping) else "model.path"] = self.model
+        if self.prompts is not None:
+            keys["data.path"] = prompt_path(self.prompts, folder)
+        if self.eval_prompts is not None:
+            keys["eval.path"] = prompt_path(self.eval_prompts, folder)
+        if self.reward is not None:
+            keys |= {"environment.name": "function", **_targets(self.reward)}
+        if self.agent is not None:
+            keys |= {"environment.name": "agent", "environment.target": self.agent}
+        return {**keys, **self.settings}
+
+
+def _targets(reward: Rewards) -> dict[str, Any]:
+    """Return the key of one function, or of several by name."""
+    if isinstance(reward, str) or callable(reward):
+        return {"environment.target": reward}
+    if not isinstance(reward, Mapping):
+        reward = {_name_of(each): each for each in reward}
+    return {"environment.rewards": {name: {"target": each} for name, each in reward.items()}}
+
+
+def _name_of(function: Function) -> str:
+    named = function.rpartition(":")[2] if isinstance(function, str) else function.__name__
+    return named.strip("<>")
+
+
+def _session(*, quiet: bool) -> "Session":
+    from rich.console import Console  # slow to import
+
+    from offbeat.launch.session import Session  # as above
+
+    return Session(Console(quiet=True), Console(quiet=True)) if quiet else Session()
+
+
+def _prepared(
+    recipe: Path | str | None,
+    run_dir: Path | str | None,
+    session: "Session",
+    given: _Given,
+    *,
+    dry_run: bool,
+) -> Callable[[], "RunEnd"]:
+    """Return the call that executes the run."""
+    check_starts_run()
+    directory = None if run_dir is None else Path(run_dir)
+    folder = Path("runs") if directory is None else directory.absolute().parent
+    loaded = _loaded(recipe, given.in_recipe(folder), dry_run=dry_run)
+    return partial(launch, loaded, run_dir=directory, dry_run=dry_run, session=session)
+
+
+def _loaded(
+    recipe: Path | str | None, settings: Mapping[str, Any], *, dry_run: bool
+) -> LoadedRecipe:
+    """Load the recipe; choose the runtime of one process if nobody has chosen and it fits."""
+    overrides = overrides_of(settings)
+    as_given = partial(load_recipe, recipe, dry_run=dry_run)
+    if os.environ.get("RAY_ADDRESS"):
+        return as_given(overrides)
+    try:
+        local = as_given(["runtime=local", *overrides])
+    except ConfigError:
+        return as_given(overrides)
+    loaded = as_given(overrides)
+    return loaded if "runtime.backend" in loaded.origins else local

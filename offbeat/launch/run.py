@@ -1,0 +1,312 @@
+"""A run as an object of Python: what it has written, and while it goes on, its end."""
+
+import os
+import threading
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from offbeat.config.run import RunConfig
+from offbeat.config.secrets import of_environment, without_secrets
+from offbeat.config.yaml_text import RecipeDumper
+from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
+from offbeat.runs import results
+from offbeat.runs.directory import CONFIG
+from offbeat.runs.nearby_runs import what_to_name
+from offbeat.runs.why import GroupHistory, why
+
+if TYPE_CHECKING:
+    from offbeat.launch.session import RunEnd, Session
+
+Row = results.Row
+
+
+class NoRunInDirectory(ShortInNotebooks, FixableError):
+    """A directory holds no run."""
+
+    form = "{}: {}. {}"
+
+
+class NothingExported(ShortInNotebooks, FixableError):
+    """A run has written no model yet."""
+
+    form = "{}: {}. {}"
+
+
+class RunRefused(ShortInNotebooks, OffbeatError):
+    """A run does not begin; ``problems`` are all that were found."""
+
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class TrainingFailed(ShortInNotebooks, OffbeatError):
+    """A run ended with an error. ``run`` holds what it has written."""
+
+    error: str
+    run_dir: str
+
+    def __str__(self) -> str:
+        return f"{self.error}\nlogs: {self.run_dir}/logs; go on: offbeat.resume({self.run_dir!r})"
+
+    @property
+    def run(self) -> "Run":
+        return open_run(self.run_dir)
+
+
+class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
+    """A run was interrupted; it ended in order and can go on."""
+
+    def __init__(self, run_dir: str) -> None:
+        super().__init__(run_dir)
+        self.run_dir = run_dir
+
+    def __str__(self) -> str:
+        return f"the run ended in order; go on: offbeat.resume({self.run_dir!r})"
+
+    @property
+    def run(self) -> "Run":
+        return open_run(self.run_dir)
+
+
+class Report(NamedTuple):
+    """The page of a run."""
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own."""
+        page = escape(self.path.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:0"></iframe>'
+
+
+class Run:
+    """Results of a run, read from its directory; the run may be live, ended or somebody else's."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read nothing yet."""
+        self.directory = directory
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
+    @property
+    def config(self) -> RunConfig:
+        """The recipe, defaults filled in."""
+        return results.read_config(self.directory)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``; empty while the run goes on."""
+        path = self.directory / "summary.json"
+        return yaml.safe_load(path.read_bytes()) if path.exists() else {}
+
+    def metrics(self) -> Any:
+        """Return one row per step: ``step``, ``version``, ``time_s`` and a column per metric.
+
+        A ``DataFrame``; a list of dicts where pandas is not installed.
+        """
+        return _table(results.metric_rows(self.directory))
+
+    def evaluations(self) -> Any:
+        """Return one row per evaluation; ``version`` is the one that was scored."""
+        return _table(results.evaluation_rows(self.directory))
+
+    def failures(self) -> Any:
+        """Return one row per failed sample or group that the run has kept."""
+        return _table(results.failure_rows(self.directory))
+
+    def samples(self, step: int | None = None) -> Any:
+        """Return one row per sample that a step has trained, by default the last step.
+
+        Columns: ``prompt``, ``response``, ``reward``, ``advantage``, ``group``, ``sample``, ``tokens``,
+        ``finish_reason``, ``oldest_version`` and ``newest_version``. The log of rollouts is some seconds
+        behind a live run: until then texts are None.
+
+        Raises:
+            NoSuchStep: The step was not trained.
+        """
+        return _table(results.sample_rows(self.directory, step))
+
+    def why(self, group: int | str) -> GroupHistory:
+        """Return the history of a group, as ``offbeat why`` does."""
+        return why(self.directory, str(group))
+
+    def report(self, path: Path | str | None = None) -> "Report":
+        """Write the page of ``offbeat report`` and return it; a notebook shows it inline.
+
+        ``path`` is ``report.html`` in the run's directory by default.
+        """
+        from offbeat.runs.report.document import write_report  # slow to import
+
+        return Report(write_report([self.directory], None if path is None else Path(path)).path)
+
+    def plot(self, *names: str, axes: Any = None) -> Any:
+        """Draw metrics by step; evaluations are drawn as points. Return the ``Axes``.
+
+        Args:
+            names: Metrics, as in ``metrics``; the reward by default.
+            axes: Where to draw; None: a new figure.
+
+        Raises:
+            KeyError: There is no metric of a name.
+        """
+        from matplotlib import pyplot as plt  # optional
+
+        axes = plt.subplots()[1] if axes is None else axes
+        steps = results.metric_rows(self.directory)
+        scored = results.evaluation_rows(self.directory)
+        for name in names or ("train/reward",):
+            rows = scored if name.startswith("eval/") else steps
+            points = [(row["version"], row[name]) for row in rows if name in row]
+            if not points:
+                known = sorted({key for row in rows for key in row})
+                raise KeyError(f"no metric {name!r} in {self.directory}; there are {known}")
+            axes.plot(*zip(*points, strict=True), "o-" if rows is scored else "-", label=name)
+        axes.set_xlabel("step")
+        axes.legend()
+        return axes
+
+    @property
+    def model_path(self) -> Path:
+        """Directory of the newest exported model, in the format of transformers.
+
+        Raises:
+            NothingExported: There is none.
+        """
+        exported = sorted(
+            (self.directory / "checkpoints").glob("step_*/config.json"),
+            key=lambda path: int(path.parent.name.removeprefix("step_")),
+        )
+        if not exported:
+            fix = "Set checkpoint.interval, and wait for the first one"
+            raise NothingExported(str(self.directory), "it has no exported model", fix)
+        return exported[-1].parent
+
+    def load(self, **options: Any) -> tuple[Any, Any]:
+        """Load the newest exported model; return it and its tokenizer.
+
+        ``options`` are those of ``from_pretrained``.
+
+        Raises:
+            NothingExported: There is none.
+        """
+        from transformers import (  # imports torch
+            AutoModelForCausalLM,
+            AutoTokenizer,
+        )
+
+        model: Any = AutoModelForCausalLM
+        tokenizer: Any = AutoTokenizer
+        path = self.model_path
+        return model.from_pretrained(path, **options), tokenizer.from_pretrained(path)
+
+    def save_recipe(self, path: Path | str) -> None:
+        """Write what differs from the defaults as a recipe; ``offbeat train`` reads it."""
+        config = self.config
+        values = without_secrets(
+            config.model_dump(exclude_defaults=True), of_environment(os.environ)
+        )
+        text = yaml.dump(values, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True)
+        Path(path).write_text(text, encoding="utf-8")
+
+
+class LiveRun(Run):
+    """A run that goes on in the background of this process."""
+
+    def __init__(self, session: "Session", execute: Callable[[], "RunEnd"]) -> None:
+        """Start it, and return when it has a directory.
+
+        Raises:
+            RunRefused: It does not begin.
+        """
+        self._session = session
+        self._end: RunEnd | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(execute,), name="offbeat-run")
+        self._thread.start()
+        session.opened.wait()
+        directory = session.directory
+        super().__init__(self._ended().directory if directory is None else directory)
+
+    def _run(self, execute: Callable[[], "RunEnd"]) -> None:
+        try:
+            self._end = execute()
+        except BaseException as error:  # noqa: BLE001 -- not handled here: ``wait`` raises it
+            self._end = error
+        finally:
+            self._session.opened.set()
+
+    def _ended(self) -> Run:
+        """Wait for the end, and return the run."""
+        self._thread.join()
+        if isinstance(self._end, BaseException):
+            raise self._end
+        return ended_run(self._end, is_asked=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the run goes on."""
+        return self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Wait for the end of the run and return it.
+
+        Raises:
+            TrainingFailed: It ended with an error.
+            TimeoutError: It goes on after ``timeout_s``.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the run in {self.directory} goes on after {timeout_s:g} s")
+        return self._ended()
+
+    def stop(self) -> None:
+        """Ask for the end of the run: it writes a checkpoint, and can go on. Returns at once."""
+        self._session.signals.stop()
+
+
+def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
+    """Return a run that has ended.
+
+    ``is_asked``: an end that ``stop`` asked for is no interruption.
+
+    Raises:
+        RunRefused: It did not begin.
+        TrainingFailed: It ended with an error.
+        RunInterrupted: It was interrupted, and has ended in order.
+        KeyboardInterrupt: It was interrupted before it began.
+    """
+    if end is not None and end.problems:
+        raise RunRefused(end.problems)
+    if end is None or end.directory is None or end.summary is None:
+        raise KeyboardInterrupt("before the run began")
+    if end.summary.outcome == "failed":
+        raise TrainingFailed(end.summary.error or "", str(end.directory))
+    if end.summary.outcome == "aborted" and not is_asked:
+        raise RunInterrupted(str(end.directory))
+    return Run(end.directory)
+
+
+def open_run(run_dir: Path | str) -> Run:
+    """Return the run of a directory, live or ended, for its results.
+
+    Raises:
+        NoRunInDirectory: It holds none.
+    """
+    directory = Path(run_dir).absolute()
+    if not (directory / CONFIG).exists():
+        raise NoRunInDirectory(str(directory), "it holds no run", what_to_name(directory))
+    return Run(directory)
+
+
+def _table(rows: list[Row]) -> Any:
+    try:
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs] -- optional
+    except ImportError:
+        return rows
+    return pd.DataFrame(rows)

@@ -1,0 +1,148 @@
+"""Results of a run as rows: metrics, evaluations, failures and the samples of a step."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from offbeat.algorithms.advantages import estimator
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Receipt
+from offbeat.run_files.files import FAILURES
+from offbeat.runs.directory import CONFIG
+from offbeat.runs.past_run import read_events
+from offbeat.runs.report.examples import BranchesBySample, logged_rows, prompt_of, token_text
+from offbeat.runs.report.metrics_file import ValidRecords, decoded, whole_lines
+from offbeat.telemetry.records import MetricRecord
+
+METRICS = "metrics.jsonl"
+Row = dict[str, Any]
+
+
+class NoSuchStep(OffbeatError):
+    """A step whose samples were asked for was not trained, or a rewind has undone it."""
+
+    step: int
+    trained: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} was not trained: the run has trained {self.trained} steps"
+
+
+def read_config(run_dir: Path) -> RunConfig:
+    """Return the recipe of a run."""
+    return RunConfig.model_validate(yaml.safe_load((run_dir / CONFIG).read_bytes()))
+
+
+def metric_rows(run_dir: Path) -> list[Row]:
+    """Return the metrics of each step that stands, by step: ``step``, ``version``, ``time_s``, names."""
+    records, valid = _records(run_dir)
+    return [_row(records[place]) for _, place in sorted(valid.steps.items())]
+
+
+def evaluation_rows(run_dir: Path) -> list[Row]:
+    """Return the metrics of each evaluation that stands, by the version that was scored."""
+    records, valid = _records(run_dir)
+    return [_row(records[place]) for _, place in sorted(valid.evaluations.items())]
+
+
+def failure_rows(run_dir: Path) -> list[Row]:
+    """Return the failed samples and groups that the run has kept, oldest first."""
+    path = run_dir / FAILURES
+    return [json.loads(line) for _, line in whole_lines(path)] if path.exists() else []
+
+
+def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
+    """Return the samples that a step has trained, the last one by default; one row per sample.
+
+    ``prompt``, ``response`` with its end token, ``reward`` (None: masked), ``advantage``, ``group``,
+    ``sample``, ``tokens``, ``finish_reason``, ``oldest_version``, ``newest_version``. Texts are None where
+    rollouts were not logged, or are not on disk yet.
+
+    Raises:
+        NoSuchStep: The step was not trained.
+        NotARun: The directory contains no journal.
+    """
+    applied = _applied_step(run_dir, step)
+    config = read_config(run_dir)
+    wanted = set(zip(applied.prompt_indices, applied.attempts, strict=True))
+    receipts = {
+        (each.prompt_index, each.attempt): each
+        for each in _receipts(read_events(run_dir))
+        if (each.prompt_index, each.attempt) in wanted
+    }
+    logged, _ = logged_rows(run_dir, applied.prompt_indices)
+    text = token_text(run_dir, config.model.path)
+    advantages_of = estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k)
+    rows = list[Row]()
+    for key in sorted(receipts):
+        receipt, branches = receipts[key], logged.get(key, {})
+        advantages = advantages_of(receipt.rewards, receipt.valid)
+        prompt = prompt_of(branches, text)
+        rows += (
+            _sample(receipt, sample, advantages[sample], prompt, branches, text.of)
+            for sample in range(receipt.samples)
+        )
+    return rows
+
+
+def _sample(
+    receipt: Receipt,
+    sample: int,
+    advantage: float,
+    prompt: str | None,
+    branches: BranchesBySample,
+    decode: Callable[[Sequence[int]], str],
+) -> Row:
+    logged = branches.get(sample)
+    versions = [version for version, _ in receipt.version_spans[sample]]
+    return {
+        "prompt": prompt,
+        "response": None if logged is None else decode(logged[0]["response_ids"] or ()),
+        "reward": receipt.rewards[sample] if receipt.valid[sample] else None,
+        "advantage": advantage,
+        "group": receipt.prompt_index,
+        "sample": sample,
+        "tokens": receipt.response_tokens[sample],
+        "finish_reason": str(receipt.finish_reasons[sample]),
+        "oldest_version": min(versions),
+        "newest_version": max(versions),
+    }
+
+
+def _records(run_dir: Path) -> tuple[list[MetricRecord], ValidRecords]:
+    records, valid = list[MetricRecord](), ValidRecords()
+    path = run_dir / METRICS
+    for _, line in whole_lines(path) if path.exists() else ():
+        if (record := decoded(line)) is not None:
+            valid.take(record, len(records))
+            records.append(record)
+    return records, valid
+
+
+def _row(record: MetricRecord) -> Row:
+    head = {"step": record.step, "version": record.version, "time_s": record.time_s}
+    return head | dict(record.metrics)
+
+
+def _applied_step(run_dir: Path, step: int | None) -> StepApplied:
+    """Return the step that stands: a rewind undoes steps, which are applied again later."""
+    steps = dict[int, StepApplied]()
+    for event in read_events(run_dir):
+        if isinstance(event, StepApplied):
+            steps[event.step] = event
+        elif isinstance(event, Rewound):
+            steps = {n: each for n, each in steps.items() if each.version <= event.to_version}
+    newest = max(steps, default=0)
+    found = steps.get(newest if step is None else step)
+    if found is None:
+        raise NoSuchStep(newest if step is None else step, newest)
+    return found
+
+
+def _receipts(events: Iterator[AnyEvent]) -> Iterator[Receipt]:
+    yield from (event.receipt for event in events if isinstance(event, Committed))

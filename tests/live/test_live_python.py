@@ -1,0 +1,198 @@
+"""Runs that are started from Python: rewards by value, results, resume, threads and a notebook."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import offbeat
+from offbeat.runs.results import NoSuchStep
+
+ROOT: Final = Path(__file__).parents[2]
+ROWS: Final = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(9) for b in range(9)]
+BONUS = 1.0
+
+
+def reward(row: Mapping[str, Any], response: str) -> float:
+    return BONUS * (response.removesuffix("<eos>") == str(row["answer"]))
+
+
+def settings(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": ROOT / "models" / "tiny-addition",
+        "prompts": ROWS,
+        "reward": reward,
+        "run_dir": folder / "run",
+        "groups_per_step": 4,
+        "samples_per_group": 4,
+        "max_new_tokens": 4,
+        "wandb": {"mode": "disabled"},
+        "steps": 3,
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> offbeat.Run:
+    return offbeat.train(quiet=True, **settings(tmp_path_factory.mktemp("python")))
+
+
+def test_a_run_of_rows_and_a_function_trains_in_this_process(run: offbeat.Run) -> None:
+    assert run.summary["outcome"] == "finished"
+    assert run.config.runtime.backend == "local"
+    assert list(run.metrics()["step"]) == [1, 2, 3]
+
+
+def test_the_samples_of_a_step_are_rewarded_as_the_function_says(run: offbeat.Run) -> None:
+    samples = run.samples(2)
+    assert len(samples) == 16
+    answers = {row["prompt"]: row for row in ROWS}
+    for sample in samples.to_dict("records"):
+        assert sample["reward"] == reward(answers[sample["prompt"]], sample["response"])
+    assert samples.groupby("group")["advantage"].sum().abs().max() < 1e-6
+    mean = run.metrics().set_index("step")["train/reward"][2]
+    assert samples["reward"].mean() == pytest.approx(mean)
+    with pytest.raises(NoSuchStep, match="step 4 was not trained: the run has trained 3 steps"):
+        run.samples(4)
+
+
+def test_its_model_loads_and_its_directory_opens_again(run: offbeat.Run) -> None:
+    model, tokenizer = run.load()
+    assert model.num_parameters() > 0
+    assert tokenizer.decode(tokenizer.encode("1+2=", add_special_tokens=False)) == "1+2="
+    again = offbeat.open_run(run.directory)
+    assert again.samples().equals(run.samples())
+    assert len(again.failures()) == len(again.evaluations()) == 0
+
+
+def test_its_recipe_trains_once_the_function_has_a_name(run: offbeat.Run, tmp_path: Path) -> None:
+    run.save_recipe(tmp_path / "mine.yaml")
+    assert offbeat.load_recipe(tmp_path / "mine.yaml").config.samples_per_group == 4
+
+
+def test_a_resume_needs_the_same_code(run: offbeat.Run) -> None:
+    with pytest.raises(offbeat.RunRefused, match="leads to other source code"):
+        offbeat.resume(run.directory, reward=lambda row, response: 0.0, steps=4, quiet=True)
+    further = offbeat.resume(run.directory, reward=reward, steps=4, quiet=True)
+    assert further.summary["steps"] == 4
+
+
+def test_a_function_that_raises_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    def typo(row: Mapping[str, Any], response: str) -> float:
+        return float(row["anwser"] == response)
+
+    with pytest.raises(offbeat.TrainingFailed, match=r"in typo: KeyError: 'anwser'") as failed:
+        offbeat.train(quiet=True, **settings(tmp_path, reward=typo))
+    assert "Traceback" in failed.value.run.failures()["traceback"][0]
+
+
+def test_a_function_of_the_wrong_form_is_refused_before_the_run(tmp_path: Path) -> None:
+    def of_a_batch(completions: list[str]) -> list[float]:
+        return [0.0 for _ in completions]
+
+    with pytest.raises(offbeat.RunRefused, match="of_a_batch"):
+        offbeat.train(quiet=True, **settings(tmp_path, reward=of_a_batch))
+    assert not (tmp_path / "run").exists()
+
+
+def short(row: Mapping[str, Any], response: str) -> float:
+    return len(row["prompt"]) / 100 - len(response) / 100
+
+
+def test_several_functions_are_summed(tmp_path: Path) -> None:
+    run = offbeat.train(quiet=True, **settings(tmp_path, reward=[reward, short], steps=1))
+    answers = {row["prompt"]: row for row in ROWS}
+    for sample in run.samples().to_dict("records"):
+        row, response = answers[sample["prompt"]], sample["response"].removesuffix("<eos>")
+        assert sample["reward"] == pytest.approx(reward(row, response) + short(row, response))
+
+
+def test_a_dry_run_needs_neither_model_nor_engine(tmp_path: Path) -> None:
+    run = offbeat.train(quiet=True, dry_run=True, **settings(tmp_path, model="nowhere"))
+    assert run.summary["outcome"] == "finished"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_function_by_value_reaches_the_workers_on_ray(tmp_path: Path) -> None:
+    run = offbeat.train(quiet=True, runtime="ray", **settings(tmp_path, steps=1))
+    assert run.config.runtime.backend == "ray"
+    answers = {row["prompt"]: row for row in ROWS}
+    for sample in run.samples().to_dict("records"):
+        assert sample["reward"] == reward(answers[sample["prompt"]], sample["response"])
+
+
+def test_runs_start_inside_of_an_event_loop_and_in_a_thread(tmp_path: Path) -> None:
+    async def main() -> offbeat.Run:
+        return offbeat.train(quiet=True, **settings(tmp_path / "loop", steps=1))
+
+    assert asyncio.run(main()).summary["steps"] == 1
+    ended = list[offbeat.Run]()
+
+    def in_thread() -> None:
+        ended.append(offbeat.train(quiet=True, **settings(tmp_path / "thread", steps=1)))
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert ended[0].summary["steps"] == 1
+
+
+def test_a_run_in_the_background_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    live = offbeat.start(**settings(tmp_path, steps=100_000))
+    assert live.is_alive
+    with pytest.raises(TimeoutError, match=r"goes on after 0\.1 s"):
+        live.wait(0.1)
+    live.stop()
+    stopped = live.wait()
+    steps = stopped.summary["steps"]
+    assert stopped.summary["outcome"] == "aborted" and not live.is_alive
+    assert offbeat.resume(tmp_path / "run", steps=steps + 1, quiet=True).summary["steps"] > steps
+
+
+def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            watching.wait(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watching = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(offbeat.RunInterrupted, match="ended in order") as interrupted:
+        offbeat.train(quiet=True, **settings(tmp_path, steps=100_000))
+    thread.join()
+    assert interrupted.value.run.summary["outcome"] == "aborted"
+
+
+@pytest.mark.timeout(600)  # it may share two cores with another suite
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "examples").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", 4)
+    client = NotebookClient(
+        notebook, timeout=550, resources={"metadata": {"path": str(tmp_path / "examples")}}
+    )
+    client.execute()
+    pages = [
+        output["data"]["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "text/html" in output.get("data", {})
+    ]
+    assert any("<progress" in page and "<polyline" in page for page in pages), "the live panel"
+    assert any("<iframe" in page for page in pages), "the report"
+    learned = offbeat.open_run(tmp_path / "examples" / "runs" / "run").metrics()["train/reward"]
+    assert learned.tail(20).mean() > learned.head(20).mean() + 0.2
