@@ -28,6 +28,7 @@ _MODULES: Final = {
     "TrainingFailed": "offbeat.launch.run",
     "load_recipe": "offbeat.config.loader",
     "open_run": "offbeat.launch.run",
+    "preview": "offbeat.launch.program",
     "read_events": "offbeat.runs.past_run",
     "resume": "offbeat.launch.program",
     "run_recipe": "offbeat.launch.launch",

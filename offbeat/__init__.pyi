@@ -9,7 +9,7 @@ from offbeat.environments.protocol import (
 )
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.launch.launch import run_recipe
-from offbeat.launch.program import resume, start, train
+from offbeat.launch.program import preview, resume, start, train
 from offbeat.launch.run import Run, RunInterrupted, RunRefused, TrainingFailed, open_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -34,6 +34,7 @@ __all__ = [
     "TrainingFailed",
     "load_recipe",
     "open_run",
+    "preview",
     "read_events",
     "resume",
     "run_recipe",

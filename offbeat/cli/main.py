@@ -163,6 +163,31 @@ def _launch(
     )
 
 
+@app.command(cls=RecipeCommand)
+def preview(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts to sample.")] = 16,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each.")] = 4,
+    local: LocalOption = False,
+) -> None:
+    """Show prompts as the model reads them, its answers and their rewards, before training."""
+    from offbeat.cli.recipes import read_or_exit
+    from offbeat.launch.evaluate import NothingToEvaluate
+    from offbeat.launch.preview import PreviewFailed, preview_of
+    from offbeat.launch.run import RunRefused
+
+    loaded = read_or_exit(recipe, _with_local(overrides, local=local))
+    try:
+        shown = preview_of(loaded, prompts=prompts, samples=samples)
+    except (NothingToEvaluate, RunRefused) as error:
+        refuse(error)
+    except PreviewFailed as error:
+        typer.echo(printable_lines(str(error)), err=True)
+        raise typer.Exit(FAILED) from None
+    typer.echo(printable_lines(shown.to_text()), nl=False)
+
+
 @app.command("eval", cls=RecipeCommand)
 def evaluate(
     what: Annotated[

@@ -318,5 +318,6 @@ def _samples(
                 turns=receipt.turns[sample] if receipt.turns else 1,
                 response=receipt.texts[sample] if receipt.texts else None,
                 prompt=prompt,
+                environment_s=receipt.reward_s,
                 previews=() if sample else receipt.previews,
             )

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.config.keywords import overrides_of
@@ -16,6 +17,7 @@ from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, ended_run
 from offbeat.runs.directory import CONFIG
 
 if TYPE_CHECKING:
+    from offbeat.launch.preview import Preview
     from offbeat.launch.session import RunEnd, Session
 
 Function = Callable[..., Any] | str
@@ -90,6 +92,32 @@ def start(
     given = _Given(model, prompts, eval_prompts, reward, agent, settings)
     session = _session(quiet=True)
     return LiveRun(session, _prepared(recipe, run_dir, session, given, dry_run=dry_run))
+
+
+def preview(
+    recipe: Path | str | None = None,
+    *,
+    model: os.PathLike[str] | str | Mapping[str, Any] | None = None,
+    prompts: Any = None,
+    reward: Rewards | None = None,
+    agent: Function | None = None,
+    **settings: Any,
+) -> "Preview":
+    """Sample the first prompts of a run and reward them, before it trains.
+
+    It shows prompts as the model reads them, answers with their rewards, and the share of groups
+    without signal. Arguments as in ``train``.
+
+    Raises:
+        ConfigError, BadRows, RunRefused: As ``train``.
+        PreviewFailed: It ended with an error.
+    """
+    from offbeat.launch.preview import preview_of  # slow to import
+
+    check_starts_run()
+    given = _Given(model, prompts, None, reward, agent, {"steps": 1, **settings})
+    with TemporaryDirectory(prefix="offbeat-preview-") as folder:
+        return preview_of(_loaded(recipe, given.in_recipe(Path(folder)), dry_run=False))
 
 
 def resume(
@@ -179,11 +207,9 @@ def _name_of(function: Function) -> str:
 
 
 def _session(*, quiet: bool) -> "Session":
-    from rich.console import Console  # slow to import
+    from offbeat.launch.session import Session  # slow to import
 
-    from offbeat.launch.session import Session  # as above
-
-    return Session(Console(quiet=True), Console(quiet=True)) if quiet else Session()
+    return Session.silent() if quiet else Session()
 
 
 def _prepared(

@@ -19,6 +19,7 @@ from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.why import GroupHistory, why
 
 if TYPE_CHECKING:
+    from offbeat.launch.preview import Preview
     from offbeat.launch.session import RunEnd, Session
 
 Row = results.Row
@@ -145,6 +146,22 @@ class Run:
         from offbeat.runs.report.document import write_report  # slow to import
 
         return Report(write_report([self.directory], None if path is None else Path(path)).path)
+
+    def preview(self) -> "Preview":
+        """Sample and reward the first prompts with the newest exported model, else the initial one.
+
+        Raises:
+            PreviewFailed: It ended with an error.
+            RunRefused: This machine, or an input, cannot run it.
+        """
+        from offbeat.config.loader import load_recipe
+        from offbeat.launch.preview import preview_of
+
+        try:
+            overrides = [f"model.path={self.model_path}", "model.weights=null"]
+        except NothingExported:
+            overrides = []
+        return preview_of(load_recipe(self.directory / CONFIG, overrides))
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Draw metrics by step; evaluations are drawn as points. Return the ``Axes``.

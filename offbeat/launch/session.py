@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import msgspec
 import structlog
@@ -170,6 +170,11 @@ class Session:
         self.directory: Path | None = None
         self.opened = threading.Event()
         """Set when the run has a directory, or ends without one, for a thread that waits for it."""
+
+    @classmethod
+    def silent(cls) -> Self:
+        """Return a session that prints nothing."""
+        return cls(Console(quiet=True), Console(quiet=True))
 
     def refuse(self, *problems: object) -> RunEnd:
         """Print why the run does not begin, and return that."""

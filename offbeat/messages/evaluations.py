@@ -24,6 +24,9 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: str | None = None  # row of the set as JSON, bounded; None: an older file
     # Of the first sample of a prompt: small copies of its first media, as the model reads them
     previews: tuple[Thumbnail, ...] = ()
+    environment_s: float | None = (
+        None  # of the group, in environment and reward; None: an older file
+    )
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class EvaluationFiles:
             }
             for sample in evaluated.samples
         ]
-        kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+        kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), float | None: pa.float64()}
         fields = {"due": pa.int64(), "version": pa.int64()} | {
             field.name: kinds.get(field.type, pa.string())
             for field in msgspec.structs.fields(ScoredSample)

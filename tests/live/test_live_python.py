@@ -72,6 +72,10 @@ def test_its_model_loads_and_its_directory_opens_again(run: offbeat.Run) -> None
     assert len(again.failures()) == len(again.evaluations()) == 0
 
 
+def test_it_shows_what_its_model_answers_now(run: offbeat.Run) -> None:
+    assert len(run.preview().prompts) == 16
+
+
 def test_its_recipe_trains_once_the_function_has_a_name(run: offbeat.Run, tmp_path: Path) -> None:
     run.save_recipe(tmp_path / "mine.yaml")
     assert offbeat.load_recipe(tmp_path / "mine.yaml").config.samples_per_group == 4

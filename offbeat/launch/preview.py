@@ -1,0 +1,216 @@
+"""Preview of a recipe before it trains: what the model reads, answers and is rewarded for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from offbeat.config.loader import LoadedRecipe
+from offbeat.config.mixture import environment_views
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import make_environment, make_prompts
+from offbeat.environments.tokenizer import load_tokenizer
+from offbeat.launch.dry_run import changed
+from offbeat.launch.evaluate import check_can_evaluate
+from offbeat.launch.launch import launch
+from offbeat.launch.process_environment import set_environment
+from offbeat.launch.run import RunRefused
+from offbeat.launch.session import RunEnd, Session
+from offbeat.messages.evaluations import ScoredSample
+from offbeat.messages.failures import OffbeatError, ShortInNotebooks
+from offbeat.messages.text import cut
+from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
+
+PROMPTS: Final = 16
+SAMPLES: Final = 4
+_SHOWN: Final = 3
+_CHARACTERS: Final = 1200  # of a prompt or a response
+_FEW_SIGNALS: Final = 0.25
+_NO_FILE: Final[Mapping[str, Any]] = {"path": None, "columns": {}}
+
+
+class PreviewFailed(ShortInNotebooks, OffbeatError):
+    """A preview ended with an error."""
+
+    error: str
+
+    def __str__(self) -> str:
+        return self.error
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedPrompt:
+    """A prompt, and what the model has answered."""
+
+    text: str  # as the model reads it, special tokens included; the row where no text is known
+    samples: tuple[ScoredSample, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Return the rewards of the valid samples."""
+        return tuple(each.reward for each in self.samples if each.is_valid)
+
+    @property
+    def has_signal(self) -> bool:
+        """Return whether the rewards differ: otherwise all advantages of the group are 0."""
+        return len(set(self.rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Result of a preview."""
+
+    prompts: tuple[PreviewedPrompt, ...]
+
+    @property
+    def reward(self) -> float | None:
+        """Return the mean reward; None if every sample has failed."""
+        rewards = [reward for each in self.prompts for reward in each.rewards]
+        return fmean(rewards) if rewards else None
+
+    @property
+    def reward_s(self) -> float:
+        """Return the seconds in environment and reward, mean over groups."""
+        return fmean(each.samples[0].environment_s or 0.0 for each in self.prompts)
+
+    @property
+    def without_signal(self) -> float:
+        """Return the fraction of groups whose samples all have the same reward."""
+        return fmean(not each.has_signal for each in self.prompts)
+
+    @property
+    def truncated(self) -> float:
+        """Return the fraction of samples that were cut at the limit of tokens."""
+        return fmean(
+            each.finish_reason == "length" for prompt in self.prompts for each in prompt.samples
+        )
+
+    def to_text(self) -> str:
+        """Format the preview as text with a final newline."""
+        return "\n".join([*self._examples(), *self._figures(), self.verdict]) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _examples(self) -> Iterator[str]:
+        for number, prompt in enumerate(self.prompts[:_SHOWN], start=1):
+            yield f"prompt {number}"
+            yield _indented(prompt.text)
+            for each in prompt.samples:
+                reward = f"reward {each.reward:g}" if each.is_valid else "failed"
+                yield f"  {reward}, {each.response_tokens} tokens, {each.finish_reason}"
+                yield _indented("" if each.response is None else each.response, by=6)
+            yield ""
+
+    def _figures(self) -> Iterator[str]:
+        count = len(self.prompts)
+        samples = sum(len(each.samples) for each in self.prompts)
+        mean = "-" if self.reward is None else f"{self.reward:.3f}"
+        yield f"{'prompts':16} {count}, {samples} samples"
+        yield f"{'reward':16} {mean} on average"
+        yield f"{'time per group':16} {self.reward_s:.3g} s in environment and reward"
+        yield f"{'cut':16} {self.truncated:.0%} of the samples, at the limit of tokens"
+        yield f"{'without signal':16} {self.without_signal:.0%} of the groups: all rewards are equal"
+
+    @property
+    def verdict(self) -> str:
+        """Return one sentence: whether there is something to learn from."""
+        if self.reward is None:
+            return "Every sample has failed: offbeat train ends with the first of them."
+        share = 1.0 - self.without_signal
+        if not share:
+            rewards = {reward for each in self.prompts for reward in each.rewards}
+            same = f": every reward is {rewards.pop():g}" if len(rewards) == 1 else ""
+            return f"There is nothing to learn from{same}. Change the prompts, the reward or the model."
+        if share < _FEW_SIGNALS:
+            return f"Only {share:.0%} of the groups have something to learn from: expect slow progress."
+        return f"{share:.0%} of the groups have something to learn from."
+
+
+def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES) -> Preview:
+    """Sample the first prompts of a recipe with its engines, and reward them; nothing is trained.
+
+    Nothing of it is kept on disk.
+
+    Args:
+        loaded: The recipe.
+        prompts: Number of prompts.
+        samples: Number of samples of each.
+
+    Raises:
+        NothingToEvaluate: The recipe samples nothing.
+        RunRefused: This machine, or an input, cannot run it.
+        PreviewFailed: It ended with an error.
+        KeyboardInterrupt: It was interrupted.
+    """
+    set_environment(loaded.config.runtime.env)  # before transformers is imported
+    check_can_evaluate(loaded.config)
+    config = _only_sampled(loaded.config, prompts, samples)
+    texts = _prompt_texts(config)
+    with TemporaryDirectory(prefix="offbeat-preview-") as folder:
+        directory = Path(folder) / "run"
+        end = launch(
+            replace(loaded, config=config),
+            run_dir=directory,
+            dry_run=False,
+            evaluates_only=True,
+            session=Session.silent(),
+        )
+        return Preview(tuple(_previewed(_scored(end, directory), texts)))
+
+
+def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:
+    """Return the recipe whose evaluation samples its first training prompts."""
+    values: dict[str, Any] = config.model_dump()
+    for section in values["environments"].values():
+        section["eval"] |= _NO_FILE
+    counts: dict[str, Any] = {"sets": {}, "prompts": prompts, "samples": samples, "interval": 1}
+    return changed(values, {"eval": {**_NO_FILE, **counts}})
+
+
+def _scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
+    if end.problems:
+        raise RunRefused(end.problems)
+    if end.summary is None or end.summary.outcome == "aborted":
+        raise KeyboardInterrupt("before the preview was done")
+    if end.summary.outcome == "failed":
+        raise PreviewFailed(end.summary.error or "")
+    return read_evaluation(evaluation_files(directory)[-1][1]).samples
+
+
+def _previewed(
+    scored: Sequence[ScoredSample], texts: Mapping[tuple[str, int], str]
+) -> Iterator[PreviewedPrompt]:
+    groups = dict[tuple[str, int], list[ScoredSample]]()
+    for each in scored:
+        groups.setdefault((each.set, each.prompt_index), []).append(each)
+    for key, samples in groups.items():
+        text = texts.get(key, samples[0].prompt or "")
+        yield PreviewedPrompt(text, tuple(samples))
+
+
+def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
+    """Return the first prompts as the model reads them, by set and position in it.
+
+    A prompt of an agent, or one with media, has no such text: its row is shown.
+    """
+    texts = dict[tuple[str, int], str]()
+    tokenizer = load_tokenizer(config)
+    for name, view in environment_views(config).items():
+        if view.environment.is_agent or view.environment.name == "verifiers":
+            continue
+        environment = make_environment(view.environment, tokenizer, Path.cwd())
+        source = make_prompts(view)
+        for index in range(config.eval.prompts):
+            prompt = source.prompt(index)
+            encoded = () if prompt is None else environment.encode(prompt)
+            if encoded and isinstance(encoded, tuple) and tokenizer is not None:
+                texts[name, index] = tokenizer.decode(encoded)
+    return texts
+
+
+def _indented(text: str, by: int = 4) -> str:
+    shown = cut(text, _CHARACTERS)
+    return "\n".join(" " * by + line for line in (shown.splitlines() or [""]))

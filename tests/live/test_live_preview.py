@@ -1,0 +1,59 @@
+"""A preview samples real answers and rewards them by the recipe's own function."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli.main import app
+from offbeat.launch.preview import PreviewFailed
+
+ROOT: Final = Path(__file__).parents[2]
+MODEL: Final = ROOT / "models" / "tiny-addition"
+ROWS: Final = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(5) for b in range(5)]
+
+
+def reward(row: Mapping[str, Any], response: str) -> float:
+    return float(response == str(row["answer"]))
+
+
+def test_it_shows_prompts_answers_and_rewards_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = offbeat.preview(model=MODEL, prompts=ROWS, reward=reward, max_new_tokens=4)
+    assert len(shown.prompts) == 16
+    for each in shown.prompts:
+        row = json.loads(each.samples[0].prompt or "")
+        assert each.text == row["prompt"]
+        for sample in each.samples:
+            response = (sample.response or "").removesuffix("<eos>")
+            assert sample.reward == reward(row, response)
+    assert 0.0 < (shown.reward or 0.0) < 1.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reward_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    def typo(row: Mapping[str, Any], response: str) -> float:
+        return float(row["anwser"] == response)
+
+    with pytest.raises(PreviewFailed, match=r"in typo: KeyError: 'anwser'"):
+        offbeat.preview(model=MODEL, prompts=ROWS, reward=typo, max_new_tokens=4)
+
+
+def test_the_command_prints_it() -> None:
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    result = CliRunner().invoke(app, ["preview", recipe, "--local", "--prompts=4", "--samples=2"])
+    assert result.exit_code == 0, result.output
+    assert "prompts          4, 8 samples" in result.stdout
+
+
+def test_a_recipe_without_engines_is_refused() -> None:
+    recipe = str(ROOT / "recipes" / "tiny-sft.yaml")
+    result = CliRunner().invoke(app, ["preview", recipe])
+    assert result.exit_code == 2
+    assert "starts no engine" in result.stderr

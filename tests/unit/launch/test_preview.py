@@ -1,0 +1,63 @@
+"""The preview of a recipe says whether there is something to learn from."""
+
+from offbeat.launch.preview import Preview, PreviewedPrompt
+from offbeat.messages.evaluations import ScoredSample
+
+
+def prompt(*rewards: float | None, finish_reason: str = "stop") -> PreviewedPrompt:
+    """A prompt with a sample per reward; None has failed."""
+    samples = tuple(
+        ScoredSample(
+            set="",
+            prompt_index=0,
+            row=0,
+            sample=number,
+            reward=reward or 0.0,
+            is_valid=reward is not None,
+            is_correct=False,
+            answer=None,
+            finish_reason=finish_reason,
+            response_tokens=2,
+            turns=1,
+            response=f"answer {number}",
+            environment_s=0.5,
+        )
+        for number, reward in enumerate(rewards)
+    )
+    return PreviewedPrompt("1+1=", samples)
+
+
+def test_a_group_whose_rewards_differ_has_a_signal() -> None:
+    preview = Preview((prompt(0.0, 1.0), prompt(1.0, 1.0)))
+    assert (preview.reward, preview.without_signal, preview.reward_s) == (0.75, 0.5, 0.5)
+    assert preview.verdict == "50% of the groups have something to learn from."
+
+
+def test_equal_rewards_are_nothing_to_learn_from() -> None:
+    assert Preview((prompt(0.0, 0.0),)).verdict.startswith(
+        "There is nothing to learn from: every reward is 0."
+    )
+    differ = Preview((prompt(0.0, 0.0), prompt(1.0, 1.0))).verdict
+    assert differ.startswith("There is nothing to learn from. ")
+
+
+def test_few_groups_with_a_signal_are_named() -> None:
+    verdict = Preview((prompt(0.0, 1.0), *[prompt(0.0, 0.0)] * 9)).verdict
+    assert verdict.startswith("Only 10% of the groups")
+
+
+def test_failed_samples_have_no_reward() -> None:
+    assert prompt(None, 1.0, 1.0).has_signal is False
+    assert Preview((prompt(None, None),)).verdict.startswith("Every sample has failed")
+
+
+def test_the_text_shows_three_prompts_and_the_figures_of_all() -> None:
+    text = Preview((prompt(0.0, 1.0, finish_reason="length"), *[prompt(0.0, 1.0)] * 4)).to_text()
+    assert text.count("1+1=") == 3
+    assert "  reward 1, 2 tokens, length\n      answer 1\n" in text
+    assert "prompts          5, 10 samples" in text
+    assert "20% of the samples, at the limit of tokens" in text
+
+
+def test_a_failed_sample_is_shown_as_one() -> None:
+    assert "  failed, 2 tokens, stop" in str(Preview((prompt(None, 1.0),)))
