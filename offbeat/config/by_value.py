@@ -12,10 +12,24 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.value_digest import digest_value, is_installed
+from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 
 _MODULE: Final = "offbeat.by_value"
 _SHOWN: Final = 12
 """Hexadecimal digits of a digest in a name."""
+
+
+class CannotBeSent(ShortInNotebooks, OffbeatError):
+    """An object that is given by value holds something that no other process can have."""
+
+    name: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} cannot be sent to another process: {self.problem}. Make a client or a lock "
+            "where it is used, or put the function into a module and name it module:name"
+        )
 
 
 class PackedValue(msgspec.Struct, frozen=True):
@@ -31,9 +45,17 @@ _unverifiable: Final[dict[str, tuple[str, ...]]] = {}
 
 
 def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
-    """Keep an object for runs of this process; return the ``module:name`` that names it."""
-    found = digest_value(value)
+    """Keep an object for runs of this process; return the ``module:name`` that names it.
+
+    Raises:
+        CannotBeSent: It cannot be pickled.
+    """
     name = getattr(value, "__name__", type(value).__name__)
+    try:
+        _pickled(_cloudpickle(), value)
+    except Exception as error:
+        raise CannotBeSent(name, f"{type(error).__name__}: {error}") from error
+    found = digest_value(value)
     readable = "".join(each if each.isalnum() or each == "_" else "_" for each in name)
     target = f"{_MODULE}:{readable}-{found.digest[:_SHOWN]}"
     _given[target], _unverifiable[target] = value, found.unverifiable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.config.keywords import overrides_of
 from offbeat.config.loader import LoadedRecipe, load_recipe
-from offbeat.config.problems import ConfigError
+from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.user_code import check_starts_run
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
@@ -197,13 +197,20 @@ def _targets(reward: Rewards) -> dict[str, Any]:
     if isinstance(reward, str) or callable(reward):
         return {"environment.target": reward}
     if not isinstance(reward, Mapping):
-        reward = {_name_of(each): each for each in reward}
+        names = [_name_of(each) for each in reward]
+        if twice := [name for name in names if names.count(name) > 1]:
+            problem = f"several functions are called {twice[0]}"
+            hint = f"Give them names: reward={{'first': ..., {twice[0]!r}: ...}}."
+            raise ConfigError((Problem(Location("argument reward"), "", ABSENT, problem, hint),))
+        reward = dict(zip(names, reward, strict=True))
     return {"environment.rewards": {name: {"target": each} for name, each in reward.items()}}
 
 
 def _name_of(function: Function) -> str:
-    named = function.rpartition(":")[2] if isinstance(function, str) else function.__name__
-    return named.strip("<>")
+    if isinstance(function, str):
+        return function.rpartition(":")[2]
+    inner = function.func if isinstance(function, partial) else function
+    return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
 
 
 def _session(*, quiet: bool) -> "Session":

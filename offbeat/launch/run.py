@@ -244,8 +244,8 @@ class LiveRun(Run):
         """
         self._session = session
         self._end: RunEnd | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(execute,), name="offbeat-run")
-        self._thread.start()
+        self._over = threading.Event()  # a join that is interrupted forgets its thread
+        threading.Thread(target=self._run, args=(execute,), name="offbeat-run").start()
         session.opened.wait()
         directory = session.directory
         super().__init__(self._ended().directory if directory is None else directory)
@@ -256,29 +256,35 @@ class LiveRun(Run):
         except BaseException as error:  # noqa: BLE001 -- not handled here: ``wait`` raises it
             self._end = error
         finally:
+            self._over.set()
             self._session.opened.set()
 
-    def _ended(self) -> Run:
+    def _ended(self, *, is_asked: bool = True) -> Run:
         """Wait for the end, and return the run."""
-        self._thread.join()
+        self._over.wait()
         if isinstance(self._end, BaseException):
             raise self._end
-        return ended_run(self._end, is_asked=True)
+        return ended_run(self._end, is_asked=is_asked)
 
     @property
     def is_alive(self) -> bool:
         """Return whether the run goes on."""
-        return self._thread.is_alive()
+        return not self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Wait for the end of the run and return it.
+        """Wait for the end of the run and return it. Ctrl-C ends the run in order.
 
         Raises:
             TrainingFailed: It ended with an error.
+            RunInterrupted: It was interrupted.
             TimeoutError: It goes on after ``timeout_s``.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        try:
+            is_over = self._over.wait(timeout_s)
+        except KeyboardInterrupt:
+            self.stop()
+            return self._ended(is_asked=False)
+        if not is_over:
             raise TimeoutError(f"the run in {self.directory} goes on after {timeout_s:g} s")
         return self._ended()
 

@@ -1,6 +1,7 @@
 """Runs that are started from Python: rewards by value, results, resume, threads and a notebook."""
 
 import asyncio
+import functools
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 import offbeat
+from offbeat.config.problems import ConfigError
 from offbeat.runs.results import NoSuchStep
 
 ROOT: Final = Path(__file__).parents[2]
@@ -159,6 +161,26 @@ def test_a_run_in_the_background_is_stopped_and_goes_on(tmp_path: Path) -> None:
     steps = stopped.summary["steps"]
     assert stopped.summary["outcome"] == "aborted" and not live.is_alive
     assert offbeat.resume(tmp_path / "run", steps=steps + 1, quiet=True).summary["steps"] > steps
+
+
+def test_functions_of_one_name_are_refused_and_a_method_is_a_reward(tmp_path: Path) -> None:
+    class Grader:
+        def score(self, row: Mapping[str, Any], response: str) -> float:
+            return reward(row, response)
+
+    with pytest.raises(ConfigError, match="several functions are called reward"):
+        offbeat.train(quiet=True, **settings(tmp_path, reward=[reward, reward]))
+    both = [Grader().score, functools.partial(short)]
+    run = offbeat.train(quiet=True, **settings(tmp_path, reward=both, steps=1))
+    assert [*run.config.environment.rewards] == ["score", "short"]
+
+
+def test_a_wait_that_is_interrupted_ends_its_run_in_order(tmp_path: Path) -> None:
+    live = offbeat.start(**settings(tmp_path, steps=100_000))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(offbeat.RunInterrupted):
+        live.wait()
+    assert live.summary["outcome"] == "aborted" and not live.is_alive
 
 
 def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py RewardPool.start",
         "images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",
+        "config/by_value.py give",  # a class of the user that cannot be pickled
         "config/user_code.py load_target",
         "generators/embedded/server.py EmbeddedEngineServer._commit",
         "generators/embedded/server.py EmbeddedEngineServer._commit",
@@ -96,7 +97,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     USER_CODE: (
         "config/value_digest.py _Walk.other_parts",  # a class that cannot be pickled is named
         "environments/reward_child.py _function_of",  # modules that a function needs
-        "launch/checks/user_code.py _read_value",  # a function that cannot be pickled is named
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/failure_log.py _decoded",  # a tokenizer that comes with the model, as code
         "environments/episode_serving.py serve_episodes",

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.by_value import given as given_value
-from offbeat.config.by_value import is_by_value, is_given, pack, unverifiable
+from offbeat.config.by_value import is_by_value, is_given, unverifiable
 from offbeat.config.crosschecks import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD, describe
+from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
@@ -119,12 +119,6 @@ def _read_value(
     if not callable(value):
         seen = f"{section}.target is a {type(value).__name__}, which cannot be called"
         return None, error(section, seen, "Give a function, or a class.")
-    try:
-        pack([target])
-    except Exception as problem:  # noqa: BLE001 -- an object of the user may refuse in any way
-        seen = f"{section}.target={target} cannot be sent to another process: {describe(problem)}"
-        fix = "Make what it uses inside of it, as a client or a lock, or put it into a module."
-        return None, error(section, seen, fix)
     node = _definition(value)
     name = getattr(value, "__name__", type(value).__name__)
     problem = "" if node is None else _problem([node], node, name, options, environment)
@@ -140,7 +134,12 @@ def _read_value(
 
 
 def _definition(value: object) -> ast.stmt | None:
-    """Return the statement that defines a function or a class; None if its source is not known."""
+    """Return the statement that defines a function or a class; None if its source is not known.
+
+    None also for a method: its first argument is bound.
+    """
+    if inspect.ismethod(value):
+        return None
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body  # type: ignore[arg-type]
     except (OSError, TypeError, SyntaxError, ValueError):

@@ -2,12 +2,20 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from offbeat.config.by_value import PackedValue, digest_in_name, give, is_by_value, pack
+from offbeat.config.by_value import (
+    CannotBeSent,
+    PackedValue,
+    digest_in_name,
+    give,
+    is_by_value,
+    pack,
+)
 from offbeat.config.user_code import TargetNotFound, load_target
 
 WEIGHT = 3
@@ -57,6 +65,17 @@ def test_a_child_gets_the_code_of_a_module_that_it_cannot_import() -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert answer.stdout == b"13.0\n"
+
+
+def test_what_no_other_process_can_have_is_refused_by_name() -> None:
+    lock = threading.Lock()
+
+    def locked(row: dict[str, int], response: str) -> float:
+        with lock:
+            return float(len(response) + len(row))
+
+    with pytest.raises(CannotBeSent, match=r"locked cannot be sent .*_thread\.lock"):
+        give(locked)
 
 
 def test_the_digest_in_a_name_is_that_of_its_code() -> None:
