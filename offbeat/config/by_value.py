@@ -1,8 +1,8 @@
 """Objects that a program gives a run by value: a reward, an agent, an environment, a sampler.
 
 A recipe names such an object ``offbeat.by_value:NAME-DIGEST``, so a run directory says which code the
-run began with, and another function is another name. The bytes are never written to disk: they go
-from this process to its own children, over their sockets.
+run began with, and another function is another name. This process sends the bytes to its own children
+over their sockets, and to the Ray actors of the run; it writes them to no file.
 """
 
 import sys
@@ -68,7 +68,7 @@ def is_by_value(target: str) -> bool:
 
 
 def digest_in_name(target: str) -> str:
-    """Return the part of a target's name that is of its digest."""
+    """Return the digest in the name of a target."""
     return target.rpartition("-")[2]
 
 
@@ -104,7 +104,6 @@ def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
     if not wanted:
         return ()
     cloudpickle = _cloudpickle()
-
     paths = tuple(each for each in sys.path if each)
     return tuple(
         PackedValue(target, _pickled(cloudpickle, _given[target]), paths) for target in wanted

@@ -39,7 +39,7 @@ def _key(name: str) -> str:
 
 @cache
 def _by_last_part() -> dict[str, tuple[str, ...]]:
-    """Return the keys by their last part, without those below a name that a recipe chooses."""
+    """Return the keys by their last part, except keys below a name that a recipe chooses."""
     found = dict[str, tuple[str, ...]]()
     for key, known in schema.known_keys().items():
         if "." in key and schema.NAME not in key.split("."):

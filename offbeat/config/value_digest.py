@@ -8,7 +8,8 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
@@ -39,6 +40,7 @@ _NO_CONTENT: Final = frozenset(
 """Attributes of a class that say nothing of what it does."""
 
 _LOOKS_UP: Final = {"LOAD_GLOBAL", "LOAD_NAME"}
+_IMPORTS: Final = {"IMPORT_NAME"}
 _BUILT_IN: Final = (
     BuiltinFunctionType,
     GetSetDescriptorType,
@@ -73,7 +75,11 @@ def is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__":  # also that of python -m PACKAGE: what a user types is in it
         return False
-    return file is None or any(Path(file).is_relative_to(folder) for folder in _installed_folders())
+    return file is None or _is_in_package(file)
+
+
+def _is_in_package(file: str) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in _installed_folders())
 
 
 @functools.cache
@@ -143,8 +149,10 @@ class _Walk:
             except ValueError:  # the function is recursive, and is being defined
                 continue
             yield self.of(content, free)
-        for used in sorted(_names(value.__code__) & value.__globals__.keys()):
+        for used in sorted(_looked_up(value.__code__, _LOOKS_UP) & value.__globals__.keys()):
             yield used + self.of(value.__globals__[used], used)
+        for name_of_module in sorted(_looked_up(value.__code__, _IMPORTS)):
+            yield from _module_source(name_of_module)
 
     def method_parts(self, value: MethodType, name: str) -> Iterator[str]:
         yield from self.item_parts((value.__func__, value.__self__), name)
@@ -214,11 +222,19 @@ _PARTS: Final[tuple[tuple[type, _Parts], ...]] = (
 _OTHER: Final[tuple[type, _Parts]] = (object, _Walk.other_parts)
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the global names that a code, and the code in it, looks up."""
-    own = {each.argval for each in dis.get_instructions(code) if each.opname in _LOOKS_UP}
+def _looked_up(code: CodeType, by: Container[str]) -> set[str]:
+    """Return the names that instructions of a code, and of the code in it, look up."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in by}
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return own.union(*(_names(each) for each in inner))
+    return own.union(*(_looked_up(each, by) for each in inner))
+
+
+def _module_source(name: str) -> Iterator[str]:
+    """Yield the digest of a module that a function imports itself, if it is the user's."""
+    found = PathFinder.find_spec(name.partition(".")[0], sys.path)
+    file = None if found is None else found.origin
+    if file is not None and file.endswith(".py") and not _is_in_package(file):
+        yield name + hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _function_in(attribute: Any) -> Any:  # noqa: ANN401 -- an attribute of a class

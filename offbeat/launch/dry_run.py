@@ -14,7 +14,7 @@ from offbeat.config.sections.trainer import StubTrainerConfig
 STEPS: Final = 10
 ENGINES: Final = 4
 TOKENS: Final = 64
-_NO_FILE: Final[Mapping[str, Any]] = {"path": None, "columns": {}}
+NO_FILE: Final[Mapping[str, Any]] = {"path": None, "columns": {}}
 _STUB_ENVIRONMENT: Final[Mapping[str, Any]] = {
     "name": "stub",
     "target": None,
@@ -40,8 +40,8 @@ def dry(config: RunConfig) -> RunConfig:
     environments = {
         name: {
             "environment": each.environment.model_dump() | _STUB_ENVIRONMENT,
-            "data": each.data.model_dump() | _NO_FILE,
-            "eval": each.eval.model_dump() | _NO_FILE,
+            "data": each.data.model_dump() | NO_FILE,
+            "eval": each.eval.model_dump() | NO_FILE,
         }
         for name, each in config.environments.items()
     }
@@ -58,10 +58,10 @@ def dry(config: RunConfig) -> RunConfig:
             "reward_call_budget": None,
             "on_reward_budget_spent": RolloutConfig().on_reward_budget_spent,
         },
-        "data": {**_NO_FILE},
+        "data": {**NO_FILE},
         "eval": {
-            **_NO_FILE,
-            "sets": {name: each.model_dump() | _NO_FILE for name, each in config.eval.sets.items()},
+            **NO_FILE,
+            "sets": {name: each.model_dump() | NO_FILE for name, each in config.eval.sets.items()},
         },
         "generator": {
             "backend": "stub",

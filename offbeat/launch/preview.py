@@ -1,4 +1,4 @@
-"""Preview of a recipe before it trains: what the model reads, answers and is rewarded for."""
+"""Preview of a recipe before it trains: prompts, answers and rewards."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment, make_prompts
 from offbeat.environments.tokenizer import load_tokenizer
-from offbeat.launch.dry_run import changed
+from offbeat.launch.dry_run import NO_FILE, changed
 from offbeat.launch.evaluate import check_can_evaluate
 from offbeat.launch.launch import launch
 from offbeat.launch.process_environment import set_environment
@@ -28,7 +28,6 @@ SAMPLES: Final = 4
 _SHOWN: Final = 3
 _CHARACTERS: Final = 1200  # of a prompt or a response
 _FEW_SIGNALS: Final = 0.25
-_NO_FILE: Final[Mapping[str, Any]] = {"path": None, "columns": {}}
 
 
 class PreviewFailed(ShortInNotebooks, OffbeatError):
@@ -42,7 +41,7 @@ class PreviewFailed(ShortInNotebooks, OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class PreviewedPrompt:
-    """A prompt, and what the model has answered."""
+    """A prompt, and the answers of the model."""
 
     text: str  # as the model reads it, special tokens included; the row where no text is known
     samples: tuple[ScoredSample, ...]
@@ -165,9 +164,9 @@ def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:
     """Return the recipe whose evaluation samples its first training prompts."""
     values: dict[str, Any] = config.model_dump()
     for section in values["environments"].values():
-        section["eval"] |= _NO_FILE
+        section["eval"] |= NO_FILE
     counts: dict[str, Any] = {"sets": {}, "prompts": prompts, "samples": samples, "interval": 1}
-    return changed(values, {"eval": {**_NO_FILE, **counts}})
+    return changed(values, {"eval": {**NO_FILE, **counts}})
 
 
 def _scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:

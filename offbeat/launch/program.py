@@ -131,7 +131,7 @@ def resume(
 ) -> Run:
     """Go on with a run that was interrupted, killed or has failed; return it when it has ended.
 
-    What was given by value has to be given again: it is compared with what the run began with.
+    Give every object again that was given by value: its digest is compared with the recorded one.
 
     Args:
         run_dir: Directory of the run.

@@ -1,4 +1,4 @@
-"""A run as an object of Python: what it has written, and while it goes on, its end."""
+"""A run as an object of Python: its results, and the end of one that goes on."""
 
 import os
 import threading
@@ -208,7 +208,7 @@ class Run:
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Load the newest exported model; return it and its tokenizer.
 
-        ``options`` are those of ``from_pretrained``.
+        ``options`` are passed to ``from_pretrained`` of the model.
 
         Raises:
             NothingExported: There is none.
@@ -246,7 +246,11 @@ class LiveRun(Run):
         self._end: RunEnd | BaseException | None = None
         self._over = threading.Event()  # a join that is interrupted forgets its thread
         threading.Thread(target=self._run, args=(execute,), name="offbeat-run").start()
-        session.opened.wait()
+        try:
+            session.opened.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
         directory = session.directory
         super().__init__(self._ended().directory if directory is None else directory)
 

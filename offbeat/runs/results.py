@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -19,7 +19,7 @@ from offbeat.runs.report.examples import BranchesBySample, logged_rows, prompt_o
 from offbeat.runs.report.metrics_file import ValidRecords, decoded, whole_lines
 from offbeat.telemetry.records import MetricRecord
 
-METRICS = "metrics.jsonl"
+_METRICS: Final = "metrics.jsonl"
 Row = dict[str, Any]
 
 
@@ -116,7 +116,7 @@ def _sample(
 
 def _records(run_dir: Path) -> tuple[list[MetricRecord], ValidRecords]:
     records, valid = list[MetricRecord](), ValidRecords()
-    path = run_dir / METRICS
+    path = run_dir / _METRICS
     for _, line in whole_lines(path) if path.exists() else ():
         if (record := decoded(line)) is not None:
             valid.take(record, len(records))

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,18 @@ def test_the_attributes_of_an_object_count() -> None:
     assert digest_value(Grader(1)).digest != digest_value(Grader(2)).digest
     assert digest_value(Grader(1).__call__).digest != digest_value(Grader(2).__call__).digest
     assert digest_value(functools.partial(Grader, 1)).digest != digest_value(Grader).digest
+
+
+def test_a_module_that_the_function_imports_itself_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "def reward(a, b):\n  import own_grader, json\n  return own_grader.grade(b)"
+    (tmp_path / "own_grader.py").write_text("def grade(b): return 1")
+    before = digest(source)
+    assert digest(source) == before
+    (tmp_path / "own_grader.py").write_text("def grade(b): return 2")
+    assert digest(source) != before
 
 
 def test_what_cannot_be_digested_is_named() -> None:
