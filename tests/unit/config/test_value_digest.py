@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def test_the_attributes_of_an_object_count() -> None:
 def test_a_module_that_the_function_imports_itself_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     source = "def reward(a, b):\n  import own_grader, json\n  return own_grader.grade(b)"
     (tmp_path / "own_grader.py").write_text("def grade(b): return 1")
     before = digest(source)
