@@ -145,7 +145,7 @@ NOTES: Final[dict[str, str]] = {
     "repetition_penalty": "It has no key here: probabilities are those of the model at `generator.sampling.temperature`.",
     "stop": "There are no stop strings here: name token ids.",
     "top_k": "It has no key here: samples are drawn from all tokens, or from those of `generator.sampling.top_p`.",
-    "vllm_mode": "It has no key here: engines and trainer run at once; fractions in `generator.gpus` and `trainer.gpus` share a device.",
+    "vllm_mode": "Its `colocate` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device.",
     "warmup_ratio": "Times `steps`, it is the number of them.",
 }
 """Sentences on keys of other libraries that have no counterpart, or one of another meaning."""

@@ -39,6 +39,12 @@ _ARGUMENTS_BY_ENVIRONMENT: Final = {
 
 _GIVEN_COUNT: Final = 2
 _BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
+_TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
+_STARTS: Final = {
+    "run_recipe",
+    *(f"offbeat.{name}" for name in ("preview", "resume", "run_recipe", "start", "train")),
+}
+"""Calls that start a run."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -266,10 +272,10 @@ def _defines(node: ast.stmt, name: str) -> bool:
 
 
 def _starts_run(body: Sequence[ast.stmt]) -> str:
-    """Return that an import of the source calls ``run_recipe``; empty if it does not."""
+    """Return that an import of the source starts a run; empty if it does not."""
     top = (node for node in body if not isinstance(node, _Function | ast.ClassDef | ast.If))
     for call in (each for node in top for each in ast.walk(node) if isinstance(each, ast.Call)):
-        if ast.unparse(call.func).rpartition(".")[2] == "run_recipe":
+        if ast.unparse(call.func) in _STARTS:
             return f"line {call.lineno} starts a run when it is imported. {MAIN_GUARD}"
     return ""
 
@@ -297,7 +303,8 @@ def _call_problem(function: _Function, options: Collection[str], environment: st
             return f"{here} is not async: write async def {function.name}(task, client)"
         positional = [*takes.posonlyargs, *takes.args]
         if len(positional) < _GIVEN_COUNT and takes.vararg is None:
-            return f"{here} takes {len(positional)} arguments; {given}"
+            problem = f"{here} takes {len(positional)} arguments; {given}"
+            return problem + (_TRL_FORM if _BATCHED & {each.arg for each in positional} else "")
         required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
         keywords = zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
         required += [each for each, default in keywords if default is None]

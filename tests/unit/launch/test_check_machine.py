@@ -834,6 +834,12 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
             "import offbeat\ncode = offbeat.run_recipe('r.yaml')\ndef f(a, b): ...\n",
             "line 2 starts a run when it is imported. Put the start of the run under",
         ),
+        (
+            "import offbeat\nrun = offbeat.train(steps=1)\ndef f(a, b): ...\n",
+            "line 2 starts a run when it is imported. Put the start of the run under",
+        ),
+        ("model = make()\nmodel.train()\ndef f(a, b): ...\n", ""),
+        ("def f(completions, **more): ...\n", "this is the form of TRL, for a batch"),
         ("g = 'as f does'\n", "nothing in it is called 'f'"),
         ("x = '\0'\n", "null bytes"),
         ("from json import *\n", ""),
