@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -209,6 +210,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
 ) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "examples").mkdir()
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # offbeat
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -225,5 +227,9 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     ]
     assert any("<progress" in page and "<polyline" in page for page in pages), "the live panel"
     assert any("<iframe" in page for page in pages), "the report"
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+    )
+    assert "the same, predicted" in printed, "the plan"
     learned = offbeat.open_run(tmp_path / "examples" / "runs" / "run").metrics()["train/reward"]
     assert learned.tail(20).mean() > learned.head(20).mean() + 0.2
