@@ -15,7 +15,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt /dist/
 RUN pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" "$(grep '^torch==' /dist/constraints.txt)"
 COPY --from=build /dist/*.whl /dist/
-RUN pip install --no-cache-dir --constraint /dist/constraints.txt /dist/*.whl && rm -r /dist
+RUN pip install --no-cache-dir --constraint /dist/constraints.txt "$(echo /dist/*.whl)[ray]" && rm -r /dist
 # Any user may run it: Ray and torch write their caches below HOME.
 ENV HOME=/var/tmp
 WORKDIR /workspace

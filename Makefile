@@ -228,11 +228,11 @@ $(TORCH_STAMP): constraints.txt
 	@touch $@
 
 $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
-	@$(PIP) --editable '.[wandb]'
+	@$(PIP) --editable '.[ray,wandb]'
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	@$(PIP) --editable '.[dev,lora,megatron,vision,wandb]'
+	@$(PIP) --editable '.[dev,lora,megatron,ray,vision,wandb]'
 	@touch $@
 
 $(AGENTS_STAMP): $(RUN_STAMP)
@@ -277,7 +277,7 @@ $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt 
 	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@grep -v '^antlr4-python3-runtime==' constraints.txt > $(QUEUE_VENV)/constraints.txt
 	@$(QUEUE_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(QUEUE_VENV)/constraints.txt \
-	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
+	  --editable '.[ray]' --requirement benchmarks/transfer_queue_peer/requirements.txt
 	@touch $@
 
 # Without constraints.txt: what plain pip installs today.
@@ -285,7 +285,7 @@ $(NEWEST_STAMP): pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(NEWEST_VENV)
 	@$(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,lora,megatron,vision,wandb]'
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,lora,megatron,ray,vision,wandb]'
 	@touch $@
 
 # Every package at its lower bound; offbeat's own list would add Ray.
@@ -302,7 +302,7 @@ $(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(VERIFIERS_VENV)
 	@$(if $(TORCH_INDEX),$(VERIFIERS_PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
-	@$(VERIFIERS_PIP) --editable '.[verifiers]' pytest pytest-timeout hypothesis
+	@$(VERIFIERS_PIP) --editable '.[ray,verifiers]' pytest pytest-timeout hypothesis
 	@touch $@
 
 # vLLM's CPU build asks for three packages that come built for CUDA and break the import of transformers: they go again.

@@ -18,6 +18,7 @@ from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import FAILED, REFUSED
+from offbeat.messages.missing_package import PackageMissing, missing_package
 from offbeat.messages.text import printable_lines
 
 app = typer.Typer(
@@ -53,6 +54,12 @@ def main() -> None:
         stdout.reconfigure(errors="replace")
     try:
         app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
+    except (PackageMissing, ModuleNotFoundError) as error:
+        missing = error if isinstance(error, PackageMissing) else missing_package(error)
+        if missing is None:
+            raise
+        typer.echo(f"offbeat: {missing}", err=True)
+        raise SystemExit(REFUSED) from None
     except SystemExit as end:
         exit_behind_blocked_calls(end.code if isinstance(end.code, int) else bool(end.code))
         raise

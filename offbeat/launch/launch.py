@@ -10,6 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.user_code import check_starts_run
 from offbeat.doors import find_option
 from offbeat.launch.process_environment import set_environment
+from offbeat.messages.missing_package import missing_package
 
 if TYPE_CHECKING:
     from offbeat.launch.session import RunEnd, Runtime, Session
@@ -53,12 +54,18 @@ def launch(
 
 
 def find_runtime(config: RunConfig) -> "Runtime":
-    """Return the runtime that a recipe chooses; only Ray's imports Ray."""
+    """Return the runtime that a recipe chooses; only Ray's imports Ray.
+
+    Raises:
+        PackageMissing: Ray is not installed.
+    """
     if config.runtime.backend == "local":
         return find_option("local").LOCAL
     # Ray reads its variables when it is imported.
-    from offbeat.launch.driver import RAY
-
+    try:
+        from offbeat.launch.driver import RAY
+    except ModuleNotFoundError as error:
+        raise missing_package(error) or error from None
     return RAY
 
 

@@ -35,8 +35,10 @@ def check_packages(
         try:
             yield _check_version(config, name, version_of(name))
         except importlib.metadata.PackageNotFoundError:
-            of = f"[{extras[name]}]" if name in extras else ""
-            fix = f"Install offbeat again: pip install --editable '.{of}'"
+            of = f"[{extras[name]}]" if name in extras else "[ray]" if name == "ray" else ""
+            fix = f"Install it: pip install 'offbeat{of}'"
+            if name == "ray":
+                fix += ", or run in one process: runtime=local"
             if name == "pyarrow":
                 fix += ", or set rollout.log to false"
             yield error(name, "is not installed in this Python", fix)

@@ -1,0 +1,33 @@
+"""Error of a package that a command needs and that is absent, with what to install."""
+
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError, ShortInNotebooks
+
+_FIXES: Final = {
+    "ray": "Install it: pip install 'offbeat[ray]'. One process needs no Ray: runtime=local, or --local",
+    "torch": "Install it with transformers: pip install torch transformers",
+    "transformers": "Install it: pip install transformers",
+    "tensordict": "Install it: pip install tensordict",
+    "safetensors": "Install it: pip install safetensors",
+    "tokenizers": "Install it: pip install tokenizers",
+    "pyarrow": "Install it: pip install pyarrow",
+    "cloudpickle": "Install it: pip install cloudpickle",
+    "matplotlib": "Install it: pip install 'offbeat[notebook]'",
+}
+"""Packages without which a part of this package works, and what to do."""
+
+
+class PackageMissing(ShortInNotebooks, OffbeatError):
+    """A package that is needed now is not installed."""
+
+    package: str
+
+    def __str__(self) -> str:
+        return f"the package {self.package} is needed here and is not installed. {_FIXES[self.package]}"
+
+
+def missing_package(error: ModuleNotFoundError) -> PackageMissing | None:
+    """Return the error of an import by package; None if that is not a known one."""
+    package = (error.name or "").partition(".")[0]
+    return PackageMissing(package) if package in _FIXES else None
