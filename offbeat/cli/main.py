@@ -257,7 +257,7 @@ def check(
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
 ) -> None:
-    """Check a recipe, and this machine for it: versions for a bug report, then every problem."""
+    """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
     from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides) if recipe is not None else None
@@ -269,8 +269,10 @@ def check(
     for name, value in ENVIRONMENT.items():  # as in a run: transformers reads them when imported
         os.environ.setdefault(name, value)
 
-    typer.echo(versions() if loaded is None else f"{versions()}\n")  # first: errors end the screen
-    raise SystemExit(check_machine(loaded, run_dir) if loaded is not None else 0)
+    if loaded is None:
+        typer.echo(versions())
+    else:
+        raise SystemExit(check_machine(loaded, run_dir, versions()))
 
 
 @app.command(cls=RecipeCommand)

@@ -97,8 +97,9 @@ def _without_figures(line: str) -> str:
 
 def _findings(lines: list[str]) -> list[str]:
     """Return errors and warnings whole, and the subjects of what is in order."""
-    blank = next((place for place, line in enumerate(lines) if not line), -1)
-    said = lines[blank + 1 :] if lines and lines[0].startswith("versions") else lines
+    start = next((at for at, line in enumerate(lines) if line.startswith("versions")), len(lines))
+    end = next((at for at in range(start, len(lines)) if not lines[at]), len(lines))
+    said = lines[:start] + lines[end:]
     return [line.partition(":")[0] if line.startswith("ok ") else line for line in said if line]
 
 

@@ -1,7 +1,6 @@
 """``offbeat check``: checks this machine for a valid recipe."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -72,6 +71,7 @@ from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
 
+_ORDER = (Level.ERROR, Level.WARNING, Level.OK)
 _COLOURS = {
     Level.OK: typer.colors.GREEN,
     Level.WARNING: typer.colors.YELLOW,
@@ -79,8 +79,8 @@ _COLOURS = {
 }
 
 
-def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
-    """Report all findings; the exit code is 0 unless something cannot work."""
+def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> int:
+    """Report all findings, then ``versions``; the exit code is 0 unless something cannot work."""
     config = loaded.config
     unused = [
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
@@ -91,16 +91,16 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
 
         found += check_activations(config, this_machine())
     findings = [ok("recipe", str(loaded.recipe)), *unused, *found]
-    print_findings(findings)
+    print_findings(findings, versions)
     return REFUSED if any(finding.level is Level.ERROR for finding in findings) else 0
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print each finding, and how many there are of each level."""
-    for finding in findings:
+def print_findings(findings: Sequence[Finding], versions: str) -> None:
+    """Print each finding, errors first, then ``versions``; the last line counts and names problems."""
+    for finding in sorted(findings, key=lambda each: _ORDER.index(each.level)):
         word, rest = printable_lines(str(finding)).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
-    typer.echo(f"\n{summary(findings)}")
+    typer.echo(f"\n{versions}\n\n{summary(findings)}")
 
 
 def find(
@@ -281,12 +281,15 @@ def _errors(findings: Iterable[Finding]) -> list[Finding]:
     return [each for each in findings if each.level is Level.ERROR]
 
 
-def summary(findings: Iterable[Finding]) -> str:
-    """Summarise findings, as in ``2 errors, 1 warning``."""
-    counts = Counter(finding.level for finding in findings)
-    bad = [
-        f"{counts[level]} {level}{'s' if counts[level] > 1 else ''}"
+def summary(findings: Sequence[Finding]) -> str:
+    """Count and name problems, as in ``2 errors (data, prompts), 1 warning (cores)``."""
+    subjects = {
+        level: [finding.subject for finding in findings if finding.level is level]
         for level in (Level.ERROR, Level.WARNING)
-        if counts[level]
+    }
+    bad = [
+        f"{len(named)} {level}{'s' if len(named) > 1 else ''} ({', '.join(dict.fromkeys(named))})"
+        for level, named in subjects.items()
+        if named
     ]
     return ", ".join(bad) or "Everything is in order."

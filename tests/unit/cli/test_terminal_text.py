@@ -35,10 +35,11 @@ def test_the_hostile_texts_are_told(run: str) -> None:
 def test_a_finding_that_quotes_a_data_set_is_told_in_characters_that_are_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    print_findings([error("prompts", f"{tmp_path}: line 1: keys: {HOSTILE}", "Give a prompt.")])
+    finding = error("prompts", f"{tmp_path}: line 1: keys: {HOSTILE}", "Give a prompt.")
+    print_findings([finding], versions="python 3.13")
     shown = capsys.readouterr().out
     assert acting(shown) == set()
-    assert shown.count("\n") == 4, "two lines of the finding, and the sum"
+    assert shown.count("\n") == 6, "two lines of the finding, the versions, and the sum"
 
 
 def acting(text: str) -> set[str]:

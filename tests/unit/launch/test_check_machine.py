@@ -58,6 +58,7 @@ from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+_LEVELS = ("error", "warning", "ok")
 GIB = 2**30
 TINY = ModelFiles(parameters=1000, weight_bytes=4000, max_positions=512, model_type="qwen3")
 HUGE = ModelFiles(parameters=10**10, weight_bytes=4 * 10**10, max_positions=None, model_type="x")
@@ -98,7 +99,10 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     assert "no module no_such" in result.stdout
     assert "holds another run (summary.json)" in result.stdout
     assert "environment 'custom' has no prompts of its own" in result.stdout
-    assert "4 errors" in result.stdout
+    assert "\n4 errors (" in result.stdout
+    levels = [line.split()[0] for line in result.stdout.splitlines() if line.startswith(_LEVELS)]
+    assert levels == sorted(levels, key=_LEVELS.index), "the worst first"
+    assert result.stdout.index("\nversions") > result.stdout.rindex("\nok ")
 
 
 def test_what_another_choice_leaves_unused_is_named(tmp_path: Path) -> None:
@@ -111,9 +115,9 @@ def test_what_another_choice_leaves_unused_is_named(tmp_path: Path) -> None:
     assert "not used, another choice by name was made: sampler.max_lookahead (" in result.output
 
 
-def test_the_summary_counts_what_is_wrong() -> None:
-    bad = [Finding(Level.ERROR, "a", "b", "c"), Finding(Level.WARNING, "a", "b", "c")]
-    assert summary([ok("a", "b"), *bad, bad[0]]) == "2 errors, 1 warning"
+def test_the_summary_counts_and_names_what_is_wrong() -> None:
+    bad = [Finding(Level.ERROR, "a", "b", "c"), Finding(Level.WARNING, "d", "b", "c")]
+    assert summary([ok("e", "b"), *bad, bad[0]]) == "2 errors (a), 1 warning (d)"
     assert summary([ok("a", "b")]) == "Everything is in order."
 
 
