@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 
-from offbeat.config.user_code import describe, traceback_of
+from offbeat.config.user_code import traceback_of
 from offbeat.environments.killable import RewardFailed
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.text import Tokenizer
@@ -20,6 +20,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.groups import RolloutTask
 from offbeat.messages.text import bounded, printable
+from offbeat.rollouts.response_text import decode_for_reader
 from offbeat.rollouts.samples import TOO_FEW
 from offbeat.run_files.files import FAILURES, Files
 from offbeat.telemetry.redaction import Redactor
@@ -72,7 +73,7 @@ class FailureLog:
             "evaluation": task.evaluation,
             "row_index": task.prompt.row,
             "row": bounded(row),
-            "response": bounded(_decoded(tokenizer, response_ids)),
+            "response": bounded(decode_for_reader(tokenizer, response_ids)),
             "traceback": next(_tracebacks(failure), ""),
             "engine": task.engine,
             "version": task.version,
@@ -88,16 +89,6 @@ class FailureLog:
             self._files.append(FAILURES, line)
         except (OSError, OffbeatError) as error:
             log.warning("failures.not_written", error=str(error))
-
-
-def _decoded(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> str:
-    """Return the text of a response; a tokenizer that is code of the model may refuse its tokens."""
-    if tokenizer is None or not token_ids:
-        return ""
-    try:
-        return tokenizer.decode(token_ids)
-    except Exception as error:  # noqa: BLE001 - the failure to be kept says more
-        return f"tokens {list(token_ids)}, which the tokenizer refuses: {describe(error)}"
 
 
 def _tracebacks(failure: BaseException) -> Iterator[str]:

@@ -49,13 +49,14 @@ def write_groups(path: Path, rows: list[LoggedGroup], files: Files | None) -> in
 def build_table(rows: list[LoggedGroup]) -> pa.Table:
     """Return a table with one row per branch of a sample: most samples are one.
 
-    ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
-    prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
+    ``response`` and ``response_ids`` are those of the branch; the other fields are those of the
+    sample. The prompt is text if the row has text, ``prompt_row`` what else the row has, such as the
+    answer. The step that trains a group is not known yet: the journal has it.
     """
     media_fields = media_log().log_columns()
     fields = {**_FIELDS, **media_fields}
     columns: dict[str, list[Any]] = {name: [] for name in fields}
-    for task, receipt, packed, media in rows:
+    for task, receipt, packed, media, texts, advantages in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
         branches = receipt.branches or (1,) * receipt.samples
@@ -73,7 +74,9 @@ def build_table(rows: list[LoggedGroup]) -> pa.Table:
                 task.prompt.data.get("prompt"),
                 packed[PROMPT_IDS],
                 responses[offsets[row] : offsets[row + 1]],
+                _as_utf8(texts[row]) if texts else None,
                 receipt.rewards[sample],
+                advantages[sample] if advantages else None,
                 receipt.finish_reasons[sample],
                 min(version for version, _ in spans),
                 max(version for version, _ in spans),
@@ -104,7 +107,9 @@ _FIELDS: Final = {
     "prompt": pa.string(),
     "prompt_ids": pa.list_(pa.int32()),
     "response_ids": pa.list_(pa.int32()),
+    "response": pa.string(),
     "reward": pa.float64(),
+    "advantage": pa.float64(),
     "finish_reason": pa.string(),
     "oldest_version": pa.int64(),
     "newest_version": pa.int64(),
@@ -126,5 +131,9 @@ def rest_of_row(data: Mapping[str, Any]) -> str | None:
     rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:
         return None
-    text = json.dumps(rest, ensure_ascii=False, default=str)[:ROW_CHARACTERS]
-    return text.encode(errors="replace").decode()  # a lone surrogate is no UTF-8
+    return _as_utf8(json.dumps(rest, ensure_ascii=False, default=str)[:ROW_CHARACTERS])
+
+
+def _as_utf8(text: str) -> str:
+    """Return the text with a question mark for each lone surrogate, which is no UTF-8."""
+    return text.encode(errors="replace").decode()

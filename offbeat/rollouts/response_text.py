@@ -1,13 +1,14 @@
 """Decodes responses for people who read the files, and finds drawn ids that have no text."""
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from offbeat.config.user_code import describe
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.groups import Receipt
 from offbeat.messages.text import bounded
@@ -47,6 +48,22 @@ class TextlessTokens:
                 metric="rollout/textless_fraction",
             )
         return count
+
+
+def decode_for_reader(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> str:
+    """Return the text of tokens, or why there is none: a tokenizer may be code of the model, and raise."""
+    if tokenizer is None or not token_ids:
+        return ""
+    try:
+        return tokenizer.decode(token_ids)
+    except Exception as error:  # noqa: BLE001 - a file for readers is never worth a group
+        return f"tokens {list(token_ids)}, which the tokenizer refuses: {describe(error)}"
+
+
+def branch_texts(tokenizer: Tokenizer, columns: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the text of each branch of each sample of a group, special tokens included."""
+    ids, offsets = columns[RESPONSE_IDS].tolist(), columns[RESPONSE_OFFSETS].tolist()
+    return tuple(decode_for_reader(tokenizer, ids[start:end]) for start, end in pairwise(offsets))
 
 
 def response_texts(

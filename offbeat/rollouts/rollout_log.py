@@ -7,7 +7,7 @@ rollout or memory: groups that are not logged are counted in the worker's log.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +46,8 @@ class LoggedGroup(NamedTuple):
     receipt: Receipt
     columns: Columns
     media: Mapping[str, Any] = _NO_MEDIA  # by column
+    texts: Sequence[str] = ()  # of each branch; empty: there is no tokenizer
+    advantages: Sequence[float] = ()  # of each sample; empty: the rewards have none
 
 
 class RolloutLog:
@@ -84,20 +86,28 @@ class RolloutLog:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
         self._writing = list[asyncio.Future[None]]()
 
-    def add(self, task: RolloutTask, receipt: Receipt, columns: Columns) -> None:
+    def add(
+        self,
+        task: RolloutTask,
+        receipt: Receipt,
+        columns: Columns,
+        *,
+        texts: Sequence[str] = (),
+        advantages: Sequence[float] = (),
+    ) -> None:
         """Add a group, unless the disk is too far behind.
 
-        A full file is written in the background.
+        A full file is written in the background. ``texts`` and ``advantages`` as in ``LoggedGroup``.
         """
         media, media_bytes = media_log().log_values(media_of(columns))
-        nbytes = _bytes_of(task, receipt, columns) + media_bytes
+        nbytes = _bytes_of(task, receipt, columns) + media_bytes + sum(map(len, texts))
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
             if not self._reported:
                 self._report_not_logged()
             return
         logged = {name: _owned(columns[name]) for name in _LOGGED}
-        self._rows.append(LoggedGroup(task, receipt, logged, media))
+        self._rows.append(LoggedGroup(task, receipt, logged, media, texts, advantages))
         self._rows_bytes += nbytes
         self.held_bytes += nbytes
         if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from offbeat.algorithms.advantages import AdvantagesNotFinite, RewardsNotFinite, estimator
 from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
@@ -46,7 +47,7 @@ from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
 from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.media_log import media_log
-from offbeat.rollouts.response_text import TextlessTokens, response_texts
+from offbeat.rollouts.response_text import TextlessTokens, branch_texts, response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
@@ -147,6 +148,8 @@ class EnvironmentWorker:
             )
             for name, view in environment_views(spec.config).items()
         }
+        algorithm = spec.config.algorithm
+        self._advantages_of = estimator(algorithm.advantage, pass_k=algorithm.pass_k)
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         redactor = Redactor.from_environment(config=spec.config)
         self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
@@ -215,10 +218,24 @@ class EnvironmentWorker:
             textless_tokens=0 if textless is None else textless.count_trained(columns),
         )
         if config.rollout.log and not task.evaluation:
-            self._log.add(task, receipt, columns)
+            tokenizer = environment.tokenizer
+            self._log.add(
+                task,
+                receipt,
+                columns,
+                texts=() if tokenizer is None else branch_texts(tokenizer, columns),
+                advantages=self._advantages(receipt),
+            )
         if self._spooling is not None and not task.evaluation:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
+
+    def _advantages(self, receipt: Receipt) -> Sequence[float]:
+        """Return the advantages that the controller will compute; none of rewards that it refuses."""
+        try:
+            return self._advantages_of(receipt.rewards, receipt.valid)
+        except (AdvantagesNotFinite, RewardsNotFinite):
+            return ()
 
     def report(self) -> WorkerReport:
         """Return what this worker has done so far."""

@@ -1,7 +1,7 @@
 """Results of a run as rows: metrics, evaluations, failures and the samples of a step."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +84,7 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
         advantages = advantages_of(receipt.rewards, receipt.valid)
         prompt = prompt_of(branches, text)
         rows += (
-            _sample(receipt, sample, advantages[sample], prompt, branches, text.of)
+            _sample(receipt, sample, advantages[sample], prompt, branches)
             for sample in range(receipt.samples)
         )
     return rows
@@ -96,13 +96,12 @@ def _sample(
     advantage: float,
     prompt: str | None,
     branches: BranchesBySample,
-    decode: Callable[[Sequence[int]], str],
 ) -> Row:
     logged = branches.get(sample)
     versions = [version for version, _ in receipt.version_spans[sample]]
     return {
         "prompt": prompt,
-        "response": None if logged is None else decode(logged[0]["response_ids"] or ()),
+        "response": None if logged is None else logged[0]["response"],
         "reward": receipt.rewards[sample] if receipt.valid[sample] else None,
         "advantage": advantage,
         "group": receipt.prompt_index,

@@ -98,7 +98,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "config/value_digest.py _Walk.other_parts",  # a class that cannot be pickled is named
         "environments/reward_child.py _function_of",  # modules that a function needs
         "config/user_code.py describe",  # the message of an error class of the user's
-        "rollouts/failure_log.py _decoded",  # a tokenizer that comes with the model, as code
+        "rollouts/response_text.py decode_for_reader",  # a tokenizer may be code of the model
         "environments/episode_serving.py serve_episodes",
         "images/decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",

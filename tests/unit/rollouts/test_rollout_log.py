@@ -86,6 +86,14 @@ def test_what_a_row_has_besides_its_prompt_is_logged_as_text_whatever_it_is() ->
     assert len(rest_of_row({"answer": "x" * 10_000}) or "") == ROW_CHARACTERS
 
 
+def test_responses_and_advantages_stand_beside_the_tokens_whatever_their_characters() -> None:
+    group = LoggedGroup(*finished(0), texts=("7</s>", "\ud800é"), advantages=(0.0, 0.5))
+    rows = build_table([group]).to_pylist()
+    assert [(row["response"], row["advantage"]) for row in rows] == [("7</s>", 0.0), ("?é", 0.5)]
+    (one, _) = build_table([LoggedGroup(*finished(0))]).to_pylist()
+    assert (one["response"], one["advantage"]) == (None, None)
+
+
 def test_every_branch_of_a_sample_is_a_row_of_its_own() -> None:
     task, receipt, columns = finished(0)
     one = {"rewards": (1.0,), "version_spans": (((3, 3),),), "turns": (2,), "branches": (2,)}

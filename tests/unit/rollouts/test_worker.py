@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 from transformers import PreTrainedTokenizerFast
@@ -66,6 +67,26 @@ def test_only_the_responses_of_an_evaluation_are_sent_as_text(
         receipt, _ = await worker.roll_out(msgspec.structs.replace(task(), evaluation=evaluation))
         assert receipt.texts == (("7</s>", "hang</s>") if evaluation else ())
         await worker.close()
+
+    asyncio.run(main())
+
+
+def test_the_log_has_what_a_sample_said_and_the_advantage_that_it_is_trained_with(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        tokenizer = CharTokenizer()
+        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
+        worker.admit(FENCE)
+        await worker.roll_out(task())
+        await worker.close()
+        (path,) = (tmp_path / "rollouts").glob("*.parquet")
+        rows = pq.read_table(path).to_pylist()
+        assert [row["response"] for row in rows] == ["7</s>", "hang</s>"]
+        assert [row["reward"] for row in rows] == [1.0, 0.0]
+        assert [row["advantage"] for row in rows] == pytest.approx(
+            [0.5**0.5, -(0.5**0.5)], abs=1e-5
+        )
 
     asyncio.run(main())
 
