@@ -179,12 +179,12 @@ def preview(
     local: LocalOption = False,
 ) -> None:
     """Show prompts as the model reads them, its answers and their rewards, before training."""
-    from offbeat.cli.recipes import read_or_exit
+    from offbeat.cli.recipes import read_with_model
     from offbeat.launch.evaluate import NothingToEvaluate
     from offbeat.launch.preview import PreviewFailed, preview_of
     from offbeat.launch.run import RunRefused
 
-    loaded = read_or_exit(recipe, _with_local(overrides, local=local))
+    loaded = read_with_model(recipe, _with_local(overrides, local=local))
     try:
         shown = preview_of(loaded, prompts=prompts, samples=samples)
     except (NothingToEvaluate, RunRefused) as error:
@@ -258,9 +258,9 @@ def check(
     run_dir: RunDirOption = None,
 ) -> None:
     """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
-    from offbeat.cli.recipes import read_or_exit
+    from offbeat.cli.recipes import read_with_model
 
-    loaded = read_or_exit(recipe, overrides) if recipe is not None else None
+    loaded = read_with_model(recipe, overrides) if recipe is not None else None
 
     from offbeat.launch.checks.report import check_machine
     from offbeat.launch.checks.versions import versions

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbeat.cli.arguments import refuse
-from offbeat.cli.recipes import read_or_exit
+from offbeat.cli.recipes import read_with_model
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 from offbeat.planning.grid_text import parse_grid
@@ -78,7 +78,7 @@ def _layouts(
         return SyncLayouts(
             model, WirePolicy(), *grids, per_machine, _PIECE_BYTES, names=OPTION_NAMES
         )
-    found = layouts_of(read_or_exit(recipe, overrides).config, per_machine)
+    found = layouts_of(read_with_model(recipe, overrides).config, per_machine)
     if model is not None:
         found = replace(found, model=model, policy=WirePolicy())
     if senders:

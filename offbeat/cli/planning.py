@@ -132,9 +132,9 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
 
     Exit code 1: no point could be measured.
     """
-    from offbeat.cli.recipes import read_or_exit
+    from offbeat.cli.recipes import read_with_model
 
-    loaded = read_or_exit(recipe, overrides)
+    loaded = read_with_model(recipe, overrides)
 
     from offbeat.config.loader import resolve_run_dir
     from offbeat.planning.fabricated import LengthLaw, UnusableLengths
@@ -150,7 +150,7 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     try:
         request = SweepRequest(
             recipe,
-            tuple(overrides or ()),
+            (*(overrides or ()), f"model.path={loaded.config.model.path}"),
             tuple(over or ()),
             LengthLaw.parse(lengths),
             steps,

@@ -2,14 +2,20 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import typer
 
+from offbeat.cli.arguments import refuse
 from offbeat.config.dump import to_yaml
+from offbeat.config.hub_path import is_on_hub
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
+from offbeat.launch.process_environment import set_environment
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.failures import OffbeatError
 
 
 def read_or_exit(
@@ -21,6 +27,21 @@ def read_or_exit(
     except ConfigError as error:
         typer.echo(_report(error), err=True)
         raise typer.Exit(REFUSED) from None
+
+
+def read_with_model(recipe: Path, overrides: Sequence[str] | None) -> LoadedRecipe:
+    """Read a recipe as ``read_or_exit``, and download its model if it names one of the hub."""
+    loaded = read_or_exit(recipe, overrides)
+    if not is_on_hub(loaded.config.model.path):
+        return loaded
+    set_environment(loaded.config.runtime.env)  # before the client of the hub is imported
+    from offbeat.launch.hub_model import with_local_model
+
+    try:
+        config = with_local_model(loaded.config, partial(typer.echo, err=True))
+    except OffbeatError as error:
+        refuse(error)
+    return replace(loaded, config=config)
 
 
 def _report(error: ConfigError) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import typer
 
 from offbeat.cli.arguments import refuse
-from offbeat.launch.hub_snapshot import FORM, CannotStage, HubSnapshot, hub_name, list_snapshot
+from offbeat.config.hub_path import MODEL_FORM, hub_model
+from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, list_snapshot
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
@@ -31,9 +32,9 @@ def stage_or_exit(what: str, others: list[str], target: Path, stall_timeout_s: f
 
 
 def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:
-    named = hub_name(what)
+    named = hub_model(what)
     if named is None or others or Path(what).exists():
-        problem = f"`offbeat stage` downloads one model of the hub, named {FORM}"
+        problem = f"`offbeat stage` downloads one model of the hub, named {MODEL_FORM}"
         fix = f"Copy a directory to each machine with: rsync -a DIRECTORY/ MACHINE:{target}/"
         raise CannotStage(" ".join([what, *others]), problem, fix)
     if not target.is_absolute():

@@ -18,7 +18,15 @@ from offbeat.config.crosschecks_local import local_clashes, shared_weights_clash
 from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
-from offbeat.config.hub_path import FORM, READABLE, hub_path, is_on_hub
+from offbeat.config.hub_path import (
+    FORM,
+    HUB,
+    MODEL_FORM,
+    READABLE,
+    hub_model,
+    hub_path,
+    is_on_hub,
+)
 from offbeat.config.limits import (
     encoder_of,
     encoder_ranks,
@@ -352,6 +360,21 @@ def data_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield environments without prompts, files that nothing reads, and paths that name none."""
     yield from _prompts_have_one_source(config)
     yield from _paths_on_the_hub_name_files(config)
+    yield from _only_the_model_is_downloaded(config)
+
+
+def _only_the_model_is_downloaded(config: RunConfig) -> Iterator[Clash]:
+    path, teacher = config.model.path, config.algorithm.loss.teacher_path
+    if is_on_hub(path) and hub_model(path) is None:
+        yield Clash(
+            ("model.path",), f"model.path={path} names no model", f"Write {HUB}{MODEL_FORM}."
+        )
+    if is_on_hub(teacher):
+        yield Clash(
+            ("algorithm.loss.teacher",),
+            f"algorithm.loss.teacher={teacher} is not downloaded: it has to be a directory",
+            "Download it with offbeat stage OWNER/NAME --to DIRECTORY, and name that.",
+        )
 
 
 def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:

@@ -11,6 +11,10 @@ FORM: Final = "hf://datasets/OWNER/NAME[@REVISION]/FILES"
 READABLE: Final = (".parquet", ".jsonl", ".json", ".ndjson")
 """Endings of the files that can be read, Parquet or JSON Lines."""
 
+MODEL_FORM: Final = "OWNER/NAME[@REVISION]"
+_PART: Final = r"[A-Za-z0-9][\w.-]*"
+_MODEL: Final = re.compile(rf"(?:hf://)?({_PART}/{_PART})(?:@([^@\s]+))?")
+_COPY: Final = re.compile(rf".*/(?:models--)?({_PART})--({_PART})/(?:snapshots/)?([0-9a-f]{{40}})")
 _NAME: Final = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 
 
@@ -43,3 +47,27 @@ def hub_path(path: str) -> HubPath | None:
         return None
     dataset, revision, pattern = found.groups()
     return HubPath(dataset, unquote(revision) if revision else None, pattern)
+
+
+def hub_model(text: str) -> tuple[str, str | None] | None:
+    """Return name and revision of a text of ``MODEL_FORM``, which may begin with hf://; else None.
+
+    A slash in the revision is written %2F.
+    """
+    found = _MODEL.fullmatch(text)
+    if found is None:
+        return None
+    name, revision = found.groups()
+    return name, unquote(revision) if revision else None
+
+
+def name_of_copy(path: str) -> str | None:
+    """Return ``hf://OWNER/NAME@COMMIT`` of a directory that holds a copy of that model, by its path.
+
+    That is one of the cache of ``huggingface_hub``, or one that a run has downloaded; else None.
+    """
+    found = _COPY.fullmatch(path)
+    if found is None:
+        return None
+    owner, name, commit = found.groups()
+    return f"{HUB}{owner}/{name}@{commit}"

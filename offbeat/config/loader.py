@@ -42,6 +42,8 @@ def load_recipe(
 ) -> LoadedRecipe:
     """Read, merge and check everything; of the environment only the home directory is read.
 
+    ``model.path: OWNER/NAME`` is a model of the hub unless there is such a directory.
+
     A recipe may name another one in ``extends:``, which it is laid over; ``overrides`` are dotted
     ``a.b.c=value`` with a YAML value, the last one wins. Relative paths are relative to the file
     that names them, in an override to the working directory; ``~`` is the home directory.

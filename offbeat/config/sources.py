@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from offbeat.config import schema, yaml_text
-from offbeat.config.hub_path import is_on_hub
+from offbeat.config.hub_path import HUB, hub_model, is_on_hub
 from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem, shorten
 from offbeat.config.secrets import is_secret_key
@@ -17,6 +17,7 @@ from offbeat.messages.text import list_names
 
 MAX_CHAIN: Final = 16
 _MOST_NEIGHBOURS: Final = 8
+_MODEL: Final = "model.path"
 _OVERRIDE: Final = "override "
 
 
@@ -149,6 +150,8 @@ def _make_paths_absolute(layer: Section, folder: Path, problems: list[Problem]) 
         leaf = section.children.get(name) if section else None
         if section and isinstance(leaf, Leaf) and leaf.text and not is_on_hub(leaf.text):
             whole = os.path.normpath(folder.absolute() / _from_home(leaf, key, problems))
+            if key == _MODEL and hub_model(leaf.text) is not None and not Path(whole).exists():
+                whole = f"{HUB}{leaf.text}"
             section.children[name] = Leaf(whole, whole, leaf.location)
     run_dir = layer.children.get("run_dir")
     if isinstance(run_dir, Leaf) and run_dir.text:

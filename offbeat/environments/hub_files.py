@@ -26,7 +26,11 @@ _SHOWN_FILES: Final = 12
 
 
 class HubFilesError(FixableError):
-    """Prompt files on the hub cannot be had."""
+    """Files of a dataset or a model on the hub cannot be had."""
+
+
+class HubUnreachable(HubFilesError):
+    """The hub cannot be reached, and the cache lacks files."""
 
 
 def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
@@ -144,4 +148,4 @@ def hub_errors(
             f"the hub cannot be reached or is switched off by HF_HUB_OFFLINE, and the cache lacks "
             f"files ({type(error).__name__}: {first_line(error)})"
         )
-        raise HubFilesError(path, problem, f"Go online, or {offline_fix}") from error
+        raise HubUnreachable(path, problem, f"Go online, or {offline_fix}") from error

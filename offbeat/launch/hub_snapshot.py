@@ -7,13 +7,11 @@ The files of a model are read as bytes; nothing of it is loaded or run.
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # huggingface_hub re-exports the errors of its HTTP client and leaves a few parameters untyped.
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import unquote
 
 import msgspec
 
@@ -21,8 +19,6 @@ from offbeat.environments.hub_files import HubFilesError, hub_errors
 from offbeat.messages.failures import FixableError
 from offbeat.messages.parent_death import die_with_parent
 
-FORM: Final = "OWNER/NAME[@REVISION]"
-_NAME: Final = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([^@\s]+))?")
 _LIST_S: Final = 60.0
 _FOLDERS: Final = (".", "additional_chat_templates")  # other folders are not part of a model
 _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -44,18 +40,6 @@ class HubSnapshot:
     @property
     def nbytes(self) -> int:
         return sum(self.bytes_by_file.values())
-
-
-def hub_name(text: str) -> tuple[str, str | None] | None:
-    """Return name and revision of a text of the form ``FORM``, else None.
-
-    The text may start with hf://. A slash in the revision is written %2F.
-    """
-    found = _NAME.fullmatch(text)
-    if found is None:
-        return None
-    name, revision = found.groups()
-    return name, unquote(revision) if revision else None
 
 
 def list_snapshot(model: str, revision: str | None) -> HubSnapshot:

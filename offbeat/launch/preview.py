@@ -14,6 +14,7 @@ from offbeat.environments.factory import make_environment, make_prompts
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.launch.dry_run import NO_FILE, changed
 from offbeat.launch.evaluate import check_can_evaluate
+from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.launch import launch
 from offbeat.launch.process_environment import set_environment
 from offbeat.launch.run import RunRefused
@@ -146,7 +147,11 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
     """
     set_environment(loaded.config.runtime.env)  # before transformers is imported
     check_can_evaluate(loaded.config)
-    config = _only_sampled(loaded.config, prompts, samples)
+    try:
+        config = with_local_model(loaded.config, _nowhere)
+    except OffbeatError as error:
+        raise RunRefused((str(error),)) from error
+    config = _only_sampled(config, prompts, samples)
     texts = _prompt_texts(config)
     with TemporaryDirectory(prefix="offbeat-preview-") as folder:
         directory = Path(folder) / "run"
@@ -158,6 +163,10 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
             session=Session.silent(),
         )
         return Preview(tuple(_previewed(_scored(end, directory), texts)))
+
+
+def _nowhere(line: str) -> None:
+    """Ignore a line on the progress of a download."""
 
 
 def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:

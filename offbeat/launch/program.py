@@ -47,7 +47,7 @@ def train(
 
     Args:
         recipe: A YAML file that the other arguments are laid over.
-        model: Directory of the model, or the section ``model`` of a recipe.
+        model: Directory of the model, its name on the hub, or the section ``model`` of a recipe.
         prompts: A path, a path on the hub, a ``Dataset``, a ``DataFrame``, or a list of dicts with
             ``prompt`` or ``messages``. Rows are written to a file beside the run's directory.
         eval_prompts: The same for evaluations; ``eval={"interval": N}`` says how often.

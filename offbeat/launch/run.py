@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from offbeat.config.hub_path import name_of_copy
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
@@ -229,6 +230,7 @@ class Run:
         values = without_secrets(
             config.model_dump(exclude_defaults=True), of_environment(os.environ)
         )
+        values["model"]["path"] = name_of_copy(config.model.path) or config.model.path
         text = yaml.dump(values, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True)
         Path(path).write_text(text, encoding="utf-8")
 

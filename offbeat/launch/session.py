@@ -31,6 +31,8 @@ from offbeat.launch.checks.finding import Finding
 from offbeat.launch.checks.report import has_model, problems_before_start, problems_of_model
 from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
+from offbeat.launch.hub_model import with_local_model
+from offbeat.launch.hub_snapshot import CannotStage
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
 from offbeat.launch.opened_run import OpenedRun, open_run, written_files
 from offbeat.launch.run_parts import RunSpec
@@ -199,8 +201,10 @@ def drive(
     config = dry(loaded.config) if dry_run else loaded.config
     config = evaluation_only(config) if evaluates_only else config
     try:
+        if not dry_run:
+            config = with_local_model(config, partial(_say, session.console))
         commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
-    except (HubFilesError, DeadlineExceeded) as error:
+    except (CannotStage, HubFilesError, DeadlineExceeded) as error:
         return session.refuse(error)
     signals = session.signals
     with ExitStack() as ours:

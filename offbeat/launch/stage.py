@@ -188,7 +188,10 @@ def _locked(target: Path) -> Generator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             problem = "another process is staging into it"
-            fix = "Name a directory of each node's own disk, or unset RAY_ADDRESS to fill a shared one"
+            fix = (
+                "Wait until it has ended; on a cluster, name a directory of each node's own disk, or "
+                "unset RAY_ADDRESS to fill a shared one"
+            )
             raise CannotStage(str(target), problem, fix) from error
         yield
     finally:

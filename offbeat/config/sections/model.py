@@ -9,8 +9,9 @@ class ModelConfig(Config):
     """The language model."""
 
     path: RecipePath
-    """Hugging Face directory with config, weights and tokenizer, relative to the recipe. It is
-    never downloaded and must exist on every machine (`offbeat stage`)."""
+    """Hugging Face directory with config, weights and tokenizer, relative to the recipe; it must exist
+    on every machine (`offbeat stage`). `hf://OWNER/NAME[@REVISION]`, or `OWNER/NAME` if there is no such
+    directory: a model of the hub, which is downloaded to the machine that starts the run."""
 
     weights: RecipePath | None = None
     """Training checkpoint of a run, `checkpoints/state_N`, to start from instead of the weights in

@@ -23,7 +23,7 @@ _SUBJECT: Final = "model"
 _POSITIONS: Final = "max_position_embeddings"
 _INDEX: Final = "model.safetensors.index.json"
 _FIX: Final = "Point model.path at a Hugging Face directory with config, weights (*.safetensors) and tokenizer."
-_DOWNLOAD: Final = "Nothing is downloaded: hf download OWNER/NAME --local-dir DIRECTORY gets one."
+_DOWNLOAD: Final = "One of the Hugging Face Hub is model.path=hf://OWNER/NAME."
 
 
 @dataclass(frozen=True, slots=True)

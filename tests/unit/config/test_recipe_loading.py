@@ -189,7 +189,7 @@ def test_an_inherited_path_is_relative_to_the_recipe_that_names_it(
 
 
 def test_a_path_in_an_override_is_relative_to_the_working_directory() -> None:
-    config = load_recipe(QUICKSTART, ["model.path=some/model"]).config
+    config = load_recipe(QUICKSTART, ["model.path=./some/model"]).config
     assert config.model.path == str(Path.cwd() / "some" / "model")
 
 

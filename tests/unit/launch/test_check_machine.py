@@ -95,7 +95,7 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["check", QUICKSTART, *overrides, "--run-dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "nowhere is no directory" in result.stdout
-    assert "hf download OWNER/NAME" in result.stdout
+    assert "model.path=hf://OWNER/NAME" in result.stdout
     assert "no module no_such" in result.stdout
     assert "holds another run (summary.json)" in result.stdout
     assert "environment 'custom' has no prompts of its own" in result.stdout

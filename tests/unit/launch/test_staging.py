@@ -14,7 +14,8 @@ from typing import Final
 
 import pytest
 
-from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, hub_name, is_wanted
+from offbeat.config.hub_path import hub_model
+from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, is_wanted
 from offbeat.launch.stage import ChildDownload, DownloadProgress, progress, staged, supervise
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from tests.support.fake_hub import DATASET, FakeHub, serving
@@ -297,4 +298,4 @@ def test_only_files_that_a_run_may_read_are_wanted() -> None:
 def test_a_model_of_the_hub_is_named_by_owner_and_name(
     text: str, named: tuple[str, str | None] | None
 ) -> None:
-    assert hub_name(text) == named
+    assert hub_model(text) == named
