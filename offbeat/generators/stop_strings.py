@@ -24,6 +24,8 @@ class TextStream:
     """
 
     def __init__(self, decode: Decode) -> None:
+        self.held_text = ""
+        """Text of the tokens that are held back, up to the character that is not whole."""
         self._decode = decode
         self._context: list[int] = []
         self._context_text = ""
@@ -33,10 +35,12 @@ class TextStream:
         """Return the text that is whole now and was not before."""
         self._pending.append(token)
         text = self._decode([*self._context, *self._pending])
+        piece = text[len(self._context_text) :]
         is_unfinished = text.endswith(_UNFINISHED)
         if is_unfinished and len(self._pending) < _LONGEST_HELD:
+            self.held_text = piece.rstrip(_UNFINISHED)
             return ""
-        piece = text[len(self._context_text) :]
+        self.held_text = ""
         if is_unfinished:  # its bytes must not join those of what follows
             self._context, self._context_text = [], ""
         elif piece:  # a token without text is no context
@@ -46,7 +50,12 @@ class TextStream:
 
 
 class StopMatcher:
-    """Watches the text of one sample for its stop strings."""
+    """Watches the text of one sample for its stop strings.
+
+    A token costs the same at any length of the sample. Only the tokens since the last piece of text
+    and those of that piece are decoded, at most twice ``_LONGEST_HELD``. Of the text before them, one
+    character less than the longest stop string is kept: a string with more of it would be complete.
+    """
 
     def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
         self._stream, self._stop = TextStream(decode), tuple(stop)
@@ -57,7 +66,8 @@ class StopMatcher:
         """Take the next token; True if the text up to it contains a stop string."""
         text = self._tail + self._stream.push(token)
         self._tail = text[max(len(text) - self._reach, 0) :]
-        return any(each in text for each in self._stop)
+        seen = text + self._stream.held_text
+        return any(each in seen for each in self._stop)
 
 
 def text_before_stop(text: str, stop: Sequence[str]) -> str:

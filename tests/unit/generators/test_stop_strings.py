@@ -41,10 +41,38 @@ def test_the_matcher_ends_where_the_whole_text_first_contains_a_stop_string(
     assert matched_at(tokens, stop) == first_complete(tokens, stop)
 
 
-@given(st.lists(st.sampled_from([*range(97, 100), 256, 257, 258, SPECIAL]), max_size=20))
+@given(st.lists(st.sampled_from([*range(97, 100), *range(256, 260), SPECIAL]), max_size=20))
 def test_tokens_of_several_characters_and_special_ones_are_seen_through(tokens: list[int]) -> None:
-    stop = ("ba", "tOb", "ét ")
+    stop = ("ba", "tOb", "ét ", "bx", "xé")
     assert matched_at(tokens, stop) == first_complete(tokens, stop)
+
+
+def test_a_token_that_completes_a_stop_string_and_begins_a_character_ends_the_sample() -> None:
+    begins_euro = TOKENS.index(b"x\xe2\x82")
+    assert matched_at([*encode("a"), begins_euro, 0xAC], ["ax"]) == 2
+    assert matched_at([*encode("a"), begins_euro, 0xAC], ["x€"]) == 3
+
+
+def test_a_stop_string_ends_inside_a_token_and_with_the_last_byte_of_a_character() -> None:
+    assert matched_at([*encode("<"), TOKENS.index(b"ab")], ["<a"]) == 2
+    assert [matched_at(list("🙂".encode())[:count], ["🙂"]) for count in (3, 4)] == [0, 4]
+
+
+@given(st.lists(st.integers(0, 255), max_size=400), st.sampled_from(["never said", "€", "abc"]))
+def test_a_token_is_found_without_decoding_all_tokens_before_it(
+    tokens: list[int], stop: str
+) -> None:
+    lengths = list[int]()
+
+    def counted(token_ids: Sequence[int]) -> str:
+        lengths.append(len(token_ids))
+        return decode(token_ids)
+
+    matcher = StopMatcher(counted, [stop])
+    for token in tokens:
+        matcher.push(token)
+    assert max(lengths, default=0) <= 16
+    assert len(lengths) <= 2 * len(tokens)
 
 
 @given(st.text(max_size=40))
