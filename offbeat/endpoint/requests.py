@@ -116,9 +116,9 @@ class _Sampling(_Body):
 
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
     top_k: int | None = None
     min_p: float | None = None
+    n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -247,10 +247,11 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_json", problem) from error
 
 
+_EVERY_TOKEN: Final = -1
+"""Another value of ``top_k`` for no limit, as vLLM accepts it."""
+
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "n": (None, 1),
-    "top_k": (None, -1, 0),
-    "min_p": (None, 0),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -262,8 +263,10 @@ def _check_sampling(asked: _Sampling, sampling: SamplingParams) -> None:
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(asked, name)) not in neutral:
             raise unsupported(name, f"{value} is not supported: leave it out")
-    for name in ("temperature", "top_p"):
+    for name in ("temperature", "top_p", "top_k", "min_p"):
         value, fixed = getattr(asked, name), getattr(sampling, name)
+        if name == "top_k" and value == _EVERY_TOKEN:
+            value = 0
         if value is not None and value != fixed:
             problem = f"{value:g} is asked for, but the recipe samples with {fixed:g}: leave it out"
             raise unsupported(name, problem)

@@ -33,6 +33,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     seed: int | None = None  # None: drawn from the engine's own generator
     stop: tuple[str, ...] = ()
     """A sample ends with the first token whose text completes one of these; every token is kept."""
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0  # 0: all tokens
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -50,7 +52,8 @@ class GenerateResult(msgspec.Struct, frozen=True):
     """Continuations of one request, packed end to end.
 
     ``logprobs`` are natural logs under ``softmax(logits / temperature)`` over the whole vocabulary,
-    before ``top_p`` cuts it: the distribution the trainer recomputes and the loss compares with.
+    before ``min_p``, ``top_k`` and ``top_p`` cut it: the distribution the trainer recomputes and the
+    loss compares with.
     """
 
     request_id: str

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from releases import TINY, Weights, weights
 
 from offbeat.actors.vllm_engine_actor import VllmEngineActor
@@ -218,9 +219,11 @@ async def ask(
     temperature: float = 1.0,
     seed: int | None = 1,
     ends: tuple[int, ...] = (),
+    **others: Any,
 ) -> GenerateResult:
     """A request as an environment worker's arrives."""
     sampling = SamplingParams(temperature, 1.0, tokens, ends, seed)
+    sampling = msgspec.structs.replace(sampling, **others)
     return await actor.generate(GenerateRequest(id_, PROMPT, samples, sampling))
 
 

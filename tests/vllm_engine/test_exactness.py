@@ -78,6 +78,21 @@ def test_logprobs_are_of_the_distribution_that_was_drawn_from(
     shared.play(story)  # the shared engine is of temperature 1, so these are raw
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
+def test_a_filter_changes_what_vllm_draws_and_not_its_logprobs(
+    shared: Shared, filters: dict[str, float]
+) -> None:
+    async def story(actor: TakenOver) -> None:
+        served = await serve(actor, 1, 0)
+        result = await ask(actor, **filters)
+        assert served.worst_error(PROMPT, result) < FP32_NATS
+        assert result.logprobs.min() < -0.1, "of the filtered distribution each would be 0"
+        first, *others = np.split(result.token_ids, result.offsets[1:-1])
+        assert all(other.tolist() == first.tolist() for other in others)
+
+    shared.play(story)
+
+
 Errors = NDArray[np.float32]
 
 

@@ -16,10 +16,12 @@ from offbeat.generators.vllm.arguments import (
 )
 from offbeat.generators.vllm.errors import EngineArgsRefused
 from offbeat.generators.vllm.lazy_import import load_library
+from offbeat.generators.vllm.outputs import sampling_arguments
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.workarounds import WORKAROUNDS
 from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.vllm import check_vllm
+from offbeat.messages.generation import GenerateRequest, SamplingParams
 
 
 def recipe(**engine_args: Any) -> RunConfig:
@@ -35,6 +37,13 @@ def recipe(**engine_args: Any) -> RunConfig:
 def test_every_argument_we_set_exists_in_the_installed_vllm(tmp_path: Path) -> None:
     known = fields_of(load_library().AsyncEngineArgs)
     assert engine_arguments(spec_in(tmp_path)).keys() <= known.keys()
+
+
+def test_every_argument_of_a_request_exists_in_the_installed_vllm() -> None:
+    sampling = SamplingParams(top_k=3, min_p=0.1, stop=("x",), seed=1)
+    arguments = sampling_arguments(GenerateRequest("r", (1, 2), 2, sampling), end_ids=(9,))
+    params = load_library().SamplingParams(**arguments)
+    assert (params.top_k, params.min_p, params.stop) == (3, 0.1, ["x"])
 
 
 def test_the_recipe_sets_further_arguments_and_parallel_sizes(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.failures import InvalidRequest
-from offbeat.messages.generation import LEAST_TEMPERATURE, GenerateRequest, GenerateResult
+from offbeat.messages.generation import (
+    LEAST_TEMPERATURE,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+)
 from offbeat.messages.groups import VersionSpans
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 
@@ -54,21 +59,12 @@ class RequestLimits:
             )
         if sampling.max_new_tokens < 1:
             yield f"max_new_tokens={sampling.max_new_tokens}", "Ask for at least one token"
-        if not sampling.temperature >= LEAST_TEMPERATURE:
-            yield (
-                (
-                    f"temperature={sampling.temperature:g} has no softmax in float32, the least is "
-                    f"{LEAST_TEMPERATURE:g}"
-                ),
-                "Use a small positive one, such as 0.01, for almost greedy decoding",
-            )
         if outside := [each for each in sampling.stop_token_ids if not 0 <= each < self.vocabulary]:
             problem = f"stop_token_ids={outside} are outside the vocabulary of {self.vocabulary}"
             yield problem, "Take ids of the model's tokenizer"
         if "" in sampling.stop:
             yield "stop holds an empty string", "Leave it out"
-        if not 0 < sampling.top_p <= 1:
-            yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
+        yield from _distribution_problems(sampling)
 
     def _media_problems(self, request: GenerateRequest) -> Iterator[tuple[str, str]]:
         if request.media is None:
@@ -78,6 +74,23 @@ class RequestLimits:
             if self.media_rules.reads_media:
                 fix = f"Make ids and {self.media_rules.noun} with the served model's processor"
             yield f"the prompt {problem}", fix
+
+
+def _distribution_problems(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    if not sampling.temperature >= LEAST_TEMPERATURE:
+        yield (
+            (
+                f"temperature={sampling.temperature:g} has no softmax in float32, the least is "
+                f"{LEAST_TEMPERATURE:g}"
+            ),
+            "Use a small positive one, such as 0.01, for almost greedy decoding",
+        )
+    if not 0 < sampling.top_p <= 1:
+        yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
+    if sampling.top_k < 0:
+        yield f"top_k={sampling.top_k} is below 0", "Use 0 to keep every token"
+    if not 0 <= sampling.min_p <= 1:
+        yield f"min_p={sampling.min_p:g} is not in [0, 1]", "Use 0 to keep every token"
 
 
 @dataclass(slots=True)

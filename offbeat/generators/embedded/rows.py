@@ -8,12 +8,16 @@ Legend: R rows, S stop tokens, V vocabulary.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from offbeat.generators.embedded.request import OpenRequest
+from offbeat.messages.generation import SamplingParams
 
 _MASK_64 = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15  # the odd number nearest 2**64 / golden ratio
@@ -46,8 +50,67 @@ def uniforms(keys_R: Tensor, positions_R: Tensor) -> Tensor:
     return _shifted(mixed, 12).to(torch.float64) * 2.0**-52
 
 
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Limits of the tokens that each row may draw. A filter that no row uses is None.
+
+    They apply to the probabilities after the temperature, in vLLM's order (``Sampler`` in
+    vllm/v1/sample/sampler.py, 0.32): ``min_p``, ``top_k``, ``top_p``.
+    """
+
+    min_p_R: Tensor | None = None
+    """[R] least probabilities, as fractions of the row's largest one; 0 keeps every token."""
+
+    top_k_R: Tensor | None = None
+    """[R] numbers of most probable tokens, with ties of the last one; infinity keeps every token."""
+
+    top_p_R: Tensor | None = None
+    """[R] nucleus masses, as fractions of the mass that the other filters leave; infinity keeps
+    every token."""
+
+    def find_filtered_rows(self) -> Tensor:
+        """Return which rows have a filter, [R] bool."""
+        used = self._find_limited_rows()
+        if self.top_p_R is not None:
+            used.append(self.top_p_R < 1)
+        return reduce(torch.logical_or, used)
+
+    def weights(self, sorted_RV: Tensor) -> Tensor:
+        """Return probabilities with 0 for each removed token, [R, V].
+
+        Args:
+            sorted_RV: [R, V] probabilities, each row in descending order.
+        """
+        kept_RV = sorted_RV
+        if self.min_p_R is not None:
+            least_R1 = self.min_p_R[:, None] * sorted_RV[:, :1]
+            kept_RV = kept_RV.masked_fill(kept_RV < least_R1, 0)
+        if self.top_k_R is not None:
+            last_R = self.top_k_R.clamp(max=sorted_RV.shape[1]).long() - 1
+            kept_RV = kept_RV.masked_fill(kept_RV < kept_RV.gather(1, last_R[:, None]), 0)
+        if self.top_p_R is not None:
+            sums_RV = kept_RV.cumsum(-1, dtype=torch.float64)
+            most_R = self.top_p_R
+            if limits := self._find_limited_rows():
+                # A row without them keeps its exact bound, whichever filters other rows have
+                most_R = torch.where(
+                    reduce(torch.logical_or, limits), most_R * sums_RV[:, -1], most_R
+                )
+            kept_RV = kept_RV.masked_fill(sums_RV - kept_RV >= most_R[:, None], 0)
+        return kept_RV
+
+    def _find_limited_rows(self) -> list[Tensor]:
+        """Return which rows use ``min_p``, and which ``top_k``, [R] bool each."""
+        limits = list[Tensor]()
+        if self.min_p_R is not None:
+            limits.append(self.min_p_R > 0)
+        if self.top_k_R is not None:
+            limits.append(self.top_k_R < math.inf)
+        return limits
+
+
 def draw(
-    logits_RV: Tensor, temperature_R: Tensor, noise_R: Tensor, top_p_R: Tensor | None
+    logits_RV: Tensor, temperature_R: Tensor, noise_R: Tensor, filters: Filters | None
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverting the distribution function at ``noise``.
 
@@ -55,28 +118,28 @@ def draw(
         logits_RV: [R, V], any float type. Computed in float32, or in float64 if given in it.
         temperature_R: [R] in the type of the computation, > 0.
         noise_R: [R] float64 in [0, 1 - 2**-52].
-        top_p_R: [R] nucleus masses in (0, 1], or None if every one is 1.
+        filters: Limits of the tokens to draw from, or None if no row has any.
 
     Returns:
         Tokens [R] int64, never one of probability 0; and their natural logprobs [R] under
-        ``softmax(logits / temperature)`` over the whole vocabulary, before ``top_p`` cuts it.
+        ``softmax(logits / temperature)`` over the whole vocabulary, before ``filters`` cut it.
         A row of logits that is not finite gives a NaN logprob and some token of the vocabulary.
     """
     logprobs_RV = torch.log_softmax(logits_RV.to(temperature_R.dtype) / temperature_R[:, None], -1)
     probs_RV = logprobs_RV.exp()
     tokens_R = _invert(probs_RV, noise_R)
-    if top_p_R is not None:
+    if filters is not None:
         # A row that keeps every token draws the same one whether or not another row is cut
-        tokens_R = torch.where(top_p_R < 1, _draw_nucleus(probs_RV, noise_R, top_p_R), tokens_R)
+        filtered_R = _draw_filtered(probs_RV, noise_R, filters)
+        tokens_R = torch.where(filters.find_filtered_rows(), filtered_R, tokens_R)
     return tokens_R, logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
 
 
-def _draw_nucleus(probs_RV: Tensor, noise_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """Draw one token per row, [R], from the most probable ones that reach a mass of ``top_p``."""
+def _draw_filtered(probs_RV: Tensor, noise_R: Tensor, filters: Filters) -> Tensor:
+    """Draw one token per row, [R], from the tokens that the filters leave."""
     sorted_RV, tokens_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
-    mass_before_RV = sorted_RV.cumsum(-1, dtype=torch.float64) - sorted_RV
-    nucleus_RV = sorted_RV.masked_fill(mass_before_RV >= top_p_R[:, None], 0)
-    return tokens_RV.gather(1, _invert(nucleus_RV, noise_R)[:, None])[:, 0]
+    weights_RV = filters.weights(sorted_RV)
+    return tokens_RV.gather(1, _invert(weights_RV, noise_R)[:, None])[:, 0]
 
 
 def _invert(weights_RV: Tensor, noise_R: Tensor) -> Tensor:
@@ -106,6 +169,12 @@ def _shifted(values: Tensor, bits: int) -> Tensor:
 _NO_TOKEN = -1
 
 
+def _filter_values(sampling: SamplingParams) -> tuple[float, float, float]:
+    """Return ``min_p``, ``top_k`` and ``top_p`` in the form of ``Filters``."""
+    top_p = sampling.top_p if sampling.top_p < 1 else math.inf
+    return sampling.min_p, sampling.top_k or math.inf, top_p
+
+
 class RunningRows:
     """Sampling parameters and owners of the running rows, in the order of the cache's rows.
 
@@ -121,9 +190,11 @@ class RunningRows:
         self._shifts = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._keys = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._temperatures = torch.ones(capacity, dtype=dtype, device=device)
-        self._top_ps = torch.ones(capacity, dtype=torch.float64, device=device)
+        # One tensor, so that a filter that no row uses costs no operation
+        self._filters = torch.zeros(capacity, 3, dtype=torch.float64, device=device)
+        self._min_ps, self._top_ks, self._top_ps = self._filters.unbind(1)
         self._stops = torch.full((capacity, 0), _NO_TOKEN, dtype=torch.int64, device=device)
-        self._cut_rows = 0  # rows with top_p below 1
+        self._has_min_p = self._has_top_k = self._has_top_p = False  # in any row
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -143,12 +214,12 @@ class RunningRows:
             (self._starts, [request.start for request in requests]),
             (self._shifts, [request.shift for request in requests]),
             (self._temperatures, [request.request.sampling.temperature for request in requests]),
-            (self._top_ps, [request.request.sampling.top_p for request in requests]),
+            (self._filters, [_filter_values(request.request.sampling) for request in requests]),
             (self._stops, [(*ids, *[_NO_TOKEN] * (width - len(ids))) for ids in stops]),
         ):
             column[new] = torch.tensor(values, dtype=column.dtype).repeat_interleave(counts, 0)
         self._keys[new] = torch.tensor([noise_key(request.seed, index) for request, index in added])
-        self._count_cut_rows()
+        self._add_filters(requests)
 
     def keep_only(
         self, holes: Tensor, movers: Tensor, owners: list[tuple[OpenRequest, int]]
@@ -160,13 +231,14 @@ class RunningRows:
                 self._shifts,
                 self._keys,
                 self._temperatures,
-                self._top_ps,
+                self._filters,
                 self._stops,
             ):
                 column.index_copy_(0, holes, column.index_select(0, movers))
         self.owners = owners
-        if self._cut_rows:
-            self._count_cut_rows()
+        if self._is_filtered:
+            self._has_min_p = self._has_top_k = self._has_top_p = False
+            self._add_filters(dict.fromkeys(owner for owner, _ in owners))
 
     def positions(self, tick: int) -> Tensor:
         """Return the position of this tick's token in each row's sequence, [R]."""
@@ -179,12 +251,11 @@ class RunningRows:
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
         """Return the token of every row at this tick, [R], and its logprob, [R].
 
-        ``sampling.draw`` says how they are drawn.
+        The function ``draw`` says how they are drawn.
         """
         rows = len(self)
         noise_R = uniforms(self._keys[:rows], self.positions(tick))
-        top_p_R = self._top_ps[:rows] if self._cut_rows else None
-        return draw(logits_RV, self._temperatures[:rows], noise_R, top_p_R)
+        return draw(logits_RV, self._temperatures[:rows], noise_R, self._filters_in_use())
 
     def stopped(self, tokens_R: Tensor) -> list[int]:
         """Return the rows whose token is one of their stop tokens."""
@@ -198,5 +269,22 @@ class RunningRows:
         if missing > 0:
             self._stops = torch.nn.functional.pad(self._stops, (0, missing), value=_NO_TOKEN)
 
-    def _count_cut_rows(self) -> None:
-        self._cut_rows = sum(owner.request.sampling.top_p < 1 for owner, _ in self.owners)
+    @property
+    def _is_filtered(self) -> bool:
+        return self._has_min_p or self._has_top_k or self._has_top_p
+
+    def _filters_in_use(self) -> Filters | None:
+        if not self._is_filtered:
+            return None
+        rows = len(self)
+        return Filters(
+            min_p_R=self._min_ps[:rows] if self._has_min_p else None,
+            top_k_R=self._top_ks[:rows] if self._has_top_k else None,
+            top_p_R=self._top_ps[:rows] if self._has_top_p else None,
+        )
+
+    def _add_filters(self, requests: Iterable[OpenRequest]) -> None:
+        sampling = [request.request.sampling for request in requests]
+        self._has_min_p |= any(each.min_p > 0 for each in sampling)
+        self._has_top_k |= any(each.top_k > 0 for each in sampling)
+        self._has_top_p |= any(each.top_p < 1 for each in sampling)

@@ -68,8 +68,9 @@ def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
 def logprobs_mode(config: VllmGeneratorConfig) -> str:
     """Return the vLLM mode whose logprobs are of ``softmax(logits / temperature)``, untruncated.
 
-    vLLM's raw logprobs are of temperature 1, its processed ones are cut by ``top_p``. No mode fits
-    another temperature together with a ``top_p`` below 1; the config refuses that.
+    vLLM's raw logprobs are of temperature 1, before any filter. Its processed ones are cut by
+    ``min_p``, ``top_k`` and ``top_p`` (vllm/v1/sample/sampler.py, 0.32). No mode fits another
+    temperature together with a filter; the config refuses that.
     """
     return "raw_logprobs" if config.sampling.temperature == 1 else "processed_logprobs"
 

@@ -42,12 +42,16 @@ def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict
         "n": request.samples,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "max_tokens": sampling.max_new_tokens,
         "ignore_eos": True,  # the tokenizer's end is not the model's: ``end_ids`` says what ends
         "stop_token_ids": [*dict.fromkeys((*end_ids, *sampling.stop_token_ids))],
         "seed": seed,
         "logprobs": 0,  # of the drawn token alone
         "flat_logprobs": True,
+        # Its ``include_stop_str_in_output`` stays off. It changes only vLLM's text, which is not read:
+        # all tokens are returned. With it, the text of a stop token could complete a stop string.
         "stop": list(sampling.stop),
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,  # a stop string may have one, as agents see them

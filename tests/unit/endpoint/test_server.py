@@ -21,7 +21,7 @@ from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.images.errors import STRAY_TOKEN
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.multimodal.prompt_tokens import MediaTokens
 from tests.support.agent_endpoint import CHATML, DrawnBytes, encode, session, template
 
@@ -303,6 +303,8 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_engine() -> None:
     [
         ({"temperature": 0.2}, "temperature"),
         ({"top_p": 0.5}, "top_p"),
+        ({"top_k": 20}, "top_k: 20 is asked for, but the recipe samples with 0"),
+        ({"min_p": 0.1}, "min_p: 0.1 is asked for"),
         ({"n": 2}, "n: 2"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"frequency_penalty": 1}, "frequency_penalty"),
@@ -338,10 +340,24 @@ def test_what_is_not_supported_is_refused_by_its_name(changes: Any, named: str) 
 
 def test_values_that_change_nothing_are_accepted() -> None:
     same = {"temperature": 1, "top_p": 1.0, "n": 1, "frequency_penalty": 0, "logit_bias": {}}
-    other = {"user": "me", "store": False, "metadata": {}, "stop": None, "top_k": -1}
+    other = {"user": "me", "store": False, "metadata": {}, "stop": None, "top_k": -1, "min_p": 0}
 
     async def story(client: Client) -> None:
         assert (await client.post({**HELLO, **same, **other}))[0] == 200
+
+    play(story)
+
+
+def test_filters_are_accepted_with_the_recipes_value_only() -> None:
+    recipe = SamplingParams(max_new_tokens=40, top_k=20, min_p=0.1)
+
+    async def story(client: Client) -> None:
+        client.session.engine = replace(client.session.engine, sampling=recipe)
+        assert (await client.post({**HELLO, "top_k": 20, "min_p": 0.1}))[0] == 200
+        for other in ({"top_k": -1}, {"top_k": 0}, {"min_p": 0}):
+            status, answer = await client.post({**HELLO, **other})
+            assert status == 400
+            assert "but the recipe samples with" in answer["error"]["message"]
 
     play(story)
 

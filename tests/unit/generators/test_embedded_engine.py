@@ -1,5 +1,6 @@
 """The scheduler: what starts, what ends and why, what is refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import find_undecodable_layer, load_model
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.failures import InvalidRequest
+from offbeat.messages.generation import GenerateResult
 
 
 def test_a_request_ends_at_its_length_and_says_so(
@@ -39,6 +41,52 @@ def test_a_stop_token_ends_a_sample_and_is_kept(
         assert (reason == "stop") == ends[-1]
         stopped += ends[-1]
     assert stopped > 8
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}])
+def test_a_filter_of_one_request_is_nothing_to_another_and_ends_with_it(
+    filters: dict[str, Any],
+    make_engine: MakeEngine,
+    request_of: MakeRequest,
+    finish: Finish,
+    samples_of: SamplesOf,
+) -> None:
+    engine = make_engine()
+    engine.submit(request_of("greedy", samples=4, max_new_tokens=8, seed=1, **filters))
+    engine.submit(request_of("free", samples=4, max_new_tokens=30, seed=2))
+    results = finish(engine)
+    greedy = [tokens for tokens, _ in samples_of(results["greedy"])]
+    assert greedy == [greedy[0]] * 4, "only the most probable token is left"
+    alone = make_engine()
+    alone.submit(request_of("free", samples=4, max_new_tokens=30, seed=2))
+    assert results["free"].token_ids.tolist() == finish(alone)["free"].token_ids.tolist()
+    assert len({tuple(tokens) for tokens, _ in samples_of(results["free"])}) == 4
+
+
+def test_a_stop_string_over_two_tokens_ends_a_sample_with_the_second_one(
+    make_engine: MakeEngine, request_of: MakeRequest, finish: Finish, samples_of: SamplesOf
+) -> None:
+    def decode(token_ids: Sequence[int]) -> str:
+        return "".join(f"{token:02}" for token in token_ids)
+
+    def drawn(*stop: str) -> GenerateResult:
+        engine = make_engine(decode=decode)
+        engine.submit(request_of("r", samples=8, max_new_tokens=60, seed=1, stop=stop))
+        return finish(engine)["r"]
+
+    whole = [tokens for tokens, _ in samples_of(drawn())]
+    stop = decode(whole[0])[5:7]  # a digit of two tokens each
+    result = drawn(stop)
+    ended = 0
+    for tokens, (kept, _), reason in zip(
+        whole, samples_of(result), result.finish_reasons, strict=True
+    ):
+        found = [stop in decode(tokens[: count + 1]) for count in range(len(tokens))]
+        length = found.index(True) + 1 if True in found else len(tokens)
+        assert list(kept) == list(tokens[:length])
+        assert reason == ("stop_string" if True in found else "length")
+        ended += True in found
+    assert ended
 
 
 def test_a_stop_token_of_one_request_is_nothing_to_another(
@@ -222,6 +270,11 @@ def test_busy_time_is_what_steps_took(
         ({"temperature": float("nan")}, ["temperature=nan"]),
         ({"top_p": 0.0}, ["top_p=0"]),
         ({"top_p": 1.5}, ["top_p=1.5"]),
+        ({"top_k": -1}, ["top_k=-1", "Use 0"]),
+        ({"min_p": -0.1}, ["min_p=-0.1"]),
+        ({"min_p": 1.5}, ["min_p=1.5"]),
+        ({"min_p": float("nan")}, ["min_p=nan"]),
+        ({"stop": ("x", "")}, ["empty string"]),
     ],
 )
 def test_a_request_that_can_never_be_served_is_refused(

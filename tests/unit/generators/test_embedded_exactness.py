@@ -30,6 +30,8 @@ def ragged_requests(count: int, seed: int) -> list[GenerateRequest]:
             SamplingParams(
                 temperature=dice.choice((0.7, 1.0, 1.3)),
                 top_p=dice.choice((1.0, 0.9)),
+                top_k=dice.choice((0, 0, 5)),
+                min_p=dice.choice((0.0, 0.0, 0.1)),
                 max_new_tokens=dice.choice((1, 4, 30, 70)),
                 stop_token_ids=(number % 64,),
                 seed=number,
