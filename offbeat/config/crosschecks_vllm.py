@@ -120,11 +120,22 @@ def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> I
             "at which vLLM samples instead, and the loss would use another temperature",
             f"Set it to {_LEAST_TEMPERATURE:g} or more.",
         )
-    if sampling.temperature != 1 and sampling.top_p < 1:
-        yield Clash(
-            ("generator.sampling.top_p", "generator.sampling.temperature", "generator.backend"),
-            f"generator.sampling.top_p={sampling.top_p:g} with generator.sampling.temperature="
-            f"{sampling.temperature:g} has no usable logprobs in vLLM: they are either of temperature "
-            "1, or of the distribution that top_p has cut",
-            "Set one of the two to 1.",
-        )
+    if sampling.temperature == 1:
+        return
+    for name, value, neutral in (
+        ("top_p", sampling.top_p, 1),
+        ("top_k", sampling.top_k, 0),
+        ("min_p", sampling.min_p, 0),
+    ):
+        if value != neutral:
+            yield Clash(
+                (
+                    f"generator.sampling.{name}",
+                    "generator.sampling.temperature",
+                    "generator.backend",
+                ),
+                f"generator.sampling.{name}={value:g} with generator.sampling.temperature="
+                f"{sampling.temperature:g} has no usable logprobs in vLLM: they are either of temperature "
+                f"1, or of the distribution that {name} has cut",
+                f"Set {name} to {neutral} or the temperature to 1.",
+            )

@@ -44,7 +44,10 @@ PEER_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "filters.zero_variance": ("grpo.use_dynamic_sampling", "algorithm.filter_groups.enable"),
     "generator.max_model_len": ("policy.max_total_sequence_length", "data.max_prompt_length"),
     "generator.sampling.max_new_tokens": ("data.max_response_length", "max_completion_length"),
-    "generator.sampling.stop_token_ids": ("stop",),
+    "generator.sampling.top_p": ("policy.generation.top_p", "rollout.top_p"),
+    "generator.sampling.top_k": ("policy.generation.top_k", "rollout.top_k"),
+    "generator.sampling.stop_token_ids": ("policy.generation.stop_token_ids",),
+    "generator.sampling.stop": ("policy.generation.stop_strings",),
     "generator.backend": ("rollout.name", "use_vllm"),
     "generator.vllm.tensor_parallel": (
         "vllm_cfg.tensor_parallel_size",
@@ -134,7 +137,6 @@ NOTES: Final[dict[str, str]] = {
     "gradient_accumulation_steps": "It is not needed here: a step of `groups_per_step` groups is cut into microbatches of `trainer.max_tokens_per_microbatch`.",
     "importance_sampling_level": "Its `sequence` is `algorithm.preset=gspo`.",
     "log_completions": "It is not needed here: every sample is in `rollouts/` of the run directory.",
-    "min_p": "It has no key here: samples are drawn from all tokens, or from those of `generator.sampling.top_p`.",
     "nnodes": "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes.",
     "optim": "It has no key here: the optimizer is AdamW, section `trainer.optimizer`.",
     "optimizer_offload": "It has no key here: the optimizer stays on the device of its rank.",
@@ -143,8 +145,6 @@ NOTES: Final[dict[str, str]] = {
     "push_to_hub": "It has no key here: `checkpoints/step_N` of the run directory is a model to upload.",
     "ref_model_sync_steps": "It has no key here: the reference keeps the weights of version 0.",
     "repetition_penalty": "It has no key here: probabilities are those of the model at `generator.sampling.temperature`.",
-    "stop": "There are no stop strings here: name token ids.",
-    "top_k": "It has no key here: samples are drawn from all tokens, or from those of `generator.sampling.top_p`.",
     "vllm_mode": "Its `colocate` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device.",
     "warmup_ratio": "Times `steps`, it is the number of them.",
 }

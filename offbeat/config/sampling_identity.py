@@ -2,9 +2,14 @@
 
 import hashlib
 import json
+from typing import Final
 
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
+
+_LEFT_OUT_IF_OFF: Final[dict[str, object]] = {"top_k": 0, "min_p": 0.0, "stop": []}
+"""Sampling keys that are no part of the name at these values. A stored group whose settings lack the
+key was sampled so, and may still be trained."""
 
 
 def sampling_identity(config: RunConfig) -> str:
@@ -18,8 +23,13 @@ def sampling_identity(config: RunConfig) -> str:
     generator = config.generator
     views = environment_views(config)
     turns = {name: view.environment.max_turns for name, view in views.items()}
+    sampling = generator.sampling.model_dump(mode="json")
     settings = {
-        "sampling": generator.sampling.model_dump(mode="json"),
+        "sampling": {
+            name: value
+            for name, value in sampling.items()
+            if name not in _LEFT_OUT_IF_OFF or value != _LEFT_OUT_IF_OFF[name]
+        },
         "max_model_len": generator.max_model_len,
         "max_turns": turns.get("", turns),
         "max_sample_tokens": config.rollout.max_sample_tokens,

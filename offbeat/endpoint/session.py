@@ -272,8 +272,9 @@ class SampleSession:
         )
         if more:
             ends = tuple(dict.fromkeys((*ends, *more)))
+        stop = tuple(dict.fromkeys((*sampling.stop, *request.stop)))
         sampling = msgspec.structs.replace(
-            sampling, max_new_tokens=most, stop_token_ids=ends, stop=request.stop
+            sampling, max_new_tokens=most, stop_token_ids=ends, stop=stop
         )
         again = f":{self.retry}" if self.retry else ""
         rng = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}{again}")

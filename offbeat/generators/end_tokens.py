@@ -33,16 +33,21 @@ def end_ids_of(model_path: str | Path) -> list[int]:
     return []
 
 
-def end_ids_problem(model_path: str | Path, stop_token_ids: Sequence[int] = ()) -> str:
+def end_ids_problem(
+    model_path: str | Path, stop_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
+) -> str:
     """Return the reason why samples may never end; empty if there is none.
 
     Args:
         model_path: A model directory.
         stop_token_ids: Further tokens that end a sample, from the recipe.
+        stop: Strings that end a sample, from the recipe.
     """
     folder = Path(model_path)
     ends = [*end_ids_of(folder), *stop_token_ids]
     token, id_ = tokenizer_end(folder)
+    if not ends and stop:
+        return ""
     if not ends:
         last = f"; its tokenizer ends with {token!r} ({id_})" if id_ is not None else ""
         return f"{' and '.join(_NAMED_IN)} name no eos_token_id{last}: every sample is cut off"
@@ -54,9 +59,11 @@ def end_ids_problem(model_path: str | Path, stop_token_ids: Sequence[int] = ()) 
     return ""
 
 
-def warn_of_end_ids(model_path: str | Path, stop_token_ids: Sequence[int]) -> None:
+def warn_of_end_ids(
+    model_path: str | Path, stop_token_ids: Sequence[int], stop: Sequence[str]
+) -> None:
     """Log a warning if ``end_ids_problem`` finds a problem."""
-    if problem := end_ids_problem(model_path, stop_token_ids):
+    if problem := end_ids_problem(model_path, stop_token_ids, stop):
         _log.warning("model.no_end", problem=problem, fix="generator.sampling.stop_token_ids")
 
 

@@ -296,8 +296,11 @@ class EnvironmentRunner:
         sampling = SamplingParams(
             temperature=section.temperature,
             top_p=section.top_p,
+            top_k=section.top_k,
+            min_p=section.min_p,
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
+            stop=section.stop,
         )
         tokenizer, tokens, textless = load_tokenizer(view, tokenizer_class), TEXT_ALONE, None
         if tokenizer is not None:

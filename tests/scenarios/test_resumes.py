@@ -230,6 +230,9 @@ def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
     [
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"top_p": 0.9}},
+        {"sampling": {"top_k": 20}},
+        {"sampling": {"min_p": 0.05}},
+        {"sampling": {"stop": ["</answer>"]}},
         {"sampling": {"max_new_tokens": 7}},
         {"sampling": {"stop_token_ids": [5]}},
         {"max_model_len": 100},

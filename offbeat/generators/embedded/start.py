@@ -77,7 +77,7 @@ def started(
     config = of_kind(EmbeddedGeneratorConfig, spec.generator)
     torch.set_num_threads(config.threads)
     model = (load or load_served_model)(spec)
-    warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
+    warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids, config.sampling.stop)
     engine = EmbeddedEngine(
         model,
         name=spec.name,

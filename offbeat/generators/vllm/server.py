@@ -78,7 +78,7 @@ class VllmEngineServer(EngineServer):
         library, llm = started or start(spec)
         incarnation = new_incarnation(spec.name)
         config = of_kind(VllmGeneratorConfig, spec.generator)
-        warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
+        warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids, config.sampling.stop)
         self._vllm = VllmEngine(
             library,
             llm,

@@ -17,8 +17,8 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
-from offbeat.generators.end_tokens import end_ids_of, end_ids_problem
-from offbeat.generators.errors import UndecodableModel
+from offbeat.generators.end_tokens import end_ids_of, end_ids_problem, has_tokenizer
+from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
 from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.checks.media import media_checks
@@ -152,15 +152,25 @@ def trained_parameters(config: RunConfig) -> int | None:
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a model whose samples would never end. The model's files must be complete."""
+    """Report a model whose samples would never end, or not at a stop string.
+
+    The model's files must be complete.
+    """
     if config.generator.backend == "stub":
         return
-    stops = config.generator.sampling.stop_token_ids
-    if problem := end_ids_problem(config.model.path, stops):
+    stops, strings = config.generator.sampling.stop_token_ids, config.generator.sampling.stop
+    if strings and not has_tokenizer(config.model.path):
+        problem = (
+            f"generator.sampling.stop={list(strings)} needs the text of tokens, and the model has no "
+            "tokenizer"
+        )
+        yield error(_ENDS, problem, f"{NO_TOKENIZER_FIX}.")
+    elif problem := end_ids_problem(config.model.path, stops, strings):
         fix = "Name its end in eos_token_id of generation_config.json, or generator.sampling.stop_token_ids."
         yield warning(_ENDS, problem, fix)
     else:
-        yield ok(_ENDS, f"samples end with {[*end_ids_of(config.model.path), *stops]}")
+        ends = [*end_ids_of(config.model.path), *stops, *strings]
+        yield ok(_ENDS, f"samples end with {ends}")
 
 
 def _stop_tokens(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:

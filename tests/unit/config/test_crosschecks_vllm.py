@@ -29,6 +29,11 @@ def test_an_engine_of_one_device_may_share_it() -> None:
     assert found({"device": "cuda", "gpus": 0.5, "vllm": {"tensor_parallel": 2}})
 
 
+def test_filters_at_temperature_1_and_other_temperatures_without_filters_fit_vllm() -> None:
+    assert found({"sampling": {"top_p": 0.9, "top_k": 20, "min_p": 0.05, "stop": ["x"]}}) == []
+    assert found({"sampling": {"temperature": 0.7, "stop": ["x"]}}) == []
+
+
 @pytest.mark.parametrize(
     ("generator", "said"),
     [
@@ -64,7 +69,19 @@ def test_an_engine_of_one_device_may_share_it() -> None:
         ({"vllm": {"engine_args": {"nnodes": 2}}}, "engine_args.nnodes=2 does not fit"),
         (
             {"sampling": {"temperature": 0.7, "top_p": 0.9}},
-            "has no usable logprobs in vLLM",
+            (
+                "top_p=0.9 with generator.sampling.temperature=0.7 has no usable logprobs in vLLM: they are "
+                "either of temperature 1, or of the distribution that top_p has cut. Set top_p to 1 or the "
+                "temperature to 1."
+            ),
+        ),
+        (
+            {"sampling": {"temperature": 0.7, "top_k": 20}},
+            "top_k=20 with generator.sampling.temperature=0.7 has no usable logprobs in vLLM",
+        ),
+        (
+            {"sampling": {"temperature": 0.7, "min_p": 0.05}},
+            "that min_p has cut. Set min_p to 0 or the temperature to 1.",
         ),
         (
             {"sampling": {"temperature": 1e-3}},

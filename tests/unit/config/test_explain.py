@@ -90,12 +90,9 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        (
-            "generator.sampling.stop",
-            "is `generator.sampling.stop_token_ids` here. There are no stop",
-        ),
-        ("generator.sampling.top_k", "It has no key here: samples are drawn from all tokens"),
-        ("generator.sampling.min_p", "It has no key here: samples are drawn from all tokens"),
+        ("policy.generation.stop_strings", "is `generator.sampling.stop` here"),
+        ("actor_rollout_ref.rollout.top_k", "is `generator.sampling.top_k` here"),
+        ("repetition_penalty", "It has no key here: probabilities are those of the model"),
         ("trainer.nnodes", "It has no key here: Ray places"),
         ("deepspeed", "It has no key here: the torch backend cuts"),
         ("gradient_accumulation_steps", "It is not needed here"),
@@ -131,6 +128,12 @@ def test_a_key_that_is_like_no_other_gets_the_names_of_its_section(key: str) -> 
 @pytest.mark.parametrize("peer", NOTES)
 def test_each_key_without_a_counterpart_is_on_the_page(peer: str) -> None:
     assert f"`{peer}`" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "stop"])
+def test_a_key_of_another_library_with_the_name_of_ours_is_sent_to_its_section(key: str) -> None:
+    with pytest.raises(NoSuchKey, match=f"`{key}` belongs in `generator.sampling`"):
+        explain(key)
 
 
 def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,6 +123,29 @@ def test_a_stop_string_is_kept_in_the_tokens_and_not_in_the_text() -> None:
     (branch,) = on.finish()
     assert sampled(branch)[0] == encode("think\nObservation:")
     assert "Observation:<|im_end|>\n<|im_start|>user\ngo on" in text_of(branch)
+
+
+def test_a_stop_string_of_the_recipe_ends_each_answer_and_stays_in_its_text() -> None:
+    engine = DrawnBytes(["a</code> never seen", "b;c</code>", "b</code>!"])
+    on = session(engine)
+    sampling = msgspec.structs.replace(on.engine.sampling, stop=("</code>",))
+    on.engine = replace(on.engine, sampling=sampling)
+
+    async def main() -> list[str]:
+        turns = [
+            await on.chat(ChatTurn((user("1"),))),
+            await on.chat(ChatTurn((user("2"),), stop=(";",))),
+            await on.chat(ChatTurn((user("3"),), stop=(";",))),
+        ]
+        assert {turn.finish_reason for turn in turns} == {"stop"}
+        return [turn.text for turn in turns]
+
+    assert asyncio.run(main()) == ["a</code>", "b", "b</code>"]
+    assert [ids for _, ids, _ in engine.calls] == [
+        encode("a</code>"),
+        encode("b;"),
+        encode("b</code>"),
+    ]
 
 
 def test_a_client_may_go_on_where_a_stop_string_ended_the_answer() -> None:

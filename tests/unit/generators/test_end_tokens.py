@@ -44,6 +44,12 @@ def test_a_model_without_any_end_token_is_told_of_with_the_tokenizers(folder: Pa
     assert not end_ids_problem(folder, stop_token_ids=[1])
 
 
+def test_a_model_without_any_end_token_may_end_with_stop_strings(folder: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        change(folder / name, eos_token_id=None)
+    assert not end_ids_problem(folder, stop=["</answer>"])
+
+
 def test_a_tokenizer_that_ends_otherwise_than_the_model_is_told_of(folder: Path) -> None:
     change(folder / "tokenizer_config.json", eos_token={"content": "<unk>"})
     assert "'<unk>' (3), and samples end with [1] alone" in end_ids_problem(folder)

@@ -553,6 +553,19 @@ def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None
     assert "[-5, 100000] are outside the vocabulary of 64" in found["end of samples"].message
 
 
+def test_stop_strings_are_an_error_without_a_tokenizer(tmp_path: Path) -> None:
+    family_model("Llama").save_pretrained(tmp_path)
+    generator = {"sampling": {"stop": ["</answer>"]}}
+    recipe = config(model={"path": str(tmp_path)}, generator=generator)
+    finding = one(check_end_tokens(recipe))
+    assert finding.level is Level.ERROR
+    assert "generator.sampling.stop=['</answer>'] needs the text of tokens" in finding.message
+    words = Tokenizer(WordLevel({"a": 0, "b": 3}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    assert "</answer>" in one(check_end_tokens(recipe)).message
+    assert one(check_end_tokens(recipe)).level is Level.OK
+
+
 def test_ids_of_the_head_that_the_tokenizer_lacks_are_counted(tmp_path: Path) -> None:
     words = Tokenizer(WordLevel({"a": 0, "b": 3}))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)

@@ -299,6 +299,25 @@ def guessing_engine(*turns: tuple[str, tuple[tuple[int, int], ...]]) -> Any:
 SECRET_5 = {"prompt": "?", "secret": 5}
 
 
+@pytest.mark.parametrize(
+    ("finish", "drawn", "rewards", "truncated"),
+    [
+        ("stop", "7", (1.0,), 0),
+        ("stop_string", "7", (1.0,), 0),
+        ("stop_string", "7;", (0.0,), 0),
+        ("length", "7;", (0.0,), 1),
+    ],
+)
+def test_a_reward_sees_a_stop_string_and_a_sample_that_it_ended_is_whole(
+    finish: str, drawn: str, rewards: tuple[float, ...], truncated: int
+) -> None:
+    receipt, columns = rolled_out(task(samples=1), answers(drawn, finish=finish))
+    assert (receipt.rewards, receipt.truncated_samples) == (rewards, truncated)
+    kept = CharTokenizer().decode(columns["response_ids"].tolist())
+    assert kept == drawn + "</s>" * (finish == "stop")
+    assert columns["loss_mask"].all(), "the stop string is trained, as a stop token is"
+
+
 def test_an_episode_masks_observations_and_stamps_them_with_the_turn_that_follows() -> None:
     engine = guessing_engine(("8", ((1, 2),)), ("3", ((1, 1), (2, 1))), ("5", ((4, 2),)))
     receipt, columns = rolled_out(task(SECRET_5), engine, Guessing(CharTokenizer()))

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sampling import SamplingConfig
 from offbeat.endpoint.worker_agents import make_agents
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import BadEnvironment
@@ -32,7 +33,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
-from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
+from offbeat.rollouts.worker import EnvironmentRunner, EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
 from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
 from tests.support.environment_fakes import CharTokenizer, answers, task
@@ -266,6 +267,30 @@ def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_o
         await worker.close()
 
     asyncio.run(main())
+
+
+def test_every_sampling_key_of_the_recipe_is_in_the_requests(tmp_path: Path) -> None:
+    sampling = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "max_new_tokens": 7,
+        "stop_token_ids": [5],
+        "stop": ["</answer>"],
+    }
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": "none"},
+            "environment": {"name": "stub"},
+            "generator": {"sampling": sampling},
+        }
+    )
+    assert set(sampling) == set(SamplingConfig.model_fields)
+    runner = EnvironmentRunner.make(config, tmp_path, {}, make_agents)
+    sent = msgspec.json.decode(msgspec.json.encode(runner.sampling))
+    assert sent == {**sampling, "seed": None}
 
 
 def agent_worker(
