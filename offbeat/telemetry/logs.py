@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -39,11 +39,23 @@ def configure_logging(
     Returns:
         The outputs of the logger. Closing is optional: lines are not buffered.
     """
-    outputs = JsonLinesLog(
+    outputs = _open_outputs(process, log_dir, run_id, redactor)
+    _send_logs_to(outputs)
+    return outputs
+
+
+def _open_outputs(
+    process: str, log_dir: Path, run_id: str, redactor: Redactor | None
+) -> "JsonLinesLog":
+    return JsonLinesLog(
         log_dir / f"{process}.log",
         redactor or Redactor.from_environment(),
         identity={"process": process, **({"run_id": run_id} if run_id else {})},
     )
+
+
+def _send_logs_to(outputs: "JsonLinesLog") -> None:
+    """Send what structlog, the standard library's loggers and ``warnings`` report to ``outputs``."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -62,7 +74,50 @@ def configure_logging(
         root.removeHandler(handler)
     root.addHandler(_ToStructlog(level=logging.WARNING))
     logging.captureWarnings(capture=True)
-    return outputs
+
+
+class _Logging:
+    """Logging of a process at a moment, to go back to."""
+
+    def __init__(self) -> None:
+        self._config = structlog.get_config() if structlog.is_configured() else None
+        self._handlers = [*logging.getLogger().handlers]
+        self._show_warning = warnings.showwarning
+
+    def restore(self) -> None:
+        if warnings.showwarning is not self._show_warning:
+            logging.captureWarnings(capture=False)
+        logging.getLogger().handlers = self._handlers
+        structlog.reset_defaults()
+        if self._config is not None:
+            structlog.configure(**self._config)
+
+
+class _OpenBlocks:
+    """Blocks of ``log_to`` that are open; those of several runs end in any order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outputs = list["JsonLinesLog"]()  # the newest last
+        self._before: _Logging | None = None  # logging outside of every block
+
+    def enter(self, outputs: "JsonLinesLog") -> None:
+        with self._lock:
+            self._before = self._before or _Logging()
+            self._outputs.append(outputs)
+            _send_logs_to(outputs)
+
+    def leave(self, outputs: "JsonLinesLog") -> None:
+        with self._lock:
+            self._outputs.remove(outputs)
+            if self._outputs:
+                _send_logs_to(self._outputs[-1])
+            elif self._before is not None:
+                self._before.restore()
+                self._before = None
+
+
+_OPEN_BLOCKS: Final = _OpenBlocks()
 
 
 @contextmanager
@@ -71,24 +126,20 @@ def log_to(
 ) -> Generator[None]:
     """Log into a file in the block, then go back to the logging of before.
 
+    A process has one logging. With blocks of several runs open, all lines go to the newest one.
+
     Args:
         process: Name of the file and a field of every line, as in ``configure_logging``.
         log_dir: Created if missing.
         run_id: A field of every line.
         redactor: By default, one with the secrets in this process's environment.
     """
-    was_configured, before = structlog.is_configured(), structlog.get_config()
-    handlers, show_warning = [*logging.getLogger().handlers], warnings.showwarning
-    outputs = configure_logging(process, log_dir, run_id=run_id, redactor=redactor)
+    outputs = _open_outputs(process, log_dir, run_id, redactor)
+    _OPEN_BLOCKS.enter(outputs)
     try:
         yield
     finally:
-        if warnings.showwarning is not show_warning:
-            logging.captureWarnings(capture=False)
-        logging.getLogger().handlers = handlers
-        structlog.reset_defaults()
-        if was_configured:
-            structlog.configure(**before)
+        _OPEN_BLOCKS.leave(outputs)
         outputs.close()
 
 

@@ -4,7 +4,8 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,6 +30,19 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
     if config.mode != "auto":
         return config.mode
     return "online" if environ.get("WANDB_API_KEY") else "offline"
+
+
+@contextlib.contextmanager
+def _without_exit_hooks() -> Generator[None]:
+    """Undo the hooks that W&B sets in the block for an uncaught exception and ``sys.exit``.
+
+    W&B never removes them, and each prints the exception again: once per run of the process.
+    """
+    before = sys.excepthook, sys.exit
+    try:
+        yield
+    finally:
+        sys.excepthook, sys.exit = before
 
 
 class WandbSink:
@@ -121,6 +135,7 @@ class WandbSink:
         with contextlib.suppress(Exception):  # an earlier failure was reported
             self._wandb.teardown()
 
+    @_without_exit_hooks()
     def _begin(self, mode: Literal["online", "offline"]) -> "Run":
         # W&B's own telemetry follows these settings, not those of the run: offline, it makes no
         # call.

@@ -149,6 +149,25 @@ def test_a_log_of_a_block_is_closed_at_its_end_and_the_one_before_goes_on(
     assert [line["event"] for line in found] == ["after.block", "after.block"]
 
 
+def test_of_two_runs_the_one_that_ends_last_logs_to_its_file_until_its_end(
+    tmp_path: Path, configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = structlog.stdlib.get_logger()
+    configure("driver")
+    first, second = (log_to("controller", tmp_path / run) for run in ("first", "second"))
+    first.__enter__()
+    with second:
+        first.__exit__(None, None, None)
+        log.debug("not.shown")
+        log.info("in.second")
+    log.info("after.both")
+    assert [line["event"] for line in lines(tmp_path / "second" / "controller.log")] == [
+        "in.second"
+    ]
+    assert [line["event"] for line in lines(tmp_path / "logs" / "driver.log")] == ["after.both"]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_log_of_a_block_leaves_a_process_as_it_was(tmp_path: Path) -> None:
     program = """
 import logging, structlog, sys, warnings

@@ -173,6 +173,19 @@ wandb_sink.close()
 
 
 @needs_wandb
+def test_an_exception_after_several_runs_is_printed_once(tmp_path: Path) -> None:
+    program = """
+for name in ("first", "second"):
+    run_dir /= name
+    one = sink("offline")
+    one.open()
+    one.close()
+raise ValueError("nobody catches it")
+"""
+    assert run(program, tmp_path).stderr.count("Traceback") == 1
+
+
+@needs_wandb
 def test_when_the_process_of_wandb_dies_the_run_goes_on_in_another(tmp_path: Path) -> None:
     program = """
 wandb_sink = sink("offline")
