@@ -37,8 +37,7 @@ class InputChanged(OffbeatError):
     def __str__(self) -> str:
         return (
             f"{self.key}={self.value} has another content than the run began with: it was changed "
-            "while the run went on. Put it back and go on with offbeat train --resume, or start a "
-            "new run"
+            "while the run went on. Put it back and resume the run, or start a new one"
         )
 
 

@@ -83,7 +83,7 @@ class ClusterLost(OffbeatError):
     def __str__(self) -> str:
         return (
             "this machine is no part of the Ray cluster any more: its raylet was killed or crashed, or "
-            "the network to it is cut. offbeat train --resume goes on from the run directory"
+            "the network to it is cut. A resume goes on from the run directory"
         )
 
 

@@ -28,7 +28,7 @@ class GcsLost(OffbeatError):
         return (
             f"Ray's control service (GCS) at {self.address} has not answered for {self.silent_s:.0f} s: "
             f"{self.problem}. It was killed or crashed, or the network to it is cut. Start the cluster "
-            "again; offbeat train --resume goes on from the run directory"
+            "again; a resume goes on from the run directory"
         )
 
 

@@ -118,7 +118,7 @@ class Preview:
     def verdict(self) -> str:
         """Return one sentence: whether there is something to learn from."""
         if self.reward is None:
-            return "Every sample has failed: offbeat train ends with the first of them."
+            return "Every sample has failed: training ends with the first of them."
         share = 1.0 - self.without_signal
         if not share:
             rewards = {reward for each in self.prompts for reward in each.rewards}

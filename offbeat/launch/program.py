@@ -216,7 +216,7 @@ def _name_of(function: Function) -> str:
 def _session(*, quiet: bool) -> "Session":
     from offbeat.launch.session import Session  # slow to import
 
-    return Session.silent() if quiet else Session()
+    return Session.silent() if quiet else Session(in_python=True)
 
 
 def _prepared(

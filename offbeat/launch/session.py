@@ -164,10 +164,21 @@ class RunEnd:
 class Session:
     """Signals and output of a run; the defaults are those of the command line."""
 
-    def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
-        """Write to these consoles, else to the standard streams."""
+    def __init__(
+        self,
+        console: Console | None = None,
+        errors: Console | None = None,
+        *,
+        in_python: bool = False,
+    ) -> None:
+        """Write to these consoles, else to the standard streams.
+
+        ``in_python``: the caller raises what it gets in ``RunEnd``, so it is not printed; texts name
+        calls of Python, not commands.
+        """
         self.console = screen(sys.stdout) if console is None else console
         self.errors = screen(sys.stderr) if errors is None else errors
+        self.in_python = in_python
         self.signals = Signals()
         self.directory: Path | None = None
         self.opened = threading.Event()
@@ -175,14 +186,20 @@ class Session:
 
     @classmethod
     def silent(cls) -> Self:
-        """Return a session that prints nothing."""
-        return cls(Console(quiet=True), Console(quiet=True))
+        """Return a session of a caller in Python that prints nothing."""
+        return cls(Console(quiet=True), Console(quiet=True), in_python=True)
 
     def refuse(self, *problems: object) -> RunEnd:
-        """Print why the run does not begin, and return that."""
+        """Return why the run does not begin; print it on the command line."""
+        if self.in_python:
+            return RunEnd(REFUSED, problems=tuple(map(_in_python, problems)))
         for each in problems:
             _say(self.errors, printable_lines(str(each)), "red")
         return RunEnd(REFUSED, problems=tuple(map(str, problems)))
+
+
+def _in_python(problem: object) -> str:
+    return problem.in_python() if isinstance(problem, RunDirUnusable | Finding) else str(problem)
 
 
 def drive(
@@ -214,7 +231,8 @@ def drive(
         try:
             found += of_model() if found else _start_meanwhile(runtime, config, signals, of_model)
         except Interrupted as interrupted:
-            _say(session.errors, f"offbeat: {interrupted} before the run began", "red")
+            if not session.in_python:
+                _say(session.errors, f"offbeat: {interrupted} before the run began", "red")
             return RunEnd(exit_code("aborted", signals.received))
         if found:
             return session.refuse(*found)
@@ -283,16 +301,25 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
     console.print(
         rendered_evaluation(directory)
         if spec.evaluates_only and summary.outcome == "finished"
-        else render_summary(summary, written_files(directory), readable_values(directory / CONFIG))
+        else render_summary(
+            msgspec.structs.replace(summary, error=None) if session.in_python else summary,
+            written_files(directory),
+            readable_values(directory / CONFIG),
+        )
     )
     if not spec.evaluates_only:
-        offered = next_commands(directory, summary, on_stubs=spec.config.trainer.backend == "stub")
+        offered = next_commands(
+            directory,
+            summary,
+            on_stubs=spec.config.trainer.backend == "stub",
+            in_python=session.in_python,
+        )
         _say(console, f"\n{offered}")
     if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
         summary = msgspec.structs.replace(
             summary, outcome="failed", error=summary.evaluation_failure
         )
-    if summary.outcome == "failed":
+    if summary.outcome == "failed" and not session.in_python:
         _say(errors, f"offbeat: {summary.error}", "red")
         _say(errors, f"logs: {directory / 'logs'}")
     may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0

@@ -3,7 +3,7 @@
 import fcntl
 import itertools
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,20 @@ class RunDirUnusable(FixableError):
 
     form = "run directory {}: {}. {}"
 
+    fix_in_python: str = ""  # if a call fixes it that is no command
+
+    def in_python(self) -> str:
+        """Return the text for a caller in Python: it names calls where ``str`` names commands."""
+        return self.form.format(self.subject, self.problem, self.fix_in_python or self.fix)
+
+
+_NAME_ANOTHER: Final = ("Name another one with --run-dir", "Name another one with run_dir=...")
+"""Fix on the command line, and in Python."""
+
+
+def _resume_call(directory: Path, *arguments: str) -> str:
+    return f"offbeat.resume({', '.join([repr(str(directory)), *arguments])})"
+
 
 def make_run_dir(
     config: RunConfig, requested: Path | None, commits: Mapping[str, str] = NO_COMMITS
@@ -82,13 +96,19 @@ def make_run_dir(
         except OSError as error:
             if ours is not None:  # a full disk: a partial config would look like that of a run
                 ours.unlink()
-            fix = "Name another one with --run-dir"
-            raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
+            raise RunDirUnusable(
+                str(candidate), error.strerror or str(error), *_NAME_ANOTHER
+            ) from error
         return candidate
     if not wanted.is_dir():
-        raise RunDirUnusable(str(wanted), "it is a file", "Name another one with --run-dir")
-    fix = f"Name another one with --run-dir, or go on with it: offbeat train --resume {wanted}"
-    raise RunDirUnusable(str(wanted), "it holds another run", fix)
+        raise RunDirUnusable(str(wanted), "it is a file", *_NAME_ANOTHER)
+    command, call = _NAME_ANOTHER
+    raise RunDirUnusable(
+        str(wanted),
+        "it holds another run",
+        f"{command}, or go on with it: offbeat train --resume {wanted}",
+        f"{call}, or go on with it: {_resume_call(wanted)}",
+    )
 
 
 @dataclass(slots=True)
@@ -152,7 +172,7 @@ def reopen_run_dir(
         known = {**commits, **recorded}
         inputs = _changed_inputs(config, known, before, changed_code=changed_code)
         wanted = yaml.safe_load(content)
-        _check_fixed(before, wanted, directory, inputs)
+        _check_fixed(before, wanted, directory, inputs, code=targets(config))
         notices = tuple(_notices(dict(leaves(before)), dict(leaves(wanted))))
         _check_journal(directory)
         _check_unfinished(config, directory)
@@ -191,8 +211,13 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
     done = summary.get("steps")
     if summary.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
         problem = f"its run has finished step {done}, and steps={config.steps}"
-        fix = f"Ask for more: offbeat train --resume {directory} steps={done * 2}"
-        raise RunDirUnusable(str(directory), problem, fix)
+        steps = f"steps={done * 2}"
+        raise RunDirUnusable(
+            str(directory),
+            problem,
+            f"Ask for more: offbeat train --resume {directory} {steps}",
+            f"Ask for more: {_resume_call(directory, steps)}",
+        )
 
 
 @contextmanager
@@ -214,8 +239,13 @@ def locked(directory: Path) -> Generator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        fix = f"End it first: offbeat control {directory} stop"
-        raise RunDirUnusable(str(directory), "its run is alive", fix) from None
+        command = f"offbeat control {directory} stop"
+        raise RunDirUnusable(
+            str(directory),
+            "its run is alive",
+            f"End it first: {command}",
+            f"End it first: stop() of the run that start() returned, or {command} in a shell",
+        ) from None
     except OSError:
         pass  # a file system without locks
     try:
@@ -285,7 +315,7 @@ def _other_code(before: str, here: Path) -> str:
     problem = "leads to other source code than the run began with"
     if before and before != str(here):
         return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
-    return f"{problem}. To go on with the change, add --changed-code (in Python changed_code=True)"
+    return problem
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
@@ -307,11 +337,17 @@ def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
     return {key: known[key] for key in keys if key in known}
 
 
-def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
+def _check_fixed(
+    before: object,
+    now: object,
+    directory: Path,
+    inputs: dict[str, str],
+    code: Collection[str],
+) -> None:
     """Check that the fixed keys are unchanged.
 
     Prompts may have moved, if their content is the same. Code that was given by value may have
-    another name: its digest is among the inputs.
+    another name: its digest is among the inputs. ``code`` has the keys of the user's code.
     """
     was, wanted = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
@@ -330,13 +366,20 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         if problem and not (_own_key(key).startswith("eval.") and was.get(key) != wanted.get(key))
     ]
     if changed:
-        fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
+        start_anew = "or start a new run"
         backends = {was.get("trainer.backend"), wanted.get("trainer.backend")}
         if len(backends) > 1 and "stub" not in backends:
             saved = f"{directory / 'checkpoints'}/"
-            fix += f" with its weights: model.weights={saved}state_N, or model.path={saved}step_N"
-            fix += " of an export"
-        raise RunDirUnusable(str(directory), "; ".join(changed), fix)
+            start_anew += (
+                f" with its weights: model.weights={saved}state_N, or model.path={saved}step_N of an "
+                "export"
+            )
+        command = f"Leave these as they were (offbeat train --resume RUN alone does), {start_anew}"
+        call = f"Leave these as they were ({_resume_call(directory)} alone does), {start_anew}"
+        if any(inputs.get(key) for key in code):
+            command += ". To go on with changed code, add --changed-code"
+            call += ". To go on with changed code, pass changed_code=True"
+        raise RunDirUnusable(str(directory), "; ".join(changed), command, call)
 
 
 def _has_more_epochs(was: Mapping[str, object], wanted: Mapping[str, object], key: str) -> bool:

@@ -21,6 +21,6 @@ def unsaved_steps(run_dir: Path, version: int) -> str:
         return ""
     goes_on = f"the checkpoint of version {kept}" if kept else "the initial model, for want of one"
     return (
-        f"no checkpoint of version {version} was written; offbeat train --resume goes on from "
+        f"no checkpoint of version {version} was written; a resume goes on from "
         f"{goes_on}, and trains the steps since then again"
     )

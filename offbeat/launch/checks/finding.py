@@ -20,10 +20,18 @@ class Finding:
     subject: str
     message: str
     fix: str = ""
+    fix_in_python: str = ""  # if a call fixes it that is no command
 
     def __str__(self) -> str:
+        return self._with(self.fix)
+
+    def in_python(self) -> str:
+        """Return the text for a caller in Python: it names calls where ``str`` names commands."""
+        return self._with(self.fix_in_python or self.fix)
+
+    def _with(self, fix: str) -> str:
         line = f"{self.level:<8}{self.subject}: {self.message}"
-        return f"{line}\n        -> {self.fix}" if self.fix else line
+        return f"{line}\n        -> {fix}" if fix else line
 
 
 def ok(subject: str, message: str) -> Finding:
@@ -36,9 +44,9 @@ def warning(subject: str, message: str, fix: str) -> Finding:
     return Finding(Level.WARNING, subject, message, fix)
 
 
-def error(subject: str, message: str, fix: str) -> Finding:
+def error(subject: str, message: str, fix: str, fix_in_python: str = "") -> Finding:
     """Create a finding for a run that cannot work."""
-    return Finding(Level.ERROR, subject, message, fix)
+    return Finding(Level.ERROR, subject, message, fix, fix_in_python)
 
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
