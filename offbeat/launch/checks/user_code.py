@@ -6,9 +6,9 @@ import importlib.util
 import inspect
 import os
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from offbeat.config.by_value import given as given_value
 from offbeat.config.by_value import is_by_value, is_given, unverifiable
@@ -40,12 +40,31 @@ _ARGUMENTS_BY_ENVIRONMENT: Final = {
 _GIVEN_COUNT: Final = 2
 _BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
 _TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
+_CHANGE_BY_ENVIRONMENT: Final = {
+    "agent": "Write it as async def agent(task, client), and return one number.",
+    "function": "Write it as def reward(row, response), and return one number.",
+}
+"""Fix of a function of another form, by ``environment.name``."""
+
+_SOURCE_BY_ENVIRONMENT: Final = {"function": "use row[{!r}] if it is of the row, or "}
+"""Where a function finds a value that it takes as a further argument, by ``environment.name``."""
 _STARTS: Final = {
     "run_recipe",
     *(f"offbeat.{name}" for name in ("preview", "resume", "run_recipe", "start", "train")),
 }
 """Calls that start a run."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_EMPTY: Final = inspect.Parameter.empty
+
+
+class _Arguments(NamedTuple):
+    """Arguments that a function takes."""
+
+    positional: Sequence[str]
+    required: Sequence[str]  # without a default, also of those by keyword only
+    by_keyword: Collection[str]  # all that may be given by keyword
+    takes_any_count: bool
+    takes_any_keyword: bool
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
@@ -123,13 +142,19 @@ def _read_value(
         return None, error(section, seen, GIVE_AGAIN)
     value = given_value(target)
     if not callable(value):
-        seen = f"{section}.target is a {type(value).__name__}, which cannot be called"
+        seen = f"{section}.target has the type {type(value).__name__}, which cannot be called"
         return None, error(section, seen, "Give a function, or a class.")
     node = _definition(value)
     name = getattr(value, "__name__", type(value).__name__)
-    problem = "" if node is None else _problem([node], node, name, options, environment)
+    if environment == "function":
+        problem = _value_problem(value, name, options)
+    else:
+        problem = "" if node is None else _problem([node], node, name, options, environment)
     if problem:
-        return None, error(section, f"{section}.target: {problem}", f"Change {name}.")
+        change = _CHANGE_BY_ENVIRONMENT.get(environment, f"Change {name}.")
+        if isinstance(value, type):
+            change = f"Give an instance, as {name}(...), or a function."
+        return None, error(section, f"{section}.target: {problem}", change)
     if not_covered := unverifiable(target):
         return node, warning(
             section,
@@ -137,6 +162,49 @@ def _read_value(
             "A resume does not see changes there.",
         )
     return node, ok(section, f"{name} was given by value")
+
+
+def _value_problem(value: Callable[..., object], name: str, options: Collection[str]) -> str:
+    """Return why a reward that was given by value cannot be called; empty if it may be."""
+    if isinstance(value, type):
+        is_plain = value.__new__ is object.__new__ and not hasattr(value, "__await__")
+        return f"{name} is a class: a call of it returns no number" if is_plain else ""
+    try:
+        # The signature of a wrapper is its own, not that of what it wraps.
+        signature = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # a function in C may have none
+        return ""
+    return _call_problem(f"{name}()", _arguments_of(signature), options, "function")
+
+
+def _arguments_of(signature: inspect.Signature) -> _Arguments:
+    kinds = inspect.Parameter
+    every = signature.parameters.values()
+    by_position = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    by_keyword = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    of_any_count = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    return _Arguments(
+        [each.name for each in every if each.kind in by_position],
+        [each.name for each in every if each.default is _EMPTY and each.kind not in of_any_count],
+        {each.name for each in every if each.kind in by_keyword},
+        any(each.kind is kinds.VAR_POSITIONAL for each in every),
+        any(each.kind is kinds.VAR_KEYWORD for each in every),
+    )
+
+
+def _arguments_in(source: ast.arguments) -> _Arguments:
+    positional = [each.arg for each in (*source.posonlyargs, *source.args)]
+    keywords = zip(source.kwonlyargs, source.kw_defaults, strict=True)
+    return _Arguments(
+        positional,
+        [
+            *positional[: len(positional) - len(source.defaults)],
+            *(each.arg for each, default in keywords if default is None),
+        ],
+        {each.arg for each in (*source.args, *source.kwonlyargs)},
+        source.vararg is not None,
+        source.kwarg is not None,
+    )
 
 
 def _definition(value: object) -> ast.stmt | None:
@@ -156,16 +224,37 @@ def _definition(value: object) -> ast.stmt | None:
 def _one_sample_per_call(
     config: RunConfig, section: str, node: ast.stmt | None
 ) -> Iterator[Finding]:
-    """Warn of a reward whose arguments have the names of TRL's, which are lists."""
+    """Warn of a reward whose arguments have the names of TRL's, which are lists.
+
+    One that also returns a list cannot work.
+    """
     if config.environment.name != "function" or not isinstance(node, _Function):
         return
     if _BATCHED & {each.arg for each in node.args.args[:_GIVEN_COUNT]}:
-        yield warning(
+        yield (error if _returns_lists(node) else warning)(
             section,
             f"{node.name}() in line {node.lineno} is written for prompts and completions of a batch; it is "
             "called once per response, with its row and its text",
-            f"Write def {node.name}(prompt, response), and return one number.",
+            _CHANGE_BY_ENVIRONMENT["function"],
         )
+
+
+def _returns_lists(function: _Function) -> bool:
+    """Return whether the source shows that every return value of a function is a list."""
+    inside = list(ast.walk(function))
+    lists = {
+        ast.unparse(target)
+        for each in inside
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+        and isinstance(each.value, ast.List | ast.ListComp)
+        for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
+    }
+    returned = [each.value for each in inside if isinstance(each, ast.Return)]
+    return bool(returned) and all(
+        isinstance(each, ast.List | ast.ListComp)
+        or (isinstance(each, ast.Name) and each.id in lists)
+        for each in returned
+    )
 
 
 def _one_call_at_a_time(config: RunConfig, node: ast.stmt | None) -> Iterator[Finding]:
@@ -246,7 +335,10 @@ def _problem(
 ) -> str:
     """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
     if isinstance(node, _Function):
-        return _call_problem(node, options, environment)
+        here = f"{node.name}() in line {node.lineno}"
+        if environment == "agent" and not isinstance(node, ast.AsyncFunctionDef):
+            return f"{here} is not async: write async def {node.name}(task, client)"
+        return _call_problem(here, _arguments_in(node.args), options, environment)
     if isinstance(node, ast.Assign):
         return f"{name} in line {node.lineno} is a constant, and cannot be called"
     # A name may be bound by any statement, even as in globals()["reward"]; * stands for all.
@@ -295,23 +387,19 @@ def _absent_import(body: Sequence[ast.stmt], working_dir: Path) -> str:
     return next((each for each in packages if find_module(each, working_dir) is None), "")
 
 
-def _call_problem(function: _Function, options: Collection[str], environment: str) -> str:
+def _call_problem(here: str, takes: _Arguments, options: Collection[str], environment: str) -> str:
     """Return why a function cannot be called with its two arguments, if it gets them, and ``options``."""
-    here, takes = f"{function.name}() in line {function.lineno}", function.args
     if given := _ARGUMENTS_BY_ENVIRONMENT.get(environment):
-        if environment == "agent" and not isinstance(function, ast.AsyncFunctionDef):
-            return f"{here} is not async: write async def {function.name}(task, client)"
-        positional = [*takes.posonlyargs, *takes.args]
-        if len(positional) < _GIVEN_COUNT and takes.vararg is None:
-            problem = f"{here} takes {len(positional)} arguments; {given}"
-            return problem + (_TRL_FORM if _BATCHED & {each.arg for each in positional} else "")
-        required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
-        keywords = zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
-        required += [each for each, default in keywords if default is None]
-        if missing := [each.arg for each in required if each.arg not in options]:
-            return f"{here} needs {missing[0]!r}: add it to its options; {given}"
-    names = {each.arg for each in (*takes.args, *takes.kwonlyargs)}
-    unknown = [key for key in options if key not in names]
-    if takes.kwarg is None and unknown:
+        count = len(takes.positional)
+        if count < _GIVEN_COUNT and not takes.takes_any_count:
+            problem = f"{here} takes {count} positional argument{'s' * (count != 1)}; {given}"
+            named = {*takes.positional, *takes.by_keyword}
+            return problem + (_TRL_FORM if _BATCHED & named else "")
+        further = [each for each in takes.required if each not in takes.positional[:_GIVEN_COUNT]]
+        if missing := [each for each in further if each not in options]:
+            source = _SOURCE_BY_ENVIRONMENT.get(environment, "").format(missing[0])
+            return f"{here} needs {missing[0]!r}: {source}add it to its options; {given}"
+    unknown = [key for key in options if key not in takes.by_keyword]
+    if unknown and not takes.takes_any_keyword:
         return f"{here} takes no {unknown[0]!r}, which options name"
     return ""

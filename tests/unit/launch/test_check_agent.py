@@ -78,7 +78,10 @@ def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
     ("code", "problem"),
     [
         ("def run(task, client): ...", "is not async: write async def run(task, client)"),
-        ("async def run(task): ...", "takes 1 arguments; an agent gets a task and a client"),
+        (
+            "async def run(task): ...",
+            "takes 1 positional argument; an agent gets a task and a client",
+        ),
         (
             "async def run(task, client, *, tool): ...",
             "needs 'tool': add it to its options; an agent gets a task and a client",

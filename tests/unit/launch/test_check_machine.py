@@ -943,9 +943,12 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
     [
         (
             "def f(completions, **rest): ...",
-            "takes 1 arguments; a reward gets a row and a response",
+            "takes 1 positional argument; a reward gets a row and a response",
         ),
-        ("def f(source, solution, truth, extra=None): ...", "needs 'truth': add it to its options"),
+        (
+            "def f(source, solution, truth, extra=None): ...",
+            "needs 'truth': use row['truth'] if it is of the row, or add it to its options",
+        ),
         ("def f(*both): ...", ""),
         ("def f(prompt, response, near=1): ...", ""),
     ],
