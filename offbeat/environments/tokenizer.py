@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.messages.delayed_interrupt import delay_interrupt
 
 
 class TokenizerClass(NamedTuple):
@@ -38,7 +39,8 @@ def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> A
             pass  # this machine has another version of transformers
         else:
             return kind.from_pretrained(model.path, local_files_only=True)
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
+    with delay_interrupt():  # it imports torch
+        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds; a stub never uses it
 
     tokenizer = AutoTokenizer.from_pretrained(
         model.path, local_files_only=True, trust_remote_code=model.trust_remote_code

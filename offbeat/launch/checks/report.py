@@ -66,6 +66,7 @@ from offbeat.launch.checks.user_code import (
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.wire import check_wire, find_devices
+from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.text import printable_lines
@@ -171,7 +172,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
     model, _ = read_model(Path(config.model.path))
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
     if model and has_model(config):
-        with pause_collections():
+        with delay_interrupt(), pause_collections():
             from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
         trained = model_proof.trained_parameters(config)
         of_model = chain(
