@@ -4,11 +4,21 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from offbeat.config import schema
 from offbeat.config.by_value import give
+from offbeat.config.peer_keys import matching_keys
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
+
+_ARGUMENTS: Final = {
+    "model.path": "model=DIRECTORY",
+    "data.path": "prompts=ROWS",
+    "eval.path": "eval_prompts=ROWS",
+    "environment.target": "reward=FUNCTION",
+    "environment.rewards.NAME.weight": "reward={'NAME': {'target': FUNCTION, 'weight': 0.5}, ...}",
+}
+"""Arguments of ``offbeat.train`` in the place of keys, for the message about another library's name."""
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -28,13 +38,26 @@ def _key(name: str) -> str:
         return name
     fitting = _by_last_part().get(name, ())
     if len(fitting) > 1:
-        shown = ", ".join(fitting)
-        first = fitting[0]
-        section, _, last = first.rpartition(".")
-        hint = f"Write {section}={{{last!r}: ...}}, or **{{{first!r}: ...}}."
-        where = Location(f"argument {name}")
-        raise ConfigError((Problem(where, "", ABSENT, f"{name} is one of: {shown}", hint),))
-    return fitting[0] if fitting else name
+        raise bad_argument(name, f"{name} is one of: {', '.join(fitting)}", _as_key(fitting[0]))
+    if fitting:
+        return fitting[0]
+    joined = (f"{name[:at]}.{name[at + 1 :]}" for at, each in enumerate(name) if each == "_")
+    if key := next((each for each in joined if schema.known(each) is not None), ""):
+        raise bad_argument(name, f"{name} is the key {key}", _as_key(key))
+    meant = [_ARGUMENTS[key] for key in matching_keys(name, least=1) if key in _ARGUMENTS]
+    if meant:
+        raise bad_argument(name, "it is no argument here", f"Write {meant[0]}.")
+    return name
+
+
+def _as_key(key: str) -> str:
+    section, _, last = key.rpartition(".")
+    return f"Write {section}={{{last!r}: ...}}, or **{{{key!r}: ...}}."
+
+
+def bad_argument(name: str, problem: str, hint: str) -> ConfigError:
+    """Return the error of an argument that was given in Python."""
+    return ConfigError((Problem(Location(f"argument {name}"), "", ABSENT, problem, hint),))
 
 
 @cache
@@ -51,9 +74,8 @@ def _text(name: str, value: object) -> str:
     try:
         return json.dumps(value, default=_plain, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        where = Location(f"argument {name}")
         hint = "Give numbers, text, lists and dicts, a path, a function or a class."
-        raise ConfigError((Problem(where, "", ABSENT, str(error), hint),)) from error
+        raise bad_argument(name, str(error), hint) from error
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
@@ -63,4 +85,4 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
         return give(value)
     if hasattr(value, "item"):  # a number of numpy
         return value.item()
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+    raise TypeError(f"{value!r} has the type {type(value).__name__}")

@@ -162,7 +162,7 @@ def translated(keys: Iterable[str], *, parts: int = 1) -> str:
         parts: Last parts of a dotted key that have to be those of the other library's key.
     """
     keys = list(keys)
-    found = [(key, ours) for key in keys if (ours := _matching_keys(key, parts))]
+    found = [(key, ours) for key in keys if (ours := matching_keys(key, parts))]
     said = [
         f"`{key}` is {' or '.join(f'`{each}`' for each in ours)} here"
         for key, ours in found[:_MOST_TRANSLATED]
@@ -172,7 +172,7 @@ def translated(keys: Iterable[str], *, parts: int = 1) -> str:
     return " ".join([*sentences, _PAGE]) if sentences else ""
 
 
-def _matching_keys(key: str, least: int) -> list[str]:
+def matching_keys(key: str, least: int) -> list[str]:
     """Return the keys whose counterparts share the most last parts with ``key``, and at least ``least``."""
     shared = {
         ours: max(_shared_parts(key, peer) for peer in peers) for ours, peers in PEER_KEYS.items()

@@ -57,7 +57,7 @@ def _rows(prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
 
 def _line(number: int, row: object) -> str:
     if not isinstance(row, Mapping):
-        got = f"row {number} is a {type(row).__name__}"
+        got = f"row {number} has the type {type(row).__name__}"
         raise BadRows(got, "a row is a dict", 'Give [{"prompt": ...}, ...]')
     try:
         return json.dumps(dict(row), default=_plain, allow_nan=False, ensure_ascii=False)  # pyright: ignore[reportUnknownArgumentType] -- of any row
@@ -69,4 +69,4 @@ def _line(number: int, row: object) -> str:
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
     if hasattr(value, "tolist"):  # a number or an array of numpy
         return value.tolist()
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+    raise TypeError(f"{value!r} has the type {type(value).__name__}")

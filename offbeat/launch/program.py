@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offbeat.config.keywords import overrides_of
+from offbeat.config.keywords import bad_argument, overrides_of
 from offbeat.config.loader import LoadedRecipe, load_recipe
-from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
+from offbeat.config.problems import ConfigError
 from offbeat.config.user_code import check_starts_run
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Function = Callable[..., Any] | str
 """A function or class, by value or as ``module:name``."""
 
-Rewards = Function | Sequence[Function] | Mapping[str, Function]
+Rewards = Function | Sequence[Function] | Mapping[str, Function | Mapping[str, Any]]
+"""A reward, a list of them, or rewards by name, as functions or sections ``environment.rewards.NAME``."""
 
 
 def train(
@@ -50,9 +51,11 @@ def train(
         model: Directory of the model, its name on the hub, or the section ``model`` of a recipe.
         prompts: A path, a path on the hub, a ``Dataset``, a ``DataFrame``, or a list of dicts with
             ``prompt`` or ``messages``. Rows are written to a file beside the run's directory.
-        eval_prompts: The same for evaluations; ``eval={"interval": N}`` says how often.
+        eval_prompts: The same for evaluations; ``eval={"interval": N}`` says how often, and is
+            required.
         reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
-            summed, with the weights of ``environment.rewards``.
+            summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
+            names of its functions.
         agent: ``agent(task, client) -> float``, likewise.
         run_dir: Directory of the run; None: the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
@@ -197,13 +200,26 @@ def _targets(reward: Rewards) -> dict[str, Any]:
     if isinstance(reward, str) or callable(reward):
         return {"environment.target": reward}
     if not isinstance(reward, Mapping):
+        if not isinstance(reward, Sequence):
+            problem = f"it has the type {type(reward).__name__}"
+            raise bad_argument("reward", problem, "Give a function, a list or a dict of them.")
         names = [_name_of(each) for each in reward]
         if twice := [name for name in names if names.count(name) > 1]:
             problem = f"several functions are called {twice[0]}"
             hint = f"Give them names: reward={{'first': ..., {twice[0]!r}: ...}}."
-            raise ConfigError((Problem(Location("argument reward"), "", ABSENT, problem, hint),))
+            raise bad_argument("reward", problem, hint)
         reward = dict(zip(names, reward, strict=True))
-    return {"environment.rewards": {name: {"target": each} for name, each in reward.items()}}
+    return {"environment.rewards": {name: _section_of(name, each) for name, each in reward.items()}}
+
+
+def _section_of(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(reward, Mapping):
+        return reward
+    if isinstance(reward, str) or callable(reward):
+        return {"target": reward}
+    problem = f"{name} has the type {type(reward).__name__}"
+    hint = f"Give a function, or {{'target': FUNCTION, 'weight': 0.5}}, for {name!r}."
+    raise bad_argument("reward", problem, hint)
 
 
 def _name_of(function: Function) -> str:
@@ -239,7 +255,57 @@ def _loaded(
     recipe: Path | str | None, settings: Mapping[str, Any], *, dry_run: bool
 ) -> LoadedRecipe:
     """Load the recipe; choose the runtime of one process if nobody has chosen and it fits."""
+    _check_recipe(recipe)
     overrides = overrides_of(settings)
+    if recipe is None and "data.path" in settings:
+        _check_has_reward(overrides)
+    loaded = _with_runtime(recipe, overrides, dry_run=dry_run)
+    if "eval.path" in settings and not loaded.config.eval.interval:
+        hint = "Give eval={'interval': N} too, the steps between two evaluations."
+        raise bad_argument("eval_prompts", "eval.interval is 0, so they are never scored", hint)
+    return loaded
+
+
+def _check_recipe(recipe: object) -> None:
+    """Check that the first argument names a file, and no model and no run.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if recipe is None:
+        return
+    if not isinstance(recipe, str | os.PathLike):
+        problem = f"it has the type {type(recipe).__name__}, and a recipe is a YAML file"
+        hint = (
+            "Give keys as arguments: offbeat.train(model=..., steps=...), or offbeat.train(**keys)."
+        )
+        raise bad_argument("recipe", problem, hint)
+    path = Path(recipe)
+    hint_by_file = {
+        CONFIG: f"Go on with a run: offbeat.resume({str(path)!r}).",
+        "config.json": f"Give a model by name: model={str(path)!r}.",
+    }
+    if path.is_dir():
+        hints = (hint for file, hint in hint_by_file.items() if (path / file).exists())
+        hint = next(hints, "Name a YAML file.")
+        raise bad_argument("recipe", f"{path} is a directory, and a recipe is a YAML file", hint)
+
+
+def _check_has_reward(overrides: Sequence[str]) -> None:
+    """Check that something scores the prompts of a run without a recipe file.
+
+    Raises:
+        ConfigError: Nothing does.
+    """
+    sections = {each.partition("=")[0].partition(".")[0] for each in overrides}
+    if sections.isdisjoint({"environment", "environments"}):
+        hint = "Pass reward=FUNCTION with FUNCTION(row, response) -> float, or agent=FUNCTION."
+        raise bad_argument("reward", "it is missing: nothing scores the prompts", hint)
+
+
+def _with_runtime(
+    recipe: Path | str | None, overrides: Sequence[str], *, dry_run: bool
+) -> LoadedRecipe:
     as_given = partial(load_recipe, recipe, dry_run=dry_run)
     if os.environ.get("RAY_ADDRESS"):
         return as_given(overrides)

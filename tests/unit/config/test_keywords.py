@@ -52,5 +52,5 @@ def test_what_can_be_called_is_given_by_value() -> None:
 
 
 def test_a_value_of_no_kind_that_a_recipe_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"argument steps: .* is a object"):
+    with pytest.raises(ConfigError, match=r"argument steps: .* has the type object"):
         overrides_of({"steps": object()})

@@ -1,0 +1,73 @@
+"""Arguments of ``offbeat.train`` that cannot work are refused by their name, before anything starts."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import offbeat
+from offbeat.config.problems import ConfigError
+from offbeat.launch.given_rows import BadRows
+
+ROWS: Final = [{"prompt": "1+1=", "answer": 2}]
+
+
+def right(row: Mapping[str, Any], response: str) -> float:
+    return float(response == row["answer"])
+
+
+def short(row: Mapping[str, Any], response: str) -> float:
+    return -float(len(response))
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Any]:
+    def trained(**changed: Any) -> offbeat.Run:
+        given = {"model": "nowhere", "prompts": ROWS, "reward": right, "steps": 1, **changed}
+        return offbeat.train(
+            quiet=True,
+            run_dir=tmp_path / "run",
+            **{k: v for k, v in given.items() if v is not None},
+        )
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem", "fix"),
+    [
+        ({"eval_prompts": ROWS}, "never scored", "eval={'interval': N}"),
+        ({"eval_interval": 5}, "the key eval.interval", "eval={'interval': ...}"),
+        ({"reward": None, "reward_funcs": right}, "reward_funcs", "Write reward=FUNCTION"),
+        ({"prompts": None, "train_dataset": ROWS}, "train_dataset", "Write prompts=ROWS"),
+        ({"reward": None}, "nothing scores the prompts", "Pass reward=FUNCTION"),
+        ({"reward_weights": [1, 2]}, "reward_weights", "{'target': FUNCTION, 'weight': 0.5}"),
+        ({"reward": {"a": (right, 0.5)}}, "a has the type tuple", "'weight': 0.5}, for 'a'"),
+        ({"reward": 3}, "the type int", "Give a function"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_cannot_work_names_the_one_that_does(
+    train: Callable[..., Any], changed: dict[str, Any], problem: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        train(**changed)
+    assert problem in str(refused.value)
+    assert fix in str(refused.value)
+
+
+def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) -> None:
+    train: Any = offbeat.train
+    with pytest.raises(ConfigError, match=r"has the type dict.*\n.*offbeat\.train\(\*\*keys\)"):
+        train({"model": "nowhere"})
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ConfigError, match=r"Give a model by name: model='"):
+        train(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"Go on with a run: offbeat\.resume\('"):
+        train(tmp_path)
+
+
+def test_a_row_that_is_no_dict_is_named_with_its_type(train: Callable[..., Any]) -> None:
+    with pytest.raises(BadRows, match="row 0 has the type object"):
+        train(prompts=[object()])
