@@ -93,11 +93,12 @@ class ControllerHost:
 
         Return whether a newer controller owns the run: then nothing is written.
         """
+        aborted_by = ""
         match raised:
             case None:
                 self._outcome = "finished"
-            case RunFailed() if isinstance(raised.causes[0], RunAborted):
-                self._outcome = "aborted"
+            case RunFailed(causes=[RunAborted(reason=reason), *_]):
+                self._outcome, aborted_by = "aborted", reason
             case _:
                 self._outcome = "failed"
                 log.error("run.failed", error=str(raised), exc_info=raised)
@@ -108,6 +109,7 @@ class ControllerHost:
         )
         summary = msgspec.structs.replace(
             summary,
+            ended_by=aborted_by or summary.ended_by,
             evaluation=self.scores.newest,
             evaluation_failure=self.redactor(printable(summary.evaluation_failure)),
         )

@@ -164,14 +164,14 @@ class _WatchedRun:
         silence, gcs = HeartbeatTimeout(), watch_gcs()
         while not ray.wait([ended], timeout=_LOOK_S)[0]:
             if signals.received is not None and give_up_at is None:
-                self._abort(controller, signals.received.name)
+                self._abort(controller, signals.reason)
                 give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
             if signals.at_once:
                 raise Interrupted(signals)
             if give_up_at is not None and time.monotonic() > give_up_at:
                 end_controller(controller)
                 problem = "the controller did not end in time"
-                return summarize_lost_run(self.spec, "aborted", problem)
+                return summarize_lost_run(self.spec, "aborted", problem, ended_by=signals.reason)
             for order in self.orders.take_commands():
                 controller.control.remote(order)
             self.read_backs.poll()

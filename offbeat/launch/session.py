@@ -59,7 +59,7 @@ class Interrupted(BaseException):
     """A signal arrived before an orderly end was possible, or a second signal arrived."""
 
     def __init__(self, signals: "Signals") -> None:
-        super().__init__(signals.received.name if signals.received else "")
+        super().__init__(signals.reason)
 
 
 class Signals:
@@ -73,6 +73,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.reason = ""
+        """Name of the signal, or the call that asked for the end."""
         self.watched = False  # a watcher polls it regularly
         self.begun = False  # whether there is a run that can be ended in order
         self._again = self._held_back = False
@@ -108,14 +110,19 @@ class Signals:
             if self.received is not None:
                 raise Interrupted(self)
 
-    def stop(self) -> None:
+    def stop(self, reason: str = signal.SIGINT.name) -> None:
         """Ask for the run's end in order, as the first signal does; from any thread."""
-        self.received = self.received or signal.SIGINT
+        self._receive(signal.SIGINT, reason)
+
+    def _receive(self, received: signal.Signals, reason: str) -> None:
+        """Record what asks for the end; the first one counts."""
+        self.reason = self.reason or reason
+        self.received = self.received or received
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._again = self.received is not None
-        self.received = self.received or signal.Signals(number)
+        self._receive(signal.Signals(number), signal.Signals(number).name)
         if not self.watched and (self._again or not self._held_back):
             raise Interrupted(self)
 
@@ -292,7 +299,8 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
         with signals.installed(), new_token(directory) as token:
             summary = runtime.run(spec, token, console, signals, opened)
     except Interrupted as interrupted:
-        summary = summarize_lost_run(spec, "aborted", f"{interrupted} before an orderly end")
+        problem = f"{interrupted} before an orderly end"
+        summary = summarize_lost_run(spec, "aborted", problem, ended_by=signals.reason)
     except (OffbeatError, OSError, *runtime.failures) as error:
         redactor = Redactor.from_environment(config=spec.config)
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
@@ -344,13 +352,15 @@ def _classify_failure(signals: Signals, problem: str) -> tuple[Outcome, str]:
     """
     if signals.received is None:
         return "failed", problem
-    return "aborted", f"{signals.received.name} before an orderly end: {problem}"
+    return "aborted", f"{signals.reason} before an orderly end: {problem}"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def summarize_lost_run(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
+def summarize_lost_run(
+    spec: RunSpec, outcome: Outcome, error: str, *, ended_by: str = ""
+) -> Summary:
     """Return the summary of a run whose controller wrote none, from what it has recorded."""
-    return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
+    return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error, ended_by=ended_by)

@@ -148,13 +148,13 @@ class _WatchedRun:
         while wait([controller.ended], timeout=_LOOK_S).not_done:
             if signals.received is not None and give_up_at is None:
                 self._look()  # it may have begun since the last look
-                controller.tell(methodcaller("abort", signals.received.name))
+                controller.tell(methodcaller("abort", signals.reason))
                 give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
             if signals.at_once:
                 raise Interrupted(signals)
             if give_up_at is not None and time.monotonic() > give_up_at:
                 problem = "the controller did not end in time"
-                return summarize_lost_run(self.spec, "aborted", problem)
+                return summarize_lost_run(self.spec, "aborted", problem, ended_by=signals.reason)
             for order in self.orders.take_commands():
                 controller.tell(methodcaller("control", order))
             self.read_backs.poll()

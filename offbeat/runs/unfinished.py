@@ -19,7 +19,13 @@ Outcome = Literal["aborted", "failed"]
 
 
 def last_summary(
-    run_dir: Path, config: RunConfig, run_id: str, outcome: Outcome, error: str
+    run_dir: Path,
+    config: RunConfig,
+    run_id: str,
+    outcome: Outcome,
+    error: str,
+    *,
+    ended_by: str = "",
 ) -> Summary:
     """Return the summary that the controller wrote; else write and return that of its journal.
 
@@ -50,6 +56,7 @@ def last_summary(
         outcome=outcome,
         error=error,
     )
+    summary = msgspec.structs.replace(summary, ended_by=ended_by)
     try:
         summary.write(path)
     except OSError as failure:  # a full disk: the display still shows how the run ended

@@ -44,8 +44,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     outcome: Literal["finished", "aborted", "failed"]
     error: str | None = None  # one line
-    # What stopped an orderly run before its last step: a command, or the setting that is a limit.
-    # Empty if it took all its steps, if its prompts ended, or if ``error`` says why it ended.
+    # What ended a run before its last step: a command, a signal, ``run.stop()`` or the setting that
+    # is a limit. Empty if it took all its steps, if its prompts ended, or if it failed.
     ended_by: str = ""
     steps: int  # optimizer steps done
     steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end

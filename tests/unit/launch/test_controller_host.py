@@ -124,6 +124,6 @@ def test_the_last_checkpoint_of_an_aborted_run_is_in_its_journal(tmp_path: Path)
 
     with asyncio.Runner(loop_factory=InlineLoop) as runner:
         summary = Summary.from_json(runner.run(main()))
-    assert summary.outcome == "aborted"
+    assert (summary.outcome, summary.ended_by) == ("aborted", "SIGINT")
     made = [each for each in read_journal(tmp_path / "journal") if isinstance(each, Checkpointed)]
     assert [each.version for each in made] == [summary.trainer_version]

@@ -50,6 +50,16 @@ def test_ray_is_not_interrupted_while_it_starts_but_by_a_second_signal(
     assert seen == done
 
 
+def test_the_first_thing_that_asks_for_the_end_is_its_reason() -> None:
+    signals = Signals()
+    signals.watched = True
+    signals.stop("run.stop()")
+    with signals.installed():
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.received is signal.SIGINT
+    assert signals.reason == "run.stop()"
+
+
 def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
     signals = Signals()
     signals.watched = True
