@@ -10,7 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.user_code import check_starts_run
 from offbeat.doors import find_option
 from offbeat.launch.process_environment import set_environment
-from offbeat.messages.missing_package import missing_package
+from offbeat.messages.missing_package import named_if_missing
 
 if TYPE_CHECKING:
     from offbeat.launch.session import RunEnd, Runtime, Session
@@ -62,10 +62,8 @@ def find_runtime(config: RunConfig) -> "Runtime":
     if config.runtime.backend == "local":
         return find_option("local").LOCAL
     # Ray reads its variables when it is imported.
-    try:
+    with named_if_missing():
         from offbeat.launch.driver import RAY
-    except ModuleNotFoundError as error:
-        raise missing_package(error) or error from None
     return RAY
 
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
 
@@ -13,10 +13,13 @@ from offbeat.config.hub_path import name_of_copy
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
+from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
+from offbeat.messages.missing_package import named_if_missing
 from offbeat.runs import results
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.nearby_runs import what_to_name
+from offbeat.runs.past_run import run_directory
 from offbeat.runs.why import GroupHistory, why
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from offbeat.launch.session import RunEnd, Session
 
 Row = results.Row
+_OF_LIVE_RUNS: Final = ("is_alive", "stop", "wait")
 
 
 class NoRunInDirectory(ShortInNotebooks, FixableError):
@@ -97,6 +101,18 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r})"
 
+    if not TYPE_CHECKING:  # a checker knows which class has them
+
+        def __getattr__(self, name: str) -> Any:
+            """Say who has what only the run of ``start`` has."""
+            if name in _OF_LIVE_RUNS:
+                problem = (
+                    f"this Run has results only; {name} is of the Run that offbeat.start() returned"
+                )
+                fix = f"in a shell: offbeat control {self.directory} stop"
+                raise AttributeError(f"{problem}; {fix}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def config(self) -> RunConfig:
         """The recipe, defaults filled in."""
@@ -105,7 +121,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``; empty while the run goes on."""
-        path = self.directory / "summary.json"
+        path = run_directory(self.directory) / "summary.json"
         return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 
     def metrics(self) -> Any:
@@ -173,8 +189,10 @@ class Run:
 
         Raises:
             KeyError: There is no metric of a name.
+            PackageMissing: matplotlib is not installed.
         """
-        from matplotlib import pyplot as plt  # optional
+        with named_if_missing():
+            from matplotlib import pyplot as plt
 
         axes = plt.subplots()[1] if axes is None else axes
         steps = results.metric_rows(self.directory)
@@ -198,7 +216,7 @@ class Run:
             NothingExported: There is none.
         """
         exported = sorted(
-            (self.directory / "checkpoints").glob("step_*/config.json"),
+            (run_directory(self.directory) / "checkpoints").glob("step_*/config.json"),
             key=lambda path: int(path.parent.name.removeprefix("step_")),
         )
         if not exported:
@@ -213,11 +231,13 @@ class Run:
 
         Raises:
             NothingExported: There is none.
+            PackageMissing: transformers or torch is not installed.
         """
-        from transformers import (  # imports torch
-            AutoModelForCausalLM,
-            AutoTokenizer,
-        )
+        with delay_interrupt(), named_if_missing():
+            from transformers import (  # imports torch
+                AutoModelForCausalLM,
+                AutoTokenizer,
+            )
 
         model: Any = AutoModelForCausalLM
         tokenizer: Any = AutoTokenizer
@@ -251,7 +271,7 @@ class LiveRun(Run):
         try:
             session.opened.wait()
         except KeyboardInterrupt:
-            self.stop()
+            session.signals.stop()
             raise
         directory = session.directory
         super().__init__(self._ended().directory if directory is None else directory)
@@ -288,7 +308,7 @@ class LiveRun(Run):
         try:
             is_over = self._over.wait(timeout_s)
         except KeyboardInterrupt:
-            self.stop()
+            self._session.signals.stop()
             return self._ended(is_asked=False)
         if not is_over:
             raise TimeoutError(f"the run in {self.directory} goes on after {timeout_s:g} s")
@@ -296,7 +316,7 @@ class LiveRun(Run):
 
     def stop(self) -> None:
         """Ask for the end of the run: it writes a checkpoint, and can go on. Returns at once."""
-        self._session.signals.stop()
+        self._session.signals.stop("run.stop()")
 
 
 def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:

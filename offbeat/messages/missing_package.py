@@ -1,5 +1,7 @@
 """Error of a package that a command needs and that is absent, with what to install."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
@@ -25,6 +27,15 @@ class PackageMissing(ShortInNotebooks, OffbeatError):
 
     def __str__(self) -> str:
         return f"the package {self.package} is needed here and is not installed. {_FIXES[self.package]}"
+
+
+@contextmanager
+def named_if_missing() -> Generator[None]:
+    """Raise ``PackageMissing`` if the block imports a known package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_package(error) or error from None
 
 
 def missing_package(error: ModuleNotFoundError) -> PackageMissing | None:

@@ -10,7 +10,7 @@ from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import read_journal
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import FixableError, OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
@@ -20,7 +20,7 @@ _LONGEST_EVENT: Final = 500
 """Characters of an event in a message; a step or a rewind may contain very many groups."""
 
 
-class NotARun(FixableError):
+class NotARun(ShortInNotebooks, FixableError):
     """A directory that was named as a run has no journal."""
 
 
@@ -43,6 +43,18 @@ def never_began(run_dir: Path) -> NotARun:
     return NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
 
 
+def run_directory(run_dir: Path) -> Path:
+    """Return the directory, which exists.
+
+    Raises:
+        NotARun: It does not.
+    """
+    if not run_dir.is_dir():
+        problem = "a file" if run_dir.exists() else "no such directory"
+        raise NotARun(str(run_dir), problem, what_to_name(run_dir))
+    return run_dir
+
+
 def journal_of(run_dir: Path) -> Path:
     """Return the path of the run's journal.
 
@@ -50,10 +62,7 @@ def journal_of(run_dir: Path) -> Path:
         NotARun: There is no journal.
         NoRegularFile: A name in it belongs to no regular file: opening a pipe would wait.
     """
-    if not run_dir.is_dir():
-        problem = "a file" if run_dir.exists() else "no such directory"
-        raise NotARun(str(run_dir), problem, what_to_name(run_dir))
-    journal = run_dir / JOURNAL
+    journal = run_directory(run_dir) / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
         raise never_began(run_dir)
     if not journal.is_dir():

@@ -10,11 +10,11 @@ import yaml
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.past_run import read_events
+from offbeat.runs.past_run import read_events, run_directory
 from offbeat.runs.report.examples import BranchesBySample, logged_rows, prompt_of, token_text
 from offbeat.runs.report.metrics_file import ValidRecords, decoded, whole_lines
 from offbeat.telemetry.records import MetricRecord
@@ -23,7 +23,7 @@ _METRICS: Final = "metrics.jsonl"
 Row = dict[str, Any]
 
 
-class NoSuchStep(OffbeatError):
+class NoSuchStep(ShortInNotebooks, OffbeatError):
     """A step whose samples were asked for was not trained, or a rewind has undone it."""
 
     step: int
@@ -35,7 +35,7 @@ class NoSuchStep(OffbeatError):
 
 def read_config(run_dir: Path) -> RunConfig:
     """Return the recipe of a run."""
-    return RunConfig.model_validate(yaml.safe_load((run_dir / CONFIG).read_bytes()))
+    return RunConfig.model_validate(yaml.safe_load((run_directory(run_dir) / CONFIG).read_bytes()))
 
 
 def metric_rows(run_dir: Path) -> list[Row]:
@@ -52,7 +52,7 @@ def evaluation_rows(run_dir: Path) -> list[Row]:
 
 def failure_rows(run_dir: Path) -> list[Row]:
     """Return the failed samples and groups that the run has kept, oldest first."""
-    path = run_dir / FAILURES
+    path = run_directory(run_dir) / FAILURES
     return [json.loads(line) for _, line in whole_lines(path)] if path.exists() else []
 
 
@@ -115,7 +115,7 @@ def _sample(
 
 def _records(run_dir: Path) -> tuple[list[MetricRecord], ValidRecords]:
     records, valid = list[MetricRecord](), ValidRecords()
-    path = run_dir / _METRICS
+    path = run_directory(run_dir) / _METRICS
     for _, line in whole_lines(path) if path.exists() else ():
         if (record := decoded(line)) is not None:
             valid.take(record, len(records))

@@ -118,12 +118,20 @@ def short(row: Mapping[str, Any], response: str) -> float:
     return len(row["prompt"]) / 100 - len(response) / 100
 
 
-def test_several_functions_are_summed(tmp_path: Path) -> None:
-    run = offbeat.train(quiet=True, **settings(tmp_path, reward=[reward, short], steps=1))
+@pytest.mark.parametrize(
+    ("rewards", "weight"),
+    [
+        ([reward, short], 1.0),
+        ({"right": reward, "brief": {"target": short, "weight": 0.5}}, 0.5),
+    ],
+)
+def test_several_functions_are_summed(tmp_path: Path, rewards: object, weight: float) -> None:
+    run = offbeat.train(quiet=True, **settings(tmp_path, reward=rewards, steps=1))
     answers = {row["prompt"]: row for row in ROWS}
     for sample in run.samples().to_dict("records"):
         row, response = answers[sample["prompt"]], seen_by_reward(sample)
-        assert sample["reward"] == pytest.approx(reward(row, response) + short(row, response))
+        total = reward(row, response) + weight * short(row, response)
+        assert sample["reward"] == pytest.approx(total)
 
 
 def test_a_dry_run_needs_neither_model_nor_engine(tmp_path: Path) -> None:
@@ -166,6 +174,7 @@ def test_a_run_in_the_background_is_stopped_and_goes_on(tmp_path: Path) -> None:
     stopped = live.wait()
     steps = stopped.summary["steps"]
     assert stopped.summary["outcome"] == "aborted" and not live.is_alive
+    assert stopped.summary["ended_by"] == "run.stop()"
     assert offbeat.resume(tmp_path / "run", steps=steps + 1, quiet=True).summary["steps"] > steps
 
 
@@ -187,6 +196,7 @@ def test_a_wait_that_is_interrupted_ends_its_run_in_order(tmp_path: Path) -> Non
     with pytest.raises(offbeat.RunInterrupted):
         live.wait()
     assert live.summary["outcome"] == "aborted" and not live.is_alive
+    assert live.summary["ended_by"] == "SIGINT"
 
 
 def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
