@@ -200,7 +200,7 @@ def _targets(reward: Rewards) -> dict[str, Any]:
     if isinstance(reward, str) or callable(reward):
         return {"environment.target": reward}
     if not isinstance(reward, Mapping):
-        if not isinstance(reward, Sequence):
+        if not isinstance(reward, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] -- a caller may have no types
             problem = f"it has the type {type(reward).__name__}"
             raise bad_argument("reward", problem, "Give a function, a list or a dict of them.")
         names = [_name_of(each) for each in reward]
@@ -213,10 +213,10 @@ def _targets(reward: Rewards) -> dict[str, Any]:
 
 
 def _section_of(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(reward, Mapping):
-        return reward
     if isinstance(reward, str) or callable(reward):
         return {"target": reward}
+    if isinstance(reward, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
+        return reward
     problem = f"{name} has the type {type(reward).__name__}"
     hint = f"Give a function, or {{'target': FUNCTION, 'weight': 0.5}}, for {name!r}."
     raise bad_argument("reward", problem, hint)
@@ -280,7 +280,7 @@ def _check_recipe(recipe: object) -> None:
             "Give keys as arguments: offbeat.train(model=..., steps=...), or offbeat.train(**keys)."
         )
         raise bad_argument("recipe", problem, hint)
-    path = Path(recipe)
+    path = Path(recipe)  # pyright: ignore[reportUnknownArgumentType] -- of any path
     hint_by_file = {
         CONFIG: f"Go on with a run: offbeat.resume({str(path)!r}).",
         "config.json": f"Give a model by name: model={str(path)!r}.",
