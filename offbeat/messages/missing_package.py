@@ -26,7 +26,8 @@ class PackageMissing(ShortInNotebooks, OffbeatError):
     package: str
 
     def __str__(self) -> str:
-        return f"the package {self.package} is needed here and is not installed. {_FIXES[self.package]}"
+        fix = _FIXES.get(self.package, f"Install it: pip install {self.package}")
+        return f"the package {self.package} is needed here and is not installed. {fix}"
 
 
 @contextmanager

@@ -56,8 +56,8 @@ def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
         ([], "there are none"),
         (7, "it is no list of rows"),
         ({"prompt": "a"}, "it is no list of rows"),
-        (["a", "b"], "row 0 is a str: a row is a dict"),
-        ([{"prompt": "a"}, {"prompt": "a", "x": object()}], "row 1: .* is a object"),
+        (["a", "b"], "row 0 has the type str: a row is a dict"),
+        ([{"prompt": "a"}, {"prompt": "a", "x": object()}], "row 1: .* has the type object"),
         ([{"prompt": "a", "x": float("nan")}], "row 0: "),
     ],
 )
