@@ -107,6 +107,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "generator.min_engines": st.just(1),
     "generator.max_model_len": st.integers(65, 4096),
     "generator.sampling.max_new_tokens": st.integers(1, 64),
+    "generator.sampling.stop": st.lists(TEXT.filter(bool), max_size=2),
     "generator.vllm.engine_args": OPTIONS,
     "algorithm.pass_k": st.just(1),
     "algorithm.minibatches": st.just(1),  # this one and the next beside what they clash with
