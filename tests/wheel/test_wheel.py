@@ -1,5 +1,6 @@
 """The wheel, installed in an environment of its own outside the repository, trains and reports."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from offbeat import __version__
 
@@ -80,6 +82,21 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
     ):
         assert f"offbeat/{name}" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+
+
+@pytest.mark.parametrize(("peer", "least"), [("trl", "1"), ("verifiers", "0.4")])
+def test_pip_finds_recent_versions_of_a_peer_that_fit_beside_the_wheel(
+    wheel: Path, peer: str, least: str
+) -> None:
+    resolve = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    done = subprocess.run(
+        [*resolve, "--report", "-", str(wheel), peer], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        each["metadata"]["name"]: each["metadata"] for each in json.loads(done.stdout)["install"]
+    }
+    assert Version(found[peer]["version"]) >= Version(least)
 
 
 def test_three_commands_lead_from_the_wheel_to_a_page_of_ones_own_run(outside: Path) -> None:
