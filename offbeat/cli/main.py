@@ -256,11 +256,14 @@ def check(
     ] = None,
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
+    local: LocalOption = False,
 ) -> None:
     """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
     from offbeat.cli.recipes import read_with_model
 
-    loaded = read_with_model(recipe, overrides) if recipe is not None else None
+    loaded = (
+        read_with_model(recipe, _with_local(overrides, local=local)) if recipe is not None else None
+    )
 
     from offbeat.launch.checks.report import check_machine
     from offbeat.launch.checks.versions import versions

@@ -89,6 +89,13 @@ def test_the_quickstart_passes_with_a_line_for_each_thing(tmp_path: Path) -> Non
     assert not run_dir.exists(), "looking leaves nothing behind"
 
 
+def test_a_run_in_one_process_is_checked_by_the_option_that_starts_it(tmp_path: Path) -> None:
+    command = ["check", QUICKSTART, "--local", "--run-dir", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "ok      runtime: local" in result.stdout
+
+
 def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     overrides = ["model.path=nowhere", "environment.name=custom", "environment.target=no_such:X"]
