@@ -205,15 +205,30 @@ class _WatchedRun:
     def _show(self, controller: Handle, within_s: float = _LOOK_S) -> bool:
         """Show the status; return whether the controller replied."""
         try:
-            status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
-        except (GetTimeoutError, RayError):
-            return False  # a dead controller ends the wait above with its own error
+            status = ask_status(controller, within_s)
+        except TimeoutError:
+            return False
         if status is None:
             self.display.wait("the controller, which reads prompts and journal")
         else:
             self.signals.begun = True
             self.display.update(msgspec.json.decode(status, type=Status))
         return True
+
+
+def ask_status(controller: Handle, within_s: float) -> bytes | None:
+    """Return the controller's status as JSON; None while it is being built.
+
+    Raises:
+        TimeoutError: No reply. A dead controller ends its run with its own error.
+        OffbeatError: The controller raised instead of replying, which it would do again.
+    """
+    try:
+        return cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
+    except RayTaskError as error:
+        raise cause_of(error, "controller", "its status") from None
+    except (GetTimeoutError, RayError):
+        raise TimeoutError from None
 
 
 def _ask_engines(engines: Mapping[str, Handle]) -> dict[str, Future[ServedWeights]]:

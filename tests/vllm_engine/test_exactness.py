@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_logprobs_are_of_the_distribution_that_was_drawn_from(
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
 def test_a_filter_changes_what_vllm_draws_and_not_its_logprobs(
-    shared: Shared, filters: dict[str, float]
+    shared: Shared, filters: dict[str, Any]
 ) -> None:
     async def story(actor: TakenOver) -> None:
         served = await serve(actor, 1, 0)
