@@ -2,7 +2,8 @@
 
 A recipe names such an object ``offbeat.by_value:NAME-DIGEST``, so a run directory says which code the
 run began with, and another function is another name. This process sends the bytes to its own children
-over their sockets, and to the Ray actors of the run; it writes them to no file.
+over their sockets, and to the Ray actors of the run; it writes them to no file. They are the bytes of
+the moment when the object is given, as is the digest: what the program changes later is of no effect.
 """
 
 import sys
@@ -41,24 +42,27 @@ class PackedValue(msgspec.Struct, frozen=True):
 
 
 _given: Final[dict[str, Any]] = {}
+_packed: Final[dict[str, PackedValue]] = {}
 _unverifiable: Final[dict[str, tuple[str, ...]]] = {}
 
 
 def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
-    """Keep an object for runs of this process; return the ``module:name`` that names it.
+    """Keep a copy of an object for runs of this process; return the ``module:name`` that names it.
 
     Raises:
         CannotBeSent: It cannot be pickled.
     """
     name = getattr(value, "__name__", type(value).__name__)
     try:
-        _pickled(_cloudpickle(), value)
+        pickled = _pickled(_cloudpickle(), value)
+        copy = _cloudpickle().loads(pickled)
     except Exception as error:
         raise CannotBeSent(name, f"{type(error).__name__}: {error}") from error
     found = digest_value(value)
     readable = "".join(each if each.isalnum() or each == "_" else "_" for each in name)
     target = f"{_MODULE}:{readable}-{found.digest[:_SHOWN]}"
-    _given[target], _unverifiable[target] = value, found.unverifiable
+    _given[target], _unverifiable[target] = copy, found.unverifiable
+    _packed[target] = PackedValue(target, pickled, tuple(each for each in sys.path if each))
     return target
 
 
@@ -100,14 +104,7 @@ def _cloudpickle() -> Any:  # noqa: ANN401 -- a module without types
 
 def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
     """Return the objects among the targets that were given by value, for a child process."""
-    wanted = [target for target in targets if target in _given]
-    if not wanted:
-        return ()
-    cloudpickle = _cloudpickle()
-    paths = tuple(each for each in sys.path if each)
-    return tuple(
-        PackedValue(target, _pickled(cloudpickle, _given[target]), paths) for target in wanted
-    )
+    return tuple(_packed[target] for target in targets if target in _packed)
 
 
 def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
@@ -130,4 +127,4 @@ def unpack(values: Iterable[PackedValue]) -> None:
     for each in values:
         if each.target not in _given:
             sys.path += [path for path in each.paths if path not in sys.path]
-            _given[each.target] = _cloudpickle().loads(each.pickled)
+            _given[each.target], _packed[each.target] = _cloudpickle().loads(each.pickled), each

@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 import msgspec
 import pytest
 
@@ -34,7 +35,24 @@ def test_a_target_names_the_function_and_its_code() -> None:
     assert is_by_value(target) and ":reward-" in target
     assert give(reward) == target
     assert give(helper) != target
-    assert load_target(target, Path()) is reward
+    assert load_target(target, Path())({"bonus": 1}, "four") == reward({"bonus": 1}, "four")
+
+
+def test_what_is_given_stays_what_it_was_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    bonus = [1]
+
+    def changing(row: dict[str, int], response: str) -> float:
+        return float(bonus[0] + helper(response))
+
+    before = give(changing)
+    bonus[0] = 100
+    monkeypatch.setitem(globals(), "WEIGHT", 1000)
+    after = give(changing)
+    assert after != before
+    for target, expected in ((before, 1 + 3 * 4), (after, 100 + 1000 * 4)):
+        (packed,) = pack([target])
+        assert load_target(target, Path())({}, "four") == expected
+        assert cloudpickle.loads(packed.pickled)({}, "four") == expected
 
 
 def test_a_process_that_was_not_given_it_says_how_to_give_it() -> None:
