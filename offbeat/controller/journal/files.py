@@ -162,6 +162,9 @@ class Segments:
         successor = segment_path(self.directory, self._number + 1)
         if successor.exists():
             raise JournalTaken(str(successor))
+        own = segment_path(self.directory, self._number)
+        if not own.exists():  # the file system keeps what is open, without a name
+            raise JournalFailed(str(own), "somebody has removed it, and what was recorded is gone")
         self._durable += len(records)
 
     def _append(self, data: bytes) -> None:

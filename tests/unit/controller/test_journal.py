@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -42,6 +43,7 @@ from offbeat.controller.events import (
 from offbeat.controller.journal import (
     FileJournal,
     JournalCorrupt,
+    JournalFailed,
     JournalTaken,
     JournalVersion,
     frames,
@@ -273,6 +275,19 @@ def test_the_older_of_two_writers_is_refused_by_name_and_its_records_do_not_coun
 
     asyncio.run(scenario())
     assert list(read_journal(tmp_path)) == [Admitted(0, 1), Admitted(1, 2)]
+
+
+def test_a_journal_that_somebody_removes_fails_the_next_barrier(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ledger, journal = opened(tmp_path / "journal")
+        ledger.admit(1)
+        await journal.barrier()
+        shutil.rmtree(tmp_path / "journal")
+        ledger.admit(2)
+        with pytest.raises(JournalFailed, match=r"events-000001\.bin .*somebody has removed it"):
+            await journal.barrier()
+
+    asyncio.run(scenario())
 
 
 def test_two_that_begin_at_the_same_moment_are_not_both_let_in(tmp_path: Path) -> None:
