@@ -1,7 +1,7 @@
 """Opens the directory of a run that is to start, or to be resumed."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -35,10 +35,11 @@ class OpenedRun(NamedTuple):
     inputs: Mapping[str, str]
     resumed: ResumedDirectory | None = None
 
-    def log_changes(self) -> None:
-        """Log what a resumed run does otherwise from now on."""
+    def tell_changes(self, say: Callable[[str], object]) -> None:
+        """Log and say what a resumed run does otherwise from now on."""
         for each in () if self.resumed is None else self.resumed.notices:
             log.warning("run.changed", what=each)
+            say(each)
 
     def has_begun(self, phase: str) -> None:
         """Record the recipe of a resumed run, once its trainer and engines have taken it up."""

@@ -294,7 +294,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
     directory = spec.run_dir
     _say(console, f"{spec.run_id} writes to {directory}")
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
-    opened.log_changes()
+    opened.tell_changes(partial(_say, console))
     try:
         with signals.installed(), new_token(directory) as token:
             summary = runtime.run(spec, token, console, signals, opened)

@@ -122,7 +122,7 @@ class ResumedDirectory:
     _config: str
     _recorded: frozenset[str]  # keys of the inputs that were stored
     notices: tuple[str, ...] = ()
-    """Changes of how weights are computed from now on, one sentence each, for the run's log."""
+    """Keys that have another value from now on, one sentence each; ``config.yaml`` has only the last."""
 
     _is_accepted: bool = False
 
@@ -397,6 +397,9 @@ def _rounds_to_nearest_now(
 
 
 def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterator[str]:
+    for key in dict.fromkeys([*wanted, *was]):
+        if key != _ROUNDING and was.get(key) != wanted.get(key):
+            yield f"{key} is {wanted.get(key)!r} from now on, it was {was.get(key)!r}"
     if _rounds_to_nearest_now(was, wanted, _ROUNDING):
         yield (
             f"{_ROUNDING} is 'nearest', the run has 'stochastic': its weights are rounded to the nearest "

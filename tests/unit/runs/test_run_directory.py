@@ -266,7 +266,7 @@ def test_a_resumed_run_may_have_more_epochs_but_not_fewer(tmp_path: Path) -> Non
         reopen(epochs(9), made)
 
 
-def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_its_log_says_so(
+def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_every_change_is_said(
     tmp_path: Path,
 ) -> None:
     def rounded(how: str, **trainer: object) -> RunConfig:
@@ -274,14 +274,15 @@ def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_its_log_says_
         return config("unused", model={"path": "m", "dtype": "bfloat16"}, trainer=sections)
 
     made = make_run_dir(rounded("stochastic"), tmp_path / "run")
-    resumed = reopen_run_dir(rounded("nearest", data_parallel=2), made)
+    resumed, said = reopen_run_dir(rounded("nearest", data_parallel=2), made), list[str]()
     with capture_logs() as told:
-        OpenedRun("demo", made, {}, resumed).log_changes()
-    (line,) = told
-    assert line["event"] == "run.changed"
-    assert "'nearest', the run has 'stochastic'" in line["what"]
+        OpenedRun("demo", made, {}, resumed).tell_changes(said.append)
+    assert {line["event"] for line in told} == {"run.changed"}
+    assert [line["what"] for line in told] == said
+    assert "trainer.data_parallel is 2 from now on, it was 1" in said
+    assert "'nearest', the run has 'stochastic'" in said[-1]
     resumed.accept()
-    assert not reopen_run_dir(rounded("nearest"), made).notices
+    assert not reopen_run_dir(rounded("nearest", data_parallel=2), made).notices
     with pytest.raises(RunDirUnusable, match="rounding is 'stochastic', the run has 'nearest'"):
         reopen_run_dir(rounded("stochastic"), made)
 
