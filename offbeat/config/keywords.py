@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.by_value import give
@@ -28,9 +28,27 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     only one of that name: ``learning_rate``. An object that can be called is given by value.
 
     Raises:
-        ConfigError: A name fits several keys, or a value is of no kind that a recipe has.
+        ConfigError: A name fits several keys, a key has two values, or a value is of no kind that a
+            recipe has.
     """
-    return [f"{_key(name)}={_text(name, value)}" for name, value in settings.items()]
+    key_of = {name: _key(name) for name in settings}
+    given = dict[str, tuple[str, object]]()
+    for name, value in settings.items():
+        for key, setting in _leaves(key_of[name], value):
+            other, former = given.setdefault(key, (name, setting))
+            if former is not setting and former != setting:
+                problem = f"{key} is {setting!r} here, and {former!r} in {other}"
+                raise bad_argument(name, problem, "Give it once.")
+    return [f"{key_of[name]}={_text(name, value)}" for name, value in settings.items()]
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what a value sets, by key: a section sets each of its keys."""
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for below, inner in cast("Mapping[object, object]", value).items():
+        yield from _leaves(f"{key}.{below}", inner)
 
 
 def _key(name: str) -> str:

@@ -149,6 +149,10 @@ def resume(
         ConfigError, RunRefused, TrainingFailed, RunInterrupted: As ``train``.
     """
     check_starts_run()
+    for name in ("model", "prompts", "eval_prompts"):
+        if name in settings:
+            hint = "Leave it out: the run goes on with what it began with."
+            raise bad_argument(name, "it is fixed for a resume", hint)
     directory = Path(run_dir)
     if not (directory / CONFIG).exists():
         raise NoRunInDirectory(

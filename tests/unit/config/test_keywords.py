@@ -1,6 +1,7 @@
 """Keyword arguments are keys of a recipe."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,3 +55,22 @@ def test_what_can_be_called_is_given_by_value() -> None:
 def test_a_value_of_no_kind_that_a_recipe_has_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"argument steps: .* has the type object"):
         overrides_of({"steps": object()})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 5, "generator.sampling.top_k": 3},
+        {"generator": {"sampling": {"top_k": 3}}, "top_k": 5},
+    ],
+)
+def test_a_key_with_two_values_is_refused_by_both_arguments(settings: dict[str, Any]) -> None:
+    first, second = settings
+    said = rf"{second}: generator\.sampling\.top_k is \d here, and \d in {first}"
+    with pytest.raises(ConfigError, match=said):
+        overrides_of(settings)
+
+
+def test_two_keys_of_one_section_may_be_given_apart() -> None:
+    given = overrides_of({"generator": {"sampling": {"top_p": 0.5}}, "top_k": 3})
+    assert given == ['generator={"sampling": {"top_p": 0.5}}', "generator.sampling.top_k=3"]
