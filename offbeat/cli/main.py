@@ -259,10 +259,10 @@ def check(
     local: LocalOption = False,
 ) -> None:
     """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
-    from offbeat.cli.recipes import read_with_model
+    from offbeat.cli.recipes import read_or_exit
 
     loaded = (
-        read_with_model(recipe, _with_local(overrides, local=local)) if recipe is not None else None
+        read_or_exit(recipe, _with_local(overrides, local=local)) if recipe is not None else None
     )
 
     from offbeat.launch.checks.report import check_machine

@@ -52,19 +52,24 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
         return there
     try:
         snapshot = list_snapshot(name, revision)
-    except HubUnreachable:
+    except HubUnreachable as error:
         if (there := _last(name, revision)) is None:
-            raise
+            raise _nowhere(error, name) from error
         say(f"model {name}: the hub cannot be reached. The copy of commit {there.name} is used")
         return there
     except HubFilesError as error:
-        problem = f"{error.problem}, and there is no directory of that name"
-        raise HubFilesError(f"model.path={name}", problem, error.fix) from error
+        raise _nowhere(error, name) from error
     there = _cached(snapshot) or _downloaded(name, snapshot.commit) or _download(snapshot, say)
     ref = _ref(name, revision)
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(str(there), encoding="utf-8")
     return there
+
+
+def _nowhere(error: HubFilesError, name: str) -> HubFilesError:
+    """Return the error of a name that may also have been meant as a directory."""
+    problem = f"there is no directory of that name, and as a model of the hub: {error.problem}"
+    return type(error)(f"model.path={name}", problem, error.fix)
 
 
 def _download(snapshot: HubSnapshot, say: Callable[[str], object]) -> Path:

@@ -22,7 +22,9 @@ from offbeat.messages.parent_death import die_with_parent
 _LIST_S: Final = 60.0
 _FOLDERS: Final = (".", "additional_chat_templates")  # other folders are not part of a model
 _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_OFFLINE_FIX: Final = "copy the directory from another machine"
+_OFFLINE_FIX: Final = (
+    "run hf download OWNER/NAME --local-dir DIRECTORY elsewhere, copy it, and name that directory"
+)
 
 
 class CannotStage(FixableError):

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import typer
 
+from offbeat.config.hub_path import is_on_hub
 from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
@@ -66,9 +68,10 @@ from offbeat.launch.checks.user_code import (
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.wire import check_wire, find_devices
+from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
-from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.failures import DeadlineExceeded, FixableError
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
 
@@ -82,11 +85,17 @@ _COLOURS = {
 
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> int:
     """Report all findings, then ``versions``; the exit code is 0 unless something cannot work."""
-    config = loaded.config
+    config, of_hub = loaded.config, list[Finding]()
+    try:
+        config = with_local_model(config, partial(typer.echo, err=True))
+    except FixableError as missing:
+        of_hub = [error("model", f"{missing.subject}: {missing.problem}", f"{missing.fix}.")]
+    except DeadlineExceeded as late:
+        of_hub = [error("model", str(late), "Download the model first, with offbeat stage.")]
     unused = [
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
     ]
-    found = [*find(config, run_dir)]
+    found = [*of_hub, *find(config, run_dir)]
     if has_model(config) and not any(each.level is Level.ERROR for each in found):
         from offbeat.launch.checks.activations import check_activations
 
@@ -130,6 +139,8 @@ def find_beside_model(
     """Yield findings about everything but the model's class and tokenizer. Loads no torch."""
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
+    if is_on_hub(config.model.path):
+        about_model = []  # whoever downloads it has said why it is not here
     machine = this_machine()
     is_local, checkpoint = config.runtime.backend == "local", config.checkpoint
     yield from chain(
