@@ -58,7 +58,7 @@ class PreviewedPrompt:
         return len(set(self.rewards)) > 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Preview:
     """Result of a preview."""
 
@@ -93,6 +93,8 @@ class Preview:
 
     def __str__(self) -> str:
         return self.to_text()
+
+    __repr__ = __str__  # what a notebook shows of the last line of a cell
 
     def _examples(self) -> Iterator[str]:
         for number, prompt in enumerate(self.prompts[:_SHOWN], start=1):

@@ -80,12 +80,15 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     pictures: list[LoggedPictures] = []  # of its prompt, by attempt; empty: none, or not logged
     failures: int = 0  # records of it in ``failures.jsonl``
 
+    def __repr__(self) -> str:
+        return self.to_text()
+
     def to_json(self) -> str:
         """Encode as indented JSON with a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format the history as text with a final newline."""
+        """Format the history as text with a final newline. A notebook shows it."""
         head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
         what = max(len(moment.what) for moment in self.moments)
         time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))

@@ -98,7 +98,8 @@ class RolloutConfig(Config):
     dropped prompts are replaced."""
 
     log: bool = True
-    """Write every finished group to `rollouts/*.parquet`."""
+    """Write every finished group to `rollouts/*.parquet`. A file is written when it is full or some
+    time old; a worker that is killed loses the texts of its unfinished file, and nothing else."""
 
     backoff_s: Annotated[float, Field(gt=0)] = 0.25
     """First wait after a failed rollout. It doubles with each failure of the group, with jitter."""

@@ -60,4 +60,6 @@ def test_the_text_shows_three_prompts_and_the_figures_of_all() -> None:
 
 
 def test_a_failed_sample_is_shown_as_one() -> None:
-    assert "  failed, 2 tokens, stop" in str(Preview((prompt(None, 1.0),)))
+    failed = Preview((prompt(None, 1.0),))
+    assert "  failed, 2 tokens, stop" in str(failed)
+    assert repr(failed) == str(failed), "a notebook shows the last line of a cell"
