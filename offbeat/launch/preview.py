@@ -57,6 +57,12 @@ class PreviewedPrompt:
         """Return whether the rewards differ: otherwise all advantages of the group are 0."""
         return len(set(self.rewards)) > 1
 
+    @property
+    def is_one_answer(self) -> bool:
+        """Return whether all samples have the same text."""
+        texts = {each.response for each in self.samples}
+        return len(texts) == 1 < len(self.samples) and None not in texts
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Preview:
@@ -122,6 +128,11 @@ class Preview:
         if self.reward is None:
             return "Every sample has failed: training ends with the first of them."
         share = 1.0 - self.without_signal
+        if not share and all(each.is_one_answer for each in self.prompts):
+            return (
+                "All answers to a prompt are equal, so there is nothing to learn from. Raise "
+                "generator.sampling.temperature, or leave out its filters: top_k, top_p, min_p."
+            )
         if not share:
             rewards = {reward for each in self.prompts for reward in each.rewards}
             same = f": every reward is {rewards.pop():g}" if len(rewards) == 1 else ""

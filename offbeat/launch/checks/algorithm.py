@@ -23,9 +23,10 @@ _LOSS: Final = "algorithm.loss"
 
 
 def check_algorithm(config: RunConfig) -> Iterator[Finding]:
-    """Warn of bounds of a preset that belong to another loss, and of ``sft`` on an engine's samples."""
+    """Warn of bounds of another loss, of ``sft`` on an engine's samples, and of greedy samples."""
     yield from _bounds_of_another_loss(config)
     yield from _imitates_itself(config)
+    yield from _draws_one_answer(config)
 
 
 def _bounds_of_another_loss(config: RunConfig) -> Iterator[Finding]:
@@ -67,6 +68,23 @@ def _imitates_itself(config: RunConfig) -> Iterator[Finding]:
             "already does",
             "Set generator.backend to none and environment.name to demonstrations, or take a loss that reads "
             "rewards.",
+        )
+
+
+def _draws_one_answer(config: RunConfig) -> Iterator[Finding]:
+    """Warn of filters that leave one token: the samples of a group have nothing to be compared with."""
+    samples = config.samples_per_group
+    if not config.generator.has_engines or samples == 1:
+        return
+    sampling = config.generator.sampling
+    greedy = {"top_k": sampling.top_k, "min_p": sampling.min_p}
+    found = [f"generator.sampling.{key}=1" for key, value in greedy.items() if value == 1]
+    if found:
+        yield warning(
+            _SUBJECT,
+            f"{' and '.join(found)} draws the same answer samples_per_group={samples} times: no group has "
+            "anything to learn from",
+            "Leave it out, or let it keep more tokens.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What ``offbeat check`` says of bounds of a preset, own samples imitated, and budgets below a row."""
+"""What ``offbeat check`` says of bounds of a preset, own samples imitated, equal samples, and small budgets."""
 
 from typing import Any
 
@@ -42,6 +42,17 @@ def test_imitation_of_own_samples_is_warned_of_and_of_demonstrations_is_not() ->
         generator={"backend": "none"},
         environment={"name": "demonstrations"},
     )
+
+
+def test_samples_that_are_all_alike_are_warned_of() -> None:
+    def greedy(samples: int, **sampling: float) -> list[str]:
+        return said(generator={"sampling": sampling}, samples_per_group=samples)
+
+    (text,) = greedy(4, top_k=1)
+    assert "generator.sampling.top_k=1 draws the same answer samples_per_group=4 times" in text
+    assert greedy(4, min_p=1.0)
+    assert not greedy(4, top_k=2, min_p=0.1)
+    assert not greedy(1, top_k=1)
 
 
 @pytest.mark.parametrize(("tokens", "warned"), [(3, True), (511, True), (512, False)])

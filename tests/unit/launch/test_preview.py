@@ -1,5 +1,7 @@
 """The preview of a recipe says whether there is something to learn from."""
 
+import msgspec
+
 from offbeat.launch.preview import Preview, PreviewedPrompt
 from offbeat.messages.evaluations import ScoredSample
 
@@ -39,6 +41,17 @@ def test_equal_rewards_are_nothing_to_learn_from() -> None:
     )
     differ = Preview((prompt(0.0, 0.0), prompt(1.0, 1.0))).verdict
     assert differ.startswith("There is nothing to learn from. ")
+
+
+def test_equal_answers_are_told_apart_from_equal_rewards() -> None:
+    samples = prompt(0.0, 0.0).samples
+
+    def answered(text: str | None) -> str:
+        alike = tuple(msgspec.structs.replace(each, response=text) for each in samples)
+        return Preview((PreviewedPrompt("1+1=", alike),)).verdict
+
+    assert answered("2").startswith("All answers to a prompt are equal")
+    assert answered(None).startswith("There is nothing to learn from: every reward is 0.")
 
 
 def test_few_groups_with_a_signal_are_named() -> None:
