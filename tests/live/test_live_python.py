@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,14 @@ def seen_by_reward(sample: Mapping[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> offbeat.Run:
     return offbeat.train(quiet=True, **settings(tmp_path_factory.mktemp("python")))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_program_in_the_foreground() -> Iterator[None]:
+    """Have Ctrl-C interrupt: a job that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_of_rows_and_a_function_trains_in_this_process(run: offbeat.Run) -> None:
