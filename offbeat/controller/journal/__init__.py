@@ -10,6 +10,7 @@ parts          what stretches of the journal add up to     legality which event 
 from offbeat.controller.journal.errors import (
     JournalCorrupt,
     JournalFailed,
+    JournalRemoved,
     JournalTaken,
     JournalVersion,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "JournalFailed",
     "JournalPart",
     "JournalParts",
+    "JournalRemoved",
     "JournalState",
     "JournalTaken",
     "JournalVersion",

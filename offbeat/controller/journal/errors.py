@@ -16,6 +16,16 @@ class JournalFailed(OffbeatError):
         )
 
 
+class JournalRemoved(JournalFailed):
+    """Somebody has removed a file of the journal that its run still writes."""
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} was removed while its run went on: {self.problem}. Bring the run "
+            "directory back from a copy, or start a new run; an export may be its model.path"
+        )
+
+
 class JournalTaken(OffbeatError):
     """Another controller writes this journal. The newer one continues, the other must end."""
 

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from offbeat.controller.aggregates import Aggregates
-from offbeat.controller.journal.errors import JournalFailed, JournalTaken
+from offbeat.controller.journal.errors import JournalFailed, JournalRemoved, JournalTaken
 from offbeat.controller.journal.frames import AGGREGATES, SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
     FoldedJournal,
@@ -164,7 +164,7 @@ class Segments:
             raise JournalTaken(str(successor))
         own = segment_path(self.directory, self._number)
         if not own.exists():  # the file system keeps what is open, without a name
-            raise JournalFailed(str(own), "somebody has removed it, and what was recorded is gone")
+            raise JournalRemoved(str(own), "no record of it can be read any more")
         self._durable += len(records)
 
     def _append(self, data: bytes) -> None:

@@ -43,7 +43,7 @@ from offbeat.controller.events import (
 from offbeat.controller.journal import (
     FileJournal,
     JournalCorrupt,
-    JournalFailed,
+    JournalRemoved,
     JournalTaken,
     JournalVersion,
     frames,
@@ -284,7 +284,7 @@ def test_a_journal_that_somebody_removes_fails_the_next_barrier(tmp_path: Path) 
         await journal.barrier()
         shutil.rmtree(tmp_path / "journal")
         ledger.admit(2)
-        with pytest.raises(JournalFailed, match=r"events-000001\.bin .*somebody has removed it"):
+        with pytest.raises(JournalRemoved, match=r"events-000001\.bin was removed while"):
             await journal.barrier()
 
     asyncio.run(scenario())
