@@ -54,11 +54,11 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
         snapshot = list_snapshot(name, revision)
     except HubUnreachable as error:
         if (there := _last(name, revision)) is None:
-            raise _nowhere(error, name) from error
+            raise _as_path_too(error, name) from error
         say(f"model {name}: the hub cannot be reached. The copy of commit {there.name} is used")
         return there
     except HubFilesError as error:
-        raise _nowhere(error, name) from error
+        raise _as_path_too(error, name) from error
     there = _cached(snapshot) or _downloaded(name, snapshot.commit) or _download(snapshot, say)
     ref = _ref(name, revision)
     ref.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
     return there
 
 
-def _nowhere(error: HubFilesError, name: str) -> HubFilesError:
+def _as_path_too(error: HubFilesError, name: str) -> HubFilesError:
     """Return the error of a name that may also have been meant as a directory."""
     problem = f"there is no directory of that name, and as a model of the hub: {error.problem}"
     return type(error)(f"model.path={name}", problem, error.fix)

@@ -161,7 +161,7 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
     set_environment(loaded.config.runtime.env)  # before transformers is imported
     check_can_evaluate(loaded.config)
     try:
-        config = with_local_model(loaded.config, _nowhere)
+        config = with_local_model(loaded.config, _ignore)
     except OffbeatError as error:
         raise RunRefused((str(error),)) from error
     config = _only_sampled(config, prompts, samples)
@@ -178,7 +178,7 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
         return Preview(tuple(_previewed(_scored(end, directory), texts)))
 
 
-def _nowhere(line: str) -> None:
+def _ignore(line: str) -> None:
     """Ignore a line on the progress of a download."""
 
 
