@@ -63,7 +63,7 @@ help:
 	@echo 'make test-export   exports read back by TensorBoard and MLflow; installs them'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-faults  plant each fault of tests/faults.md in a copy of the tree; a test has to fail (ARGS="--only F012")'
-	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
+	@echo 'make test-long   whole runs under faults, trainer backends side by side (some hours on two cores)'
 	@echo 'make test-gpu  numbers, a training run, speed, memory, kill -9 and NCCL on a CUDA device in six minutes: figures.md'
 	@echo '               (WHEELS=DIR: without a network; ARGS="--device cpu": a rehearsal)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
