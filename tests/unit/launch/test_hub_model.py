@@ -115,6 +115,8 @@ def test_a_copy_in_the_cache_of_the_hub_s_client_is_used_if_it_is_whole(served: 
     assert held.parent.name == "snapshots"
     assert name_of_copy(str(held)) == f"hf://{DATASET}@{served.hub.first}"
     assert served.directory(DATASET, is_online=False) == held
+    (held / "model.safetensors").resolve().write_bytes(b"cut")
+    assert served.directory(DATASET).parent.parent == served.home / "offbeat", "not whole"
 
 
 def test_a_download_that_was_cut_off_is_never_taken_for_a_model(served: Served) -> None:
