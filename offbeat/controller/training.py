@@ -139,17 +139,13 @@ class TrainPump:
             result = await self._step(measures)
             if result is None:
                 break
-            if result.applied:
-                await self._after_version(measures)
-            else:
-                self._rollouts.batches_moved()
-            state.observer.times.computed(result.compute_s)
-            sent = {
-                "sync/unchanged_releases": self._sync.unchanged.count,
-                **self._sync.deltas.take_figures(),
-            }
-            measures.close(result, state, self._sync.take_report(), sent)
-            self._on_step(measures)
+            try:
+                if result.applied:
+                    await self._after_version(measures)
+                else:
+                    self._rollouts.batches_moved()
+            finally:  # the step stands, also if the run ends while its weights are served
+                self._report(measures, result)
             self._logprob_gap.check(measures.step, result.metrics)
         await self._sync.wait_until_served()
         await self._evaluation.finished()
@@ -157,6 +153,16 @@ class TrainPump:
         if self._is_unsaved(version):
             await self._checkpoints.save(version)
         await self._checkpoints.save_model()
+
+    def _report(self, measures: StepMetricsBuilder, result: StepResult) -> None:
+        """Close the metrics of a step and hand them on."""
+        self._state.observer.times.computed(result.compute_s)
+        sent = {
+            "sync/unchanged_releases": self._sync.unchanged.count,
+            **self._sync.deltas.take_figures(),
+        }
+        measures.close(result, self._state, self._sync.take_report(), sent)
+        self._on_step(measures)
 
     async def _while_paused(self) -> None:
         state = self._state

@@ -11,6 +11,7 @@ from offbeat.controller.events import Checkpointed
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, StepResult
+from offbeat.messages.weights import WeightRelease
 from tests.support.fakes import (
     FakePrompts,
     FakeTrainer,
@@ -104,6 +105,24 @@ def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_ch
     world.fail()
     assert len(world.trainer.steps) == 3
     assert list(world.trainer.checkpoints) == [3]
+
+
+@pytest.mark.parametrize("mode", ["drain", "keep"])
+def test_a_run_that_ends_while_weights_are_served_has_reported_its_last_step(mode: str) -> None:
+    """With ``drain`` the trainer waits until they are."""
+    world = World({"sync": {"mode": mode}})
+
+    class Publishing(FakeTrainer):
+        async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+            if version == 3:
+                world.built.abort("SIGTERM")
+                await asyncio.sleep(1)
+            return await super().publish_weights(fence, version)
+
+    world.trainer = Publishing()
+    world.fail()
+    assert world.built.state.ledger.trainer_version == 3
+    assert [record["step"] for record in world.telemetry.records] == [1, 2, 3]
 
 
 def test_an_aborted_run_waits_no_longer_for_a_checkpoint_than_its_grace_allows() -> None:

@@ -62,6 +62,15 @@ def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
     assert sum(summary.staleness_histogram.values()) == 40 * 2  # what was undone counts once
 
 
+def test_a_step_stays_reported_whose_trainer_is_lost_after_its_checkpoint_was_written() -> None:
+    world = World({"checkpoint": {"interval": 3}})
+    world.trainer.dies_after_saving = {3}
+    world.run()
+    reported = [int(record["step"]) for record in world.telemetry.records]
+    kept = next(event for event in world.journal.events if isinstance(event, Rewound)).to_version
+    assert reported == [1, 2, 3, *range(kept + 1, 11)]
+
+
 def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
     world = World({"checkpoint": {"interval": 0}})
     world.trainer.lose_at_step = 3
