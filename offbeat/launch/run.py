@@ -1,7 +1,10 @@
 """A run as an object of Python: its results, and the end of one that goes on."""
 
+import contextlib
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -275,6 +278,7 @@ class LiveRun(Run):
             raise
         directory = session.directory
         super().__init__(self._ended().directory if directory is None else directory)
+        _call_at_program_end(self._outlive_program)
 
     def _run(self, execute: Callable[[], "RunEnd"]) -> None:
         try:
@@ -284,6 +288,22 @@ class LiveRun(Run):
         finally:
             self._over.set()
             self._session.opened.set()
+
+    def _outlive_program(self) -> None:
+        """Hold the process until the run has ended; a signal ends it as it ends ``offbeat train``."""
+        from offbeat.launch.session import Interrupted  # imported already: it is slow
+
+        if self._over.is_set():
+            return
+        with contextlib.suppress(Interrupted), self._session.signals.installed():
+            _tell(f"the program has ended, the run in {self.directory} goes on (Ctrl-C ends it)")
+            self._over.wait()
+        try:
+            self._ended(is_asked=False)
+        except RunInterrupted as interrupted:
+            _tell(str(interrupted))
+        except Exception:  # noqa: BLE001 -- nobody is left to raise it to
+            traceback.print_exc()
 
     def _ended(self, *, is_asked: bool = True) -> Run:
         """Wait for the end, and return the run."""
@@ -317,6 +337,23 @@ class LiveRun(Run):
     def stop(self) -> None:
         """Ask for the end of the run: it writes a checkpoint, and can go on. Returns at once."""
         self._session.signals.stop("run.stop()")
+
+
+def _tell(what: str) -> None:
+    sys.stderr.write(f"offbeat: {what}\n")
+    sys.stderr.flush()
+
+
+def _call_at_program_end(call: Callable[[], None]) -> None:
+    """Call this when the main thread has ended, while thread pools still accept the work of a run.
+
+    ``atexit`` comes too late: Python shuts its thread pools before it waits for other threads. It has
+    no public hook for that moment, and every version since 3.9 has this one. The last call that was
+    registered comes first, so that of the pools is imported before.
+    """
+    import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    threading._register_atexit(call)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:

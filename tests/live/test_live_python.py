@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -205,6 +206,49 @@ def test_a_wait_that_is_interrupted_ends_its_run_in_order(tmp_path: Path) -> Non
         live.wait()
     assert live.summary["outcome"] == "aborted" and not live.is_alive
     assert live.summary["ended_by"] == "SIGINT"
+
+
+LAST_LINE: Final = """
+import offbeat
+
+rows = [{{"prompt": "1+1=", "answer": 2}}, {{"prompt": "1+2=", "answer": 3}}]
+offbeat.start(
+    model={model!r}, prompts=rows, reward=lambda row, text: float(text == str(row["answer"])),
+    run_dir={run_dir!r}, steps={steps}, groups_per_step=2, samples_per_group=2, max_new_tokens=4,
+    wandb={{"mode": "disabled"}},
+)
+"""
+
+
+def test_a_program_that_ends_with_start_lives_until_its_run_has_ended(tmp_path: Path) -> None:
+    program = _program(tmp_path, steps=3)
+    _, said = program.communicate()
+    assert program.returncode == 0, said
+    assert f"the program has ended, the run in {tmp_path / 'run'} goes on" in said
+    assert offbeat.open_run(tmp_path / "run").summary["outcome"] == "finished"
+
+
+def test_ctrl_c_ends_a_run_that_its_program_waits_for(tmp_path: Path) -> None:
+    program = _program(tmp_path, steps=100_000)
+    assert program.stderr is not None
+    line = program.stderr.readline()
+    assert "goes on" in line
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate()
+    assert "ended in order" in said and "Traceback" not in said
+    assert offbeat.open_run(tmp_path / "run").summary["ended_by"] == "SIGINT"
+
+
+def _program(folder: Path, steps: int) -> subprocess.Popen[str]:
+    model, run_dir = str(ROOT / "models" / "tiny-addition"), str(folder / "run")
+    script = folder / "program.py"
+    script.write_text(LAST_LINE.format(model=model, run_dir=run_dir, steps=steps))
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:

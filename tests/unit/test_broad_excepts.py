@@ -84,6 +84,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "weight_sync/transports/group.py opened",
     ),
     PASSED_ON: (
+        "launch/run.py LiveRun._outlive_program",
         "launch/run.py LiveRun._run",
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
