@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import transformers
+from packaging.version import Version
+
 from offbeat.config.run import RunConfig
 from offbeat.environments.tokenizer import TokenizerClass, chosen_class, load_tokenizer
 
@@ -22,6 +26,10 @@ print(load_tokenizer(config, TokenizerClass(module, name)).encode(text), "torch"
 """
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"),
+    reason="its module of tokenizers imports torch",
+)
 def test_the_class_that_another_process_has_chosen_encodes_alike_without_torch() -> None:
     tokenizer, chosen = load_tokenizer(CONFIG), chosen_class(CONFIG)
     assert chosen is not None
