@@ -28,12 +28,12 @@ def stopped(pid: int) -> Iterator[None]:
 def test_an_answer_that_comes_after_its_deadline_is_not_that_of_the_next_job(
     world: World,
 ) -> None:
-    (first,) = world.run(1, "test_world:said", value=1)
+    (first,) = world.run(1, "test_parity_world:said", value=1)
     patience, world.deadline_s = world.deadline_s, 0.0
     try:
         with stopped(world.pids[0]), pytest.raises(WorkerFailed, match="no answer within"):
-            world.run(1, "test_world:said", value=2)
+            world.run(1, "test_parity_world:said", value=2)
     finally:
         world.deadline_s = patience
-    (third,) = world.run(1, "test_world:said", value=3)
+    (third,) = world.run(1, "test_parity_world:said", value=3)
     assert (first, third) == (1, 3)
