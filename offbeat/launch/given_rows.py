@@ -5,22 +5,24 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from offbeat.launch.row_values import UnkeptValue, keep_row
 from offbeat.messages.failures import FixableError, ShortInNotebooks
 from offbeat.telemetry.summary import write_atomically
 
 _SHOWN: Final = 12
 """Hexadecimal digits of the digest in the file's name."""
+_FORM: Final = 'Give [{"prompt": ...}, ...]'
 
 
 class BadRows(ShortInNotebooks, FixableError):
-    """Prompts that were given in Python are no rows."""
+    """Prompts that were given in Python are no rows, or hold a value that JSON would change."""
 
-    form = "prompts: {}: {}. {}"
+    form = "{}: {}. {}"
 
 
-def prompt_path(prompts: Any, folder: Path) -> str:  # noqa: ANN401 -- of libraries that are not imported
+def prompt_path(prompts: Any, folder: Path, argument: str = "prompts") -> str:  # noqa: ANN401 -- of libraries that are not imported
     """Return the path of prompts: their own, or that of a file with the rows that were given.
 
     Args:
@@ -28,15 +30,19 @@ def prompt_path(prompts: Any, folder: Path) -> str:  # noqa: ANN401 -- of librar
             iterable of mappings.
         folder: Where the rows are written. The name of the file has their digest, so that the same rows
             are the same file, and a resumed run finds them.
+        argument: Name of the argument, for errors.
 
     Raises:
-        BadRows: A row is no mapping, or holds what JSON does not know.
+        BadRows: A row is no mapping, or holds a key or a value that JSON would change.
     """
     if isinstance(prompts, str | os.PathLike):
         return os.fspath(prompts)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- of any path
-    content = "".join(f"{_line(number, row)}\n" for number, row in enumerate(_rows(prompts)))
+    lines = (_line(argument, at, row) for at, row in enumerate(_rows(argument, prompts)))
+    content = "".join(f"{line}\n" for line in lines)
     if not content:
-        raise BadRows("there are none", "no row", "Give a list of dicts with a prompt each")
+        raise BadRows(
+            f"{argument}: there are none", "no row", "Give a list of dicts with a prompt each"
+        )
     encoded = content.encode()
     path = folder / f"prompts-{hashlib.sha256(encoded).hexdigest()[:_SHOWN]}.jsonl"
     if not path.exists():
@@ -45,28 +51,41 @@ def prompt_path(prompts: Any, folder: Path) -> str:  # noqa: ANN401 -- of librar
     return str(path.absolute())
 
 
-def _rows(prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
-    to_dict = getattr(prompts, "to_dict", None)
-    if to_dict is not None and hasattr(prompts, "iloc"):  # a DataFrame; a Dataset yields rows
-        return to_dict("records")
-    if isinstance(prompts, Mapping) or not hasattr(prompts, "__iter__"):
-        got = type(prompts).__name__  # pyright: ignore[reportUnknownArgumentType] -- of any class
-        raise BadRows(got, "it is no list of rows", 'Give [{"prompt": ...}, ...]')
+def _rows(argument: str, prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
+    if hasattr(prompts, "to_dict") and hasattr(prompts, "iloc"):  # of pandas; a Dataset yields rows
+        return _rows_of_pandas(argument, prompts)
+    got = f"{argument}: {type(prompts).__name__}"
+    if isinstance(prompts, Mapping):
+        named = cast("Mapping[Any, Any]", prompts)
+        splits = [repr(name) for name, rows in named.items() if hasattr(rows, "column_names")]
+        fix = f"Give one of its splits: {argument}[{splits[0]}]" if splits else _FORM
+        raise BadRows(got, "it is no list of rows", fix)
+    if not hasattr(prompts, "__iter__"):
+        raise BadRows(got, "it is no list of rows", _FORM)
     return prompts
 
 
-def _line(number: int, row: object) -> str:
+def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
+    """Return the rows of a ``DataFrame``; refuse a frame of which they are only a part."""
+    if not hasattr(frame, "columns"):
+        raise BadRows(f"{argument}: {type(frame).__name__}", "it is one column", "Give a DataFrame")
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        problem, fix = "a row can hold only one of them", "Rename or drop the others"
+        raise BadRows(f"{argument}: several columns are called {twice!r}", problem, fix)
+    if index := [name for name in frame.index.names if name is not None]:
+        problem = "a reward would not see it"
+        fix = "Make it a column with frame.reset_index(), or drop it with reset_index(drop=True)"
+        raise BadRows(f"{argument}: the index is called {index[0]!r}", problem, fix)
+    return frame.to_dict("records")
+
+
+def _line(argument: str, at: int, row: object) -> str:
+    place = f"{argument}: row {at}"
     if not isinstance(row, Mapping):
-        got = f"row {number} has the type {type(row).__name__}"
-        raise BadRows(got, "a row is a dict", 'Give [{"prompt": ...}, ...]')
+        raise BadRows(f"{place} has the type {type(row).__name__}", "a row is a dict", _FORM)
     try:
-        return json.dumps(dict(row), default=_plain, allow_nan=False, ensure_ascii=False)  # pyright: ignore[reportUnknownArgumentType] -- of any row
-    except (TypeError, ValueError) as error:
-        fix = "Give numbers, text, lists and dicts; pictures are read from files that a row names"
-        raise BadRows(f"row {number}", str(error), fix) from error
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
-    if hasattr(value, "tolist"):  # a number or an array of numpy
-        return value.tolist()
-    raise TypeError(f"{value!r} has the type {type(value).__name__}")
+        kept = keep_row(row)  # pyright: ignore[reportUnknownArgumentType] -- of any row
+    except UnkeptValue as error:
+        raise BadRows(place, str(error), error.fix) from error
+    return json.dumps(kept, allow_nan=False, ensure_ascii=False)

@@ -65,7 +65,7 @@ def train(
 
     Raises:
         ConfigError: The recipe cannot work; the error lists every problem.
-        BadRows: Prompts are no rows.
+        BadRows: Prompts are no rows, or a value in them is none of JSON.
         RunRefused: This machine, or an input, cannot run it; as ``offbeat check`` says.
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and can go on: ``resume``.
@@ -191,7 +191,7 @@ class _Given(NamedTuple):
         if self.prompts is not None:
             keys["data.path"] = prompt_path(self.prompts, folder)
         if self.eval_prompts is not None:
-            keys["eval.path"] = prompt_path(self.eval_prompts, folder)
+            keys["eval.path"] = prompt_path(self.eval_prompts, folder, "eval_prompts")
         if self.reward is not None:
             keys |= {"environment.name": "function", **_targets(self.reward)}
         if self.agent is not None:
