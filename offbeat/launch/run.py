@@ -59,9 +59,10 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
     error: str
     run_dir: str
+    go_on: str  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"{self.error}\nlogs: {self.run_dir}/logs; go on: offbeat.resume({self.run_dir!r})"
+        return f"{self.error}\nlogs: {self.run_dir}/logs; go on: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -71,12 +72,13 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
     """A run was interrupted; it ended in order and can go on."""
 
-    def __init__(self, run_dir: str) -> None:
-        super().__init__(run_dir)
+    def __init__(self, run_dir: str, go_on: str) -> None:
+        super().__init__(run_dir, go_on)
         self.run_dir = run_dir
+        self.go_on = go_on  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"the run ended in order; go on: offbeat.resume({self.run_dir!r})"
+        return f"the run ended in order; go on: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -372,9 +374,9 @@ def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     if end is None or end.directory is None or end.summary is None:
         raise KeyboardInterrupt("before the run began")
     if end.summary.outcome == "failed":
-        raise TrainingFailed(end.summary.error or "", str(end.directory))
+        raise TrainingFailed(end.summary.error or "", str(end.directory), end.go_on)
     if end.summary.outcome == "aborted" and not is_asked:
-        raise RunInterrupted(str(end.directory))
+        raise RunInterrupted(str(end.directory), end.go_on)
     return Run(end.directory)
 
 

@@ -93,19 +93,16 @@ class HeartbeatTimeout:
             raise DeadlineExceeded("driver", "the controller's status", self._limit_s)
 
 
-def next_commands(
-    directory: Path, summary: Summary, *, on_stubs: bool, in_python: bool = False
-) -> str:
+def next_commands(directory: Path, summary: Summary, go_on: str, *, in_python: bool = False) -> str:
     """Return commands on the run in ``directory``, each on a line with what it does.
 
-    One that goes on with the run is among them where the run ended before its last step, unless it
-    ran ``on_stubs``. With ``in_python`` they are calls.
+    ``go_on`` resumes the run, or is empty if nothing does. It is among them if the run ended before
+    its last step. With ``in_python`` they are calls.
     """
     run = repr(str(directory)) if in_python else shlex.quote(str(directory))
     report = f"offbeat.open_run({run}).report()" if in_python else f"offbeat report {run}"
-    resume = f"offbeat.resume({run})" if in_python else f"offbeat train --resume {run}"
     commands = {"one page": report}
     ended_early = summary.outcome != "finished" or summary.ended_by
-    if ended_early and not on_stubs:
-        commands["go on"] = resume
+    if ended_early and go_on:
+        commands["go on"] = go_on
     return "\n".join(["next", *(f"{what:10} {command}" for what, command in commands.items())])

@@ -35,6 +35,7 @@ from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.hub_snapshot import CannotStage
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
 from offbeat.launch.opened_run import OpenedRun, open_run, written_files
+from offbeat.launch.resume_call import compose_resume_call, compose_resume_command
 from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.screen import next_commands, screen
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
@@ -166,6 +167,9 @@ class RunEnd:
     summary: Summary | None = None
     problems: tuple[str, ...] = ()
     """Why it was refused."""
+
+    go_on: str = ""
+    """Call or command that resumes the run."""
 
 
 class Session:
@@ -315,12 +319,12 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
             readable_values(directory / CONFIG),
         )
     )
+    compose = compose_resume_call if session.in_python else compose_resume_command
+    go_on = compose(directory, spec.config, summary.error)
     if not spec.evaluates_only:
+        on_stubs = spec.config.trainer.backend == "stub"
         offered = next_commands(
-            directory,
-            summary,
-            on_stubs=spec.config.trainer.backend == "stub",
-            in_python=session.in_python,
+            directory, summary, "" if on_stubs else go_on, in_python=session.in_python
         )
         _say(console, f"\n{offered}")
     if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
@@ -333,7 +337,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
     may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0
     if may_lose_steps and (unsaved := unsaved_steps(directory, summary.trainer_version)):
         _say(errors, unsaved)
-    return RunEnd(exit_code(summary.outcome, signals.received), directory, summary)
+    return RunEnd(exit_code(summary.outcome, signals.received), directory, summary, go_on=go_on)
 
 
 def exit_code(

@@ -105,13 +105,19 @@ def test_a_resume_needs_the_same_code(run: offbeat.Run) -> None:
     assert further.summary["steps"] == 4
 
 
-def test_a_function_that_raises_ends_the_run_with_its_line(tmp_path: Path) -> None:
+def test_a_function_that_raises_ends_the_run_with_its_line_and_the_call_after_the_fix(
+    tmp_path: Path,
+) -> None:
     def typo(row: Mapping[str, Any], response: str) -> float:
         return float(row["anwser"] == response)
 
     with pytest.raises(offbeat.TrainingFailed, match=r"in typo: KeyError: 'anwser'") as failed:
         offbeat.train(quiet=True, **settings(tmp_path, reward=typo))
     assert "Traceback" in failed.value.run.failures()["traceback"][0]
+    call = f"offbeat.resume({str(tmp_path / 'run')!r}, reward=typo, changed_code=True)"
+    assert str(failed.value).endswith(call)
+    resumed = offbeat.resume(tmp_path / "run", reward=reward, changed_code=True, quiet=True)
+    assert resumed.summary["steps"] == 3
 
 
 def test_a_function_of_the_wrong_form_is_refused_before_the_run(tmp_path: Path) -> None:

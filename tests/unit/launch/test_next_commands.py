@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from offbeat.config.run import RunConfig
+from offbeat.launch.resume_call import compose_resume_command
 from offbeat.launch.screen import next_commands
 from offbeat.telemetry.summary import GroupCounts, Summary
 
@@ -17,6 +19,7 @@ FINISHED = Summary(
     groups=GroupCounts(drawn=10, trained=10),
     wall_s=1.0,
 )
+RECIPE = RunConfig.model_validate({"steps": 5, "model": {"path": "nowhere"}})
 
 
 @pytest.mark.parametrize(
@@ -24,11 +27,12 @@ FINISHED = Summary(
 )
 def test_a_run_that_ended_early_names_the_command_that_goes_on(change: dict[str, str]) -> None:
     summary = msgspec.structs.replace(FINISHED, **change)
-    offered = next_commands(Path("/data/my runs/mine"), summary, on_stubs=False)
+    run = Path("/data/my runs/mine")
+    offered = next_commands(run, summary, compose_resume_command(run, RECIPE, summary.error))
     assert offered.endswith("\ngo on      offbeat train --resume '/data/my runs/mine'")
-    assert "--resume" not in next_commands(Path("runs/mine"), summary, on_stubs=True)
+    assert "go on" not in next_commands(run, summary, "")
 
 
 def test_a_finished_run_names_its_page_alone() -> None:
-    offered = next_commands(Path("runs/mine"), FINISHED, on_stubs=False)
+    offered = next_commands(Path("runs/mine"), FINISHED, "offbeat train --resume runs/mine")
     assert offered == "next\none page   offbeat report runs/mine"

@@ -10,6 +10,7 @@ from rich.console import Console
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.files import check_run_dir
 from offbeat.launch.checks.finding import Level
+from offbeat.launch.resume_call import compose_resume_call
 from offbeat.launch.screen import next_commands
 from offbeat.launch.session import Session
 from offbeat.runs.directory import SUMMARY, RunDirUnusable, locked, make_run_dir, reopen_run_dir
@@ -80,13 +81,15 @@ def test_a_live_run_and_a_used_directory_name_calls(tmp_path: Path, recipe: RunC
     assert not any(command in used.in_python() for command in COMMANDS)
 
 
-def test_the_end_of_a_run_offers_calls() -> None:
+def test_the_end_of_a_run_offers_calls(recipe: RunConfig) -> None:
     summary = Summary(
         run_id="run-1", name="mine", outcome="aborted", steps=5, trainer_version=5,
         groups=GroupCounts(), wall_s=1.0,
     )  # fmt: skip
-    offered = next_commands(Path("runs/it's"), summary, on_stubs=False, in_python=True)
+    run = Path("runs/it's")
+    go_on = compose_resume_call(run, recipe, summary.error)
+    offered = next_commands(run, summary, go_on, in_python=True)
     assert """offbeat.open_run("runs/it's").report()""" in offered
     assert offered.endswith("""go on      offbeat.resume("runs/it's")""")
     finished = msgspec.structs.replace(summary, outcome="finished")
-    assert "resume" not in next_commands(Path("run"), finished, on_stubs=False, in_python=True)
+    assert "resume" not in next_commands(run, finished, go_on, in_python=True)

@@ -1,0 +1,63 @@
+"""Composes the call or the command that resumes a run, for messages."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.by_value import given, is_by_value, is_given
+from offbeat.config.run import RunConfig
+from offbeat.runs.inputs import targets
+
+_IN_USER_CODE: Final = re.compile(r": (data|bug), (reward|answer|agent|environment)_\w+\)")
+"""End of the text of a ``RolloutFailed`` whose fix is other code of the user."""
+_ONE: Final = "environment.target"
+_NAMED: Final = re.compile(r"environment\.rewards\.([\w-]+)\.target")
+_CHOSEN: Final = "..."
+"""Stands for an object that has no name of its own."""
+
+
+def compose_resume_call(directory: Path, config: RunConfig, error: str | None) -> str:
+    """Return the call that resumes a run from any process.
+
+    It gives every object again that was given by value. If ``error`` is of the user's code, it
+    allows changed code, because the user will change it.
+    """
+    by_value = {key: each for key, each in targets(config).items() if is_by_value(each)}
+    arguments = [repr(str(directory)), *_compose_objects(config, by_value)]
+    if _needs_changed_code(config, error):
+        arguments.append("changed_code=True")
+    return f"offbeat.resume({', '.join(arguments)})"
+
+
+def compose_resume_command(directory: Path, config: RunConfig, error: str | None) -> str:
+    """Return the command that resumes a run; it allows changed code as the call does."""
+    allowed = " --changed-code" if _needs_changed_code(config, error) else ""
+    return f"offbeat train --resume {shlex.quote(str(directory))}{allowed}"
+
+
+def _needs_changed_code(config: RunConfig, error: str | None) -> bool:
+    return bool(targets(config)) and _IN_USER_CODE.search(error or "") is not None
+
+
+def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str]:
+    """Return arguments that give the objects again, by key of the recipe."""
+    arguments, rewards, others = list[str](), list[str](), list[str]()
+    for key, target in by_value.items():
+        name = _find_name(target)
+        if key == _ONE and config.environment.name in ("function", "agent"):
+            arguments.append(f"{'agent' if config.environment.is_agent else 'reward'}={name}")
+        elif named := _NAMED.fullmatch(key):
+            rewards.append(f"{named[1]!r}: {name}")
+        else:
+            others.append(f"{key!r}: {name}")
+    if rewards:
+        arguments.append(f"reward={{{', '.join(rewards)}}}")
+    return [*arguments, f"**{{{', '.join(others)}}}"] if others else arguments
+
+
+def _find_name(target: str) -> str:
+    """Return the name by which the user's program knows an object, or a placeholder."""
+    name = str(getattr(given(target), "__name__", "")) if is_given(target) else ""
+    return name if name.isidentifier() else _CHOSEN

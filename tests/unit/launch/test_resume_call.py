@@ -1,0 +1,85 @@
+"""The call that resumes a run gives again what was given by value, and allows the fix of the user."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from offbeat.config.by_value import give
+from offbeat.config.run import RunConfig
+from offbeat.launch.resume_call import compose_resume_call, compose_resume_command
+from offbeat.launch.run import RunInterrupted, TrainingFailed
+from offbeat.messages.failures import FailureKind, RolloutFailed
+
+RUN: Final = Path("runs/mine")
+RAISED: Final = str(
+    RolloutFailed(FailureKind.DATA, 3, 1, "reward_raised", "r.py:6 in right: KeyError: 'x'")
+)
+LOST: Final = str(RolloutFailed(FailureKind.INFRASTRUCTURE, 3, 1, "engine_lost", "it is gone"))
+
+
+def right(row: Mapping[str, Any], response: str) -> float:
+    return float(response == row["answer"])
+
+
+def short(row: Mapping[str, Any], response: str) -> float:
+    return -float(len(response))
+
+
+class Grader:
+    """An object with a state, which no name of the program stands for."""
+
+    def __call__(self, row: Mapping[str, Any], response: str) -> float:
+        return 0.0
+
+
+def recipe(environment: Mapping[str, Any], **more: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"steps": 1, "model": {"path": "nowhere"}, "data": {"path": "rows.jsonl"},
+         "environment": environment, **more}
+    )  # fmt: skip
+
+
+def of(target: str) -> RunConfig:
+    return recipe({"name": "function", "target": target})
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        (of("graders:right"), ""),
+        (of(give(right)), ", reward=right"),
+        (of(give(lambda row, response: 0.0)), ", reward=..."),
+        (of(give(Grader())), ", reward=..."),
+        (of("offbeat.by_value:right-of_another_process"), ", reward=..."),
+        (recipe({"name": "agent", "target": give(right)}), ", agent=right"),
+        (
+            recipe({"name": "function", "rewards": {"a": {"target": give(right), "weight": 0.5},
+                    "b": {"target": "graders:short"}, "c": {"target": give(short)}}}),
+            ", reward={'a': right, 'c': short}",
+        ),
+        (recipe({"name": "custom", "target": give(Grader)}),
+         ", **{'environment.target': Grader}"),
+    ],
+)  # fmt: skip
+def test_objects_by_value_are_given_again(config: RunConfig, arguments: str) -> None:
+    assert compose_resume_call(RUN, config, LOST) == f"offbeat.resume('runs/mine'{arguments})"
+
+
+def test_code_that_raised_may_have_changed() -> None:
+    call = "offbeat.resume('runs/mine', reward=right, changed_code=True)"
+    assert compose_resume_call(RUN, of(give(right)), RAISED) == call
+    command = "offbeat train --resume runs/mine --changed-code"
+    assert compose_resume_command(RUN, of("graders:right"), RAISED) == command
+
+
+def test_a_grader_of_the_package_is_no_code_that_a_user_changes() -> None:
+    arithmetic = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
+    assert "changed" not in compose_resume_call(RUN, arithmetic, RAISED)
+
+
+def test_both_errors_of_an_ended_run_name_the_call() -> None:
+    call = compose_resume_call(RUN, of(give(right)), None)
+    assert str(TrainingFailed("it failed", "runs/mine", call)).endswith(f"go on: {call}")
+    assert str(RunInterrupted("runs/mine", call)).endswith(f"go on: {call}")
