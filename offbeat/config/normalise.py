@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from offbeat.config import schema
-from offbeat.config.peer_keys import NOTES, translated
+from offbeat.config.peer_keys import find_note, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
@@ -15,6 +15,13 @@ _CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
 _MOST_PLACES: Final = 3
 
+
+_OF_ALL_LIBRARIES: Final = (
+    *("seed", "model.trust_remote_code", "generator.max_model_len", "generator.sampling"),
+    *("trainer.activation_checkpointing", "trainer.sequence_parallel"),
+    *("trainer.lora", "trainer.optimizer"),
+)
+"""Keys, and sections of keys, whose names other libraries use, too."""
 
 _SHORT_FORMS: Final = {"runtime": "backend"}
 """Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
@@ -166,8 +173,19 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         return Problem(node.location, key, node.plain(), message, hint)
     hint = ""
     if isinstance(node, Section):  # of another library, whose keys in it are known
-        hint = translated((name for name, _ in node.locations(f"{key}.")), parts=2)
+        below = (name for name, _ in node.locations(f"{key}."))
+        is_misspelt = difflib.get_close_matches(key.rpartition(".")[2], valid, cutoff=_CLOSE)
+        hint = translated(below, parts=2, places={} if is_misspelt else _places())
     return Problem(node.location, key, node.plain(), "unknown key", hint or meant(key, valid))
+
+
+def _places() -> dict[str, str]:
+    """Return keys of a recipe by their last part, if other libraries have the same names for them."""
+    places = dict[str, str]()
+    for name in _OF_ALL_LIBRARIES:
+        below = [key.key for key in schema.children(name)]
+        places |= {key.rpartition(".")[2]: key for key in below or [name]}
+    return places
 
 
 def meant(key: str, valid: Iterable[str]) -> str:
@@ -179,7 +197,7 @@ def meant(key: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     is_known = any(known.leaf == leaf for known in schema.known_keys().values())
     near = difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE_ELSEWHERE)
-    is_misspelt = place and near and leaf not in NOTES
+    is_misspelt = place and near and not find_note(key)
     hint = "" if is_misspelt else translated([key], parts=2 if is_known else 1)
     return hint or _nearest(key, valid)
 

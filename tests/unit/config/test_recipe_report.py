@@ -377,4 +377,42 @@ def test_a_section_of_another_library_is_translated_key_by_key(report: Report) -
         "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, seed: 1}\nsteps: 1\n"
     )
     assert "`grpo.num_prompts_per_step` is `groups_per_step` here; " in text
-    assert "`grpo.num_generations_per_prompt` is `samples_per_group` here. More: docs/" in text
+    assert "`grpo.num_generations_per_prompt` is `samples_per_group` here; " in text
+    assert "`grpo.seed` is `seed` here. More: docs/" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("actor_rollout_ref.rollout.stop=['8']", "is `generator.sampling.stop` here"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_k=5", "an evaluation samples as training does"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p=0.5", "an evaluation samples as training"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=0", "an evaluation samples as training"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "is `eval.samples` here"),
+        ("algorithm.kl_ctrl.kl_coef=0.1", "is `algorithm.loss.kl_reward_coef` here"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "is `algorithm.epochs` here"),
+        ("actor_rollout_ref.actor.optim.weight_decay=0", "is `trainer.optimizer.weight_decay` here"),
+        ("critic.optim.lr=1e-5", "there is no critic"),
+        ("trainer.resume_mode=auto", "`offbeat.resume(RUN)`"),
+        ("policy.generation.temperature=0.9", "is `generator.sampling.temperature` here"),
+        ("policy.megatron_cfg.optimizer.lr=1e-5", "is `trainer.optimizer.learning_rate` here"),
+        ("policy.dtensor_cfg.activation_checkpointing=true", "is `trainer.activation_checkpointing`"),
+        ("trainer.optim.weight_decay=0", "is `trainer.optimizer.weight_decay` here"),
+        ("orchestrator.eval.interval=5", "is `eval.interval` here"),
+        ("inference.model.tp=2", "is `generator.vllm.tensor_parallel` here"),
+        ("trainer.model.tp=2", "is `trainer.tensor_parallel` here"),
+        ("generation_kwargs.top_p=0.9", "is `generator.sampling.top_p` here"),
+        ("logging_steps=1", "each step is logged"),
+        ("eval_strategy=steps", "is `eval.interval` here"),
+    ],
+)  # fmt: skip
+def test_an_override_of_another_library_is_translated(
+    report: Report, override: str, hint: str
+) -> None:
+    assert hint in report("steps: 1\n", override)
+
+
+def test_keys_of_a_misspelt_section_are_not_taken_for_those_of_another_library(
+    report: Report,
+) -> None:
+    assert "Did you mean `trainer`" in report("steps: 1\n", "trainr.weight_decay=0.1")
