@@ -12,6 +12,10 @@ class RelativeToRecipe:
     """Marks a path that the loader makes absolute: relative to the recipe that names it."""
 
 
+class OneIsAList:
+    """Marks a list of text that may be written as one text: a list of one."""
+
+
 @dataclass(frozen=True, slots=True)
 class InWords:
     """States a constraint that no number expresses, for messages and ``config explain``."""

@@ -55,9 +55,10 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
     if absent := sorted(preset.keys() - valid):
         problems.append(_against_preset(section, absent[0], root))
         del section.children["name"]
-    for name, node in list(section.children.items()):
+    for name, given in list(section.children.items()):
         key = f"{prefix}{name}"
         known = schema.known(key)
+        node = _make_list(given) if known is not None and known.is_list else given
         if known is not None and known.sections and node.plain() is None:
             del section.children[name]  # an absent section, also one that another choice has
         elif known is None or name not in valid:
@@ -88,6 +89,13 @@ def _misfit(key: schema.Key, place: str, node: Node) -> Problem | None:
     if _holds_bool(node.value) and not key.takes_bool and not key.is_text:
         return Problem(node.location, place, node.value, f"has to be: {key.kind}", value_hint(key))
     return None
+
+
+def _make_list(node: Node) -> Node:
+    """Return a list of one if the value is one text, as written."""
+    if isinstance(node, Leaf) and node.text is not None:
+        return Leaf([node.text], None, node.location)
+    return node
 
 
 def _as_written(leaf: Leaf) -> Leaf:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat.config.base import Config, InWords, RelativeToRecipe
+from offbeat.config.base import Config, InWords, OneIsAList, RelativeToRecipe
 from offbeat.config.problems import shorten
 from offbeat.config.run import RunConfig
 
@@ -46,6 +46,7 @@ class Key:
     variants: tuple[str, ...]  # the choices it belongs to; empty: always there
     is_text: bool  # takes text, free or out of a list, and nothing else but null
     is_path: bool
+    is_list: bool = False  # takes one text as a list of one
     takes_bool: bool = False
     names: tuple[str, ...] = ()  # the values it takes besides null, if they are named
     holds_text: bool = False  # takes a mapping of text
@@ -137,7 +138,7 @@ def _walk(
     """Yield the keys of a section, first the one by which it is chosen."""
     for name, field in sorted(section.model_fields.items(), key=lambda item: item[0] != chooser):
         below, chosen_by = _sections(field.annotation), str(field.discriminator or "")
-        marks = chain(field.metadata, *(marks for _, marks in _parts(field.annotation)))
+        marks = [*field.metadata, *chain(*(marks for _, marks in _parts(field.annotation)))]
         yield Key(
             key=f"{prefix}{name}",
             kind=_kind(field.annotation, field.metadata),
@@ -147,6 +148,7 @@ def _walk(
             variants=variants,
             is_text=all(map(_is_text, _types(field.annotation))),
             is_path=any(isinstance(mark, RelativeToRecipe) for mark in marks),
+            is_list=any(isinstance(mark, OneIsAList) for mark in marks),
             takes_bool=bool in _types(field.annotation),
             names=_names(field.annotation),
             holds_text=field.annotation == dict[str, str],

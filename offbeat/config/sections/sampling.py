@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from offbeat.config.base import Config, InWords
+from offbeat.config.base import Config, InWords, OneIsAList
 from offbeat.messages.generation import LEAST_TEMPERATURE
 
 
@@ -34,6 +34,9 @@ class SamplingConfig(Config):
     """Tokens that end a sample, besides the model's end token. Add the end-of-turn tokens of chat
     models."""
 
-    stop: tuple[Annotated[str, Field(min_length=1), InWords("not empty")], ...] = ()
-    """Strings that end a sample, once its text contains one. All tokens are kept and trained, up to
-    the one that completes the string, and a reward sees the string in the text."""
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1), InWords("not empty")], ...], OneIsAList()
+    ] = ()
+    """Strings that end a sample, once its text contains one. A single string is a list of one. All
+    tokens are kept and trained, up to the one that completes the string, and a reward sees the
+    string in the text."""

@@ -32,6 +32,12 @@ def test_a_key_is_a_section_a_dotted_key_or_the_last_part_of_one() -> None:
     assert config.model.path == str(Path("here").absolute())
 
 
+def test_one_stop_string_is_a_list_of_one() -> None:
+    for settings in ({"stop": "8"}, {"generator": {"sampling": {"stop": "8"}}}, {"stop": ["8"]}):
+        config = load_recipe(None, overrides_of({**GIVEN, **settings})).config
+        assert config.generator.sampling.stop == ("8",)
+
+
 def test_a_name_that_fits_several_keys_is_refused_with_all_of_them() -> None:
     with pytest.raises(ConfigError, match=r"generator\.device, trainer\.device") as refused:
         overrides_of({"device": "cpu"})

@@ -3,7 +3,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.problems import ConfigError
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
@@ -54,6 +56,18 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
 @pytest.mark.parametrize("text", ["007", "no", "2026-01-01", "1e5", "12"])
 def test_text_is_taken_as_it_is_written(text: str) -> None:
     assert load_recipe(QUICKSTART, [f"name={text}"]).config.name == text
+
+
+@pytest.mark.parametrize("text", ["</answer>", "8", "'8'", '"8"', "no", "1e3", "['8']"])
+def test_one_stop_string_is_a_list_of_one_as_it_is_written(write: Write, text: str) -> None:
+    written = (text.strip("[]'\""),)
+    recipe = write(f"{SMALL}generator: {{sampling: {{stop: {text}}}}}")
+    loaded = load_recipe(recipe).config
+    assert loaded.generator.sampling.stop == written
+    override = load_recipe(QUICKSTART, [f"generator.sampling.stop={text}"])
+    assert override.config.generator.sampling.stop == written
+    recorded = yaml.safe_load(to_yaml(loaded, {}))
+    assert recorded["generator"]["sampling"]["stop"] == list(written)
 
 
 # --- overrides -----------------------------------------------------------------------------------
