@@ -13,6 +13,7 @@ from offbeat.config.problems import ConfigError
 from offbeat.config.user_code import check_starts_run
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
+from offbeat.launch.progress_bars import import_progress_bars
 from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, ended_run
 from offbeat.runs.directory import CONFIG
 
@@ -149,6 +150,7 @@ def resume(
         ConfigError, RunRefused, TrainingFailed, RunInterrupted: As ``train``.
     """
     check_starts_run()
+    import_progress_bars()
     for name in ("model", "prompts", "eval_prompts"):
         if name in settings:
             hint = "Leave it out: the run goes on with what it began with."
@@ -259,6 +261,7 @@ def _loaded(
     recipe: Path | str | None, settings: Mapping[str, Any], *, dry_run: bool
 ) -> LoadedRecipe:
     """Load the recipe; choose the runtime of one process if nobody has chosen and it fits."""
+    import_progress_bars()
     _check_recipe(recipe)
     overrides = overrides_of(settings)
     if recipe is None and "data.path" in settings:

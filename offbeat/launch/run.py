@@ -16,6 +16,7 @@ from offbeat.config.hub_path import name_of_copy
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
+from offbeat.launch.progress_bars import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.missing_package import named_if_missing
@@ -179,6 +180,7 @@ class Run:
         from offbeat.config.loader import load_recipe
         from offbeat.launch.preview import preview_of
 
+        import_progress_bars()
         try:
             overrides = [f"model.path={self.model_path}", "model.weights=null"]
         except NothingExported:
@@ -238,6 +240,7 @@ class Run:
             NothingExported: There is none.
             PackageMissing: transformers or torch is not installed.
         """
+        import_progress_bars()
         with delay_interrupt(), named_if_missing():
             from transformers import (  # imports torch
                 AutoModelForCausalLM,

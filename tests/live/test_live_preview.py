@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from typer.testing import CliRunner
 
 import offbeat
@@ -43,6 +45,25 @@ def test_a_reward_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
 
     with pytest.raises(PreviewFailed, match=r"in typo: KeyError: 'anwser'"):
         offbeat.preview(model=MODEL, prompts=ROWS, reward=typo, max_new_tokens=4)
+
+
+def test_a_first_preview_in_a_notebook_prints_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    call = f"""
+import offbeat
+rows = [{{"prompt": f"{{a}}+1=", "answer": a + 1}} for a in range(9)]
+def reward(row, response):
+    return float(response == str(row["answer"]))
+offbeat.preview(model={str(MODEL)!r}, prompts=rows, reward=reward, max_new_tokens=4)
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(call)])
+    NotebookClient(notebook, timeout=100).execute()
+    outputs = notebook.cells[0].outputs
+    assert [each["output_type"] for each in outputs] == ["execute_result"]
+    assert "9, 36 samples" in outputs[0]["data"]["text/plain"]
 
 
 def test_the_command_prints_it() -> None:
