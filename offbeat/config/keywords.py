@@ -8,7 +8,8 @@ from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.by_value import give
-from offbeat.config.peer_keys import matching_keys
+from offbeat.config.normalise import meant
+from offbeat.config.peer_keys import find_note, matching_keys
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 
 _ARGUMENTS: Final = {
@@ -31,7 +32,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
         ConfigError: A name fits several keys, a key has two values, or a value is of no kind that a
             recipe has.
     """
-    key_of = {name: _key(name) for name in settings}
+    key_of = {name: find_key(name) for name in settings}
     given = dict[str, tuple[str, object]]()
     for name, value in settings.items():
         for key, setting in _leaves(key_of[name], value):
@@ -39,7 +40,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
             if former is not setting and former != setting:
                 problem = f"{key} is {setting!r} here, and {former!r} in {other}"
                 raise bad_argument(name, problem, "Give it once.")
-    return [f"{key_of[name]}={_text(name, value)}" for name, value in settings.items()]
+    return [f"{key}={_text(name, key, settings[name])}" for name, key in key_of.items()]
 
 
 def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
@@ -51,7 +52,19 @@ def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
         yield from _leaves(f"{key}.{below}", inner)
 
 
-def _key(name: str) -> str:
+def is_known_name(name: str) -> bool:
+    """Return whether a keyword is a key of a recipe, or of another library, whose message names ours."""
+    if "." in name or schema.known(name) is not None or name in _by_last_part():
+        return True
+    return bool(matching_keys(name, least=1) or find_note(name))
+
+
+def find_key(name: str) -> str:
+    """Return the key of a recipe that a keyword sets; an unknown name as it is.
+
+    Raises:
+        ConfigError: It fits several keys, or an argument.
+    """
     if "." in name or schema.known(name) is not None:
         return name
     fitting = _by_last_part().get(name, ())
@@ -88,10 +101,13 @@ def _by_last_part() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _text(name: str, value: object) -> str:
+def _text(name: str, key: str, value: object) -> str:
     try:
         return json.dumps(value, default=_plain, ensure_ascii=False)
     except (TypeError, ValueError) as error:
+        if "." not in key and schema.known(key) is None:
+            valid = [each.leaf for each in schema.children("")]
+            raise bad_argument(name, "it is no key of a recipe", meant(key, valid)) from error
         hint = "Give numbers, text, lists and dicts, a path, a function or a class."
         raise bad_argument(name, str(error), hint) from error
 

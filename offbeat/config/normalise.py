@@ -112,6 +112,9 @@ def _as_section(key: schema.Key, leaf: Leaf) -> str:
     if key.chosen_by:
         written = f"{key.key}: {{{key.chosen_by}: {leaf.value}}}"
         return f"Choose one by {key.key}.{key.chosen_by}, as in {written}."
+    for other in schema.children(key.key):
+        if str(leaf.value) in other.names:
+            return f"Write {key.key}: {{{other.leaf}: {leaf.value}}}, or {other.key}={leaf.value}."
     below = [
         other.leaf for other in schema.known_keys().values() if other.key.startswith(f"{key.key}.")
     ]

@@ -401,6 +401,7 @@ NOTES: Final[dict[str, str]] = {
     "ref_model_sync_steps": _REFERENCE,
     "remove_unused_columns": "It is not needed here: a reward gets the whole row.",
     "repetition_penalty": "It has no key here: probabilities are those of the model at `generator.sampling.temperature`.",
+    "resume": _RESUME,
     "resume_from_checkpoint": _RESUME,
     "resume_from_path": _RESUME,
     "resume_mode": _RESUME,

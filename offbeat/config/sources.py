@@ -48,6 +48,11 @@ def is_override(location: Location) -> bool:
     return location.source.startswith(_OVERRIDE)
 
 
+def overridden_key(location: Location) -> str:
+    """Return the key that the override at a location sets; its text may be cut behind it."""
+    return location.source.removeprefix(_OVERRIDE)[1:].partition("=")[0]
+
+
 # --- recipes -------------------------------------------------------------------------------------
 
 

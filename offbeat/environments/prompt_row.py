@@ -85,7 +85,10 @@ def _problem_of_options(fields: Mapping[str, object]) -> str | None:
 
 def _problem_of_prompt(prompt: object) -> str | None:
     if isinstance(prompt, list):
-        return "'prompt' is a list, and a chat is read from 'messages': set columns to {messages: prompt}"
+        return (
+            "'prompt' is a list, and a chat is read from 'messages': rename it, or name each column "
+            "that is needed in columns, as in {messages: prompt, answer: answer}"
+        )
     if not isinstance(prompt, str):
         return f"'prompt' is {prompt!r:.80}; it is a string"
     return None if prompt else "'prompt' is empty; it needs at least one character"

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from offbeat.config.keywords import bad_argument, overrides_of
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.user_code import check_starts_run
+from offbeat.launch.call_arguments import check_names, name_arguments
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
 from offbeat.launch.progress_bars import import_progress_bars
@@ -26,6 +27,8 @@ Function = Callable[..., Any] | str
 
 Rewards = Function | Sequence[Function] | Mapping[str, Function | Mapping[str, Any]]
 """A reward, a list of them, or rewards by name, as functions or sections ``environment.rewards.NAME``."""
+
+_FORMS: Final = "Give a function, a list or a dict of them."
 
 
 def train(
@@ -71,6 +74,7 @@ def train(
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and can go on: ``resume``.
     """
+    check_names(train, (resume,), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, settings)
     session = _session(quiet=quiet)
     return ended_run(_prepared(recipe, run_dir, session, given, dry_run=dry_run)())
@@ -93,6 +97,7 @@ def start(
     Raises:
         ConfigError, BadRows, RunRefused: As ``train``.
     """
+    check_names(start, (train, resume), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, settings)
     session = _session(quiet=True)
     return LiveRun(session, _prepared(recipe, run_dir, session, given, dry_run=dry_run))
@@ -119,6 +124,7 @@ def preview(
     from offbeat.launch.preview import preview_of  # slow to import
 
     check_starts_run()
+    check_names(preview, (train, resume), settings)
     given = _Given(model, prompts, None, reward, agent, {"steps": 1, **settings})
     with TemporaryDirectory(prefix="offbeat-preview-") as folder:
         return preview_of(_loaded(recipe, given.in_recipe(Path(folder)), dry_run=False))
@@ -155,13 +161,18 @@ def resume(
         if name in settings:
             hint = "Leave it out: the run goes on with what it began with."
             raise bad_argument(name, "it is fixed for a resume", hint)
+    check_names(resume, (train,), settings)
     directory = Path(run_dir)
     if not (directory / CONFIG).exists():
         raise NoRunInDirectory(
             str(directory), "it holds no run to resume", "Name what a run has written"
         )
     given = _Given(reward=reward, agent=agent, settings=settings)
-    loaded = load_recipe(directory / CONFIG, overrides_of(given.in_recipe(directory)))
+    keys = given.in_recipe(directory)
+    try:
+        loaded = load_recipe(directory / CONFIG, overrides_of(keys))
+    except ConfigError as error:
+        raise name_arguments(error, keys) from None
     session = _session(quiet=quiet)
     return ended_run(
         launch(
@@ -189,6 +200,7 @@ class _Given(NamedTuple):
         """Return them as keys of a recipe; rows are written into ``folder``."""
         keys = dict[str, Any]()
         if self.model is not None:
+            _check_model(self.model)
             keys["model" if isinstance(self.model, Mapping) else "model.path"] = self.model
         if self.prompts is not None:
             keys["data.path"] = prompt_path(self.prompts, folder)
@@ -201,14 +213,27 @@ class _Given(NamedTuple):
         return {**keys, **self.settings}
 
 
+def _check_model(model: object) -> None:
+    """Check that a model is named.
+
+    Raises:
+        ConfigError: It is an object.
+    """
+    if not isinstance(model, str | os.PathLike | Mapping):
+        hint = "Give its directory, or OWNER/NAME of the hub: each process of a run loads it."
+        raise bad_argument("model", f"it has the type {type(model).__name__}", hint)
+
+
 def _targets(reward: Rewards) -> dict[str, Any]:
     """Return the key of one function, or of several by name."""
     if isinstance(reward, str) or callable(reward):
         return {"environment.target": reward}
+    if not reward:
+        raise bad_argument("reward", "it is empty: nothing scores the prompts", _FORMS)
     if not isinstance(reward, Mapping):
         if not isinstance(reward, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] -- a caller may have no types
             problem = f"it has the type {type(reward).__name__}"
-            raise bad_argument("reward", problem, "Give a function, a list or a dict of them.")
+            raise bad_argument("reward", problem, _FORMS)
         names = [_name_of(each) for each in reward]
         if twice := [name for name in names if names.count(name) > 1]:
             problem = f"several functions are called {twice[0]}"
@@ -264,9 +289,12 @@ def _loaded(
     import_progress_bars()
     _check_recipe(recipe)
     overrides = overrides_of(settings)
-    if recipe is None and "data.path" in settings:
+    if recipe is None:
         _check_has_reward(overrides)
-    loaded = _with_runtime(recipe, overrides, dry_run=dry_run)
+    try:
+        loaded = _with_runtime(recipe, overrides, dry_run=dry_run)
+    except ConfigError as error:
+        raise name_arguments(error, settings) from None
     if "eval.path" in settings and not loaded.config.eval.interval:
         hint = "Give eval={'interval': N} too, the steps between two evaluations."
         raise bad_argument("eval_prompts", "eval.interval is 0, so they are never scored", hint)
@@ -299,15 +327,19 @@ def _check_recipe(recipe: object) -> None:
 
 
 def _check_has_reward(overrides: Sequence[str]) -> None:
-    """Check that something scores the prompts of a run without a recipe file.
+    """Check that a run without a recipe file has both of prompts and a reward, or neither.
 
     Raises:
-        ConfigError: Nothing does.
+        ConfigError: It has one of them only.
     """
-    sections = {each.partition("=")[0].partition(".")[0] for each in overrides}
-    if sections.isdisjoint({"environment", "environments"}):
+    keys = {each.partition("=")[0] for each in overrides}
+    sections = {key.partition(".")[0] for key in keys}
+    if "data.path" in keys and sections.isdisjoint({"environment", "environments"}):
         hint = "Pass reward=FUNCTION with FUNCTION(row, response) -> float, or agent=FUNCTION."
         raise bad_argument("reward", "it is missing: nothing scores the prompts", hint)
+    if 'environment.name="function"' in overrides and sections.isdisjoint({"data", "environments"}):
+        hint = "Pass prompts=ROWS: a list of dicts, a DataFrame, a Dataset or a path."
+        raise bad_argument("prompts", "it is missing: the reward has nothing to score", hint)
 
 
 def _with_runtime(

@@ -160,8 +160,11 @@ def _read(
         columns = key.replace("path", "columns")
         fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."
         fix = f"Fix the line, or {columns}." if broken.line else fix
-        fix = f"{broken.fix}." if broken.fix else fix
-        yield error("prompts", str(replace(broken, fix="")), fix)
+        section = columns.removesuffix(".columns")
+        call = f"Fix the row, or name the columns: {section}={{'columns': {{'prompt': ...}}}}."
+        in_python = call if broken.line and "." not in section else ""
+        fix, in_python = (f"{broken.fix}.", "") if broken.fix else (fix, in_python)
+        yield error("prompts", str(replace(broken, fix="")), fix, in_python)
     except BadEnvironment as wrong:
         yield error("environment", str(wrong), f"Fix {wrong.key} in the recipe.")
     return None

@@ -77,7 +77,10 @@ def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> No
         ('{"prompt": "a", "messages": []}', "both of 'prompt' and 'messages'"),
         ('{"prompt": 3}', "'prompt' is 3; it is a string"),
         ('{"prompt": ""}', "'prompt' is empty"),
-        ('{"prompt": [{"role": "user", "content": "?"}]}', "set columns to {messages: prompt}"),
+        (
+            '{"prompt": [{"role": "user", "content": "?"}]}',
+            "as in {messages: prompt, answer: answer}",
+        ),
         ('{"messages": []}', "at least one message"),
         ('{"messages": ["hi"]}', r"messages\[0\] is 'hi'"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\] .* needs 'role' and 'content'"),

@@ -45,6 +45,27 @@ def train(tmp_path: Path) -> Callable[..., Any]:
         ({"reward_weights": [1, 2]}, "reward_weights", "{'target': FUNCTION, 'weight': 0.5}"),
         ({"reward": {"a": (right, 0.5)}}, "a has the type tuple", "'weight': 0.5}, for 'a'"),
         ({"reward": 3}, "the type int", "Give a function"),
+        ({"reward": []}, "reward: it is empty", "Give a function, a list or a dict"),
+        ({"reward": {}}, "reward: it is empty", "Give a function, a list or a dict"),
+        ({"reward": None, "rewards": [right]}, "rewards: it is no argument", "`reward`"),
+        ({"reward": None, "rewrad": right}, "rewrad: it is no argument", "`reward`"),
+        ({"prompts": None}, "prompts: it is missing", "Pass prompts=ROWS"),
+        ({"prompts": None, "promts": ROWS}, "promts: it is no argument", "`prompts`"),
+        ({"quite": True}, "quite: it is no argument", "Did you mean `quiet`?"),
+        ({"dryrun": True}, "dryrun: it is no argument", "Did you mean `dry_run`?"),
+        ({"changed_code": True}, "offbeat.train does not have it", "offbeat.resume"),
+        ({"resume": True}, "unknown key", "`offbeat.resume(RUN)`"),
+        ({"model": object()}, "model: it has the type object", "OWNER/NAME"),
+        ({"args": object()}, "args: it is no key", "write each setting as an argument"),
+        ({"processing_class": object()}, "it is no key", "the tokenizer is the one"),
+        ({"callbacks": [object()]}, "it is no key", "`run.metrics()`"),
+        ({"peft_config": object()}, "it is no key", "`trainer.lora.rank`"),
+        ({"output_dir": "x"}, "argument output_dir: ", "is `run_dir` here"),
+        ({"temperature": 0.0}, "argument temperature: generator.sampling.temp", "Default: 1.0"),
+        ({"reward": "accuracy"}, "argument reward: environment.target=accuracy", "module:name"),
+        ({"environment": "gsm8k", "reward": None, "prompts": None},
+         "argument environment: ", "{name: gsm8k}"),
+        ({"wandb": "disabled"}, "argument wandb: ", "wandb: {mode: disabled}"),
     ],
 )  # fmt: skip
 def test_an_argument_that_cannot_work_names_the_one_that_does(
@@ -54,6 +75,32 @@ def test_an_argument_that_cannot_work_names_the_one_that_does(
         train(**changed)
     assert problem in str(refused.value)
     assert fix in str(refused.value)
+
+
+def test_each_call_names_the_call_that_has_an_argument() -> None:
+    start: Any = offbeat.start
+    with pytest.raises(ConfigError, match=r"quiet: offbeat\.start .*\n.*of offbeat\.train"):
+        start(model="nowhere", steps=1, quiet=True)
+    preview: Any = offbeat.preview
+    with pytest.raises(ConfigError, match=r"quiet: offbeat\.preview .*\n.*of offbeat\.train"):
+        preview(model="nowhere", quiet=True)
+
+
+def test_a_problem_of_a_recipe_file_keeps_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("steps: 0\nmodel: {path: .}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml:1: steps = 0"):
+        offbeat.train(tmp_path / "mine.yaml")
+
+
+def test_a_conversation_in_the_key_prompt_is_told_its_key(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": 2}]
+    model = Path(__file__).parents[3] / "models" / "tiny-addition"
+    with pytest.raises(offbeat.RunRefused) as refused:
+        offbeat.train(
+            model=model, prompts=rows, reward=right, steps=1, run_dir=tmp_path / "run", quiet=True
+        )
+    assert "a chat is read from 'messages': rename it" in str(refused.value)
+    assert "data={'columns': {'prompt': ...}}" in str(refused.value)
 
 
 def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) -> None:
