@@ -38,11 +38,15 @@ class SetScores:
 
 
 def scores_by_set(samples: Iterable[ScoredSample]) -> dict[str, SetScores]:
-    """Return the scores of each set, in the order in which the sets appear."""
+    """Return the scores of each set that has a valid sample, in the order in which the sets appear."""
     sets = defaultdict[str, dict[int, list[ScoredSample]]](lambda: defaultdict(list))
     for sample in samples:
         sets[sample.set][sample.prompt_index].append(sample)
-    return {name: _scores(list(prompts.values())) for name, prompts in sets.items()}
+    return {
+        name: _scores(list(prompts.values()))
+        for name, prompts in sets.items()
+        if any(sample.is_valid for samples in prompts.values() for sample in samples)
+    }
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

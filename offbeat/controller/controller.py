@@ -87,6 +87,7 @@ class Controller:
         driver: str = "",
         groups_per_turn: int = GROUPS_PER_TURN,
         evaluates_only: bool = False,
+        spares_prompts: bool = False,
     ) -> None:
         """Create the controller on the event loop that runs it.
 
@@ -105,6 +106,7 @@ class Controller:
             driver: Name of the process that started this incarnation, for the journal.
             groups_per_turn: Groups that a rewind returns between two turns of the event loop.
             evaluates_only: Nothing is trained, so evaluations may have every engine.
+            spares_prompts: Evaluations keep prompts whose samples have all failed.
         """
         self._config, self._ports, self._driver = config, ports, driver
         state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
@@ -122,6 +124,7 @@ class Controller:
             ports.telemetry,
             ports.scores,
             on_all_engines=evaluates_only,
+            spares_prompts=spares_prompts,
         )
         self._recovery = self._new_recovery(groups_per_turn)
         step = TrainStep(state, self._trainer_client, sync, advantages=advantages, loss=loss)

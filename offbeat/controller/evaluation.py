@@ -79,11 +79,17 @@ class Evaluation:
         record: EvaluationLog,
         *,
         on_all_engines: bool = False,
+        spares_prompts: bool = False,
     ) -> None:
-        """``on_all_engines``: nothing is trained meanwhile, and nobody else needs an engine."""
+        """Score nothing yet.
+
+        ``on_all_engines``: nothing is trained meanwhile, and nobody else needs an engine.
+        ``spares_prompts``: a prompt whose samples have all failed does not fail the evaluation.
+        """
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
         self._sampling, self._budget = sampling_identity(state.config), RewardBudget(state)
+        self._least_valid = 0 if spares_prompts else min_valid_samples(state.config)
         self._on_all_engines, self._shares_weights = on_all_engines, shares_weights(state.config)
         state.evaluation.newest_due = state.ledger.trainer_version
         if (owed := self._due_at_start()) is not None:
@@ -229,7 +235,7 @@ class Evaluation:
                     deadline_s=config.rollout.deadline_s,
                     evaluation=True,
                     sampling=self._sampling,
-                    min_valid_samples=min(min_valid_samples(config), samples),
+                    min_valid_samples=min(self._least_valid, samples),
                     eval_set=name,
                 )
 

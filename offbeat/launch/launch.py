@@ -24,9 +24,12 @@ def launch(
     resume: Path | None = None,
     changed_code: bool = False,
     evaluates_only: bool = False,
+    spares_prompts: bool = False,
     session: "Session | None" = None,
 ) -> "RunEnd":
     """Run the recipe, or with ``evaluates_only`` its evaluation alone.
+
+    With ``spares_prompts`` an evaluation keeps prompts whose samples have all failed.
 
     The exit code is 0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143
     terminated.
@@ -47,6 +50,7 @@ def launch(
             resume=resume,
             changed_code=changed_code,
             evaluates_only=evaluates_only,
+            spares_prompts=spares_prompts,
             session=session,
         )
     finally:

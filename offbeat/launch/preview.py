@@ -1,7 +1,8 @@
 """Preview of a recipe before it trains: prompts, answers and rewards."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -22,6 +23,8 @@ from offbeat.launch.session import RunEnd, Session
 from offbeat.messages.evaluations import ScoredSample
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
+from offbeat.run_files.files import FAILURES
+from offbeat.runs.report.metrics_file import whole_lines
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 
 PROMPTS: Final = 16
@@ -29,6 +32,7 @@ SAMPLES: Final = 4
 _SHOWN: Final = 3
 _CHARACTERS: Final = 1200  # of a prompt or a response
 _FEW_SIGNALS: Final = 0.25
+_FIX: Final = "fix the code, or set rollout.on_failed_sample=mask"
 
 
 class PreviewFailed(ShortInNotebooks, OffbeatError):
@@ -46,11 +50,18 @@ class PreviewedPrompt:
 
     text: str  # as the model reads it, special tokens included; the row where no text is known
     samples: tuple[ScoredSample, ...]
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of the samples that failed, by their numbers."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
         """Return the rewards of the valid samples."""
         return tuple(each.reward for each in self.samples if each.is_valid)
+
+    @property
+    def failed(self) -> int:
+        """Return the number of samples whose reward, agent or environment failed."""
+        return sum(not each.is_valid for each in self.samples)
 
     @property
     def has_signal(self) -> bool:
@@ -75,6 +86,11 @@ class Preview:
         """Return the mean reward; None if every sample has failed."""
         rewards = [reward for each in self.prompts for reward in each.rewards]
         return fmean(rewards) if rewards else None
+
+    @property
+    def failed(self) -> int:
+        """Return the number of samples whose reward, agent or environment failed."""
+        return sum(each.failed for each in self.prompts)
 
     @property
     def reward_s(self) -> float:
@@ -103,14 +119,21 @@ class Preview:
     __repr__ = __str__  # what a notebook shows of the last line of a cell
 
     def _examples(self) -> Iterator[str]:
-        for number, prompt in enumerate(self.prompts[:_SHOWN], start=1):
+        for number, prompt in self._shown():
             yield f"prompt {number}"
             yield _indented(prompt.text)
             for each in prompt.samples:
-                reward = f"reward {each.reward:g}" if each.is_valid else "failed"
-                yield f"  {reward}, {each.response_tokens} tokens, {each.finish_reason}"
+                yield f"  {_outcome(each, prompt.errors)}"
                 yield _indented("" if each.response is None else each.response, by=6)
             yield ""
+
+    def _shown(self) -> Iterator[tuple[int, PreviewedPrompt]]:
+        """Yield the first prompts by number, and one with a failed sample if they have none."""
+        numbered = list(enumerate(self.prompts, start=1))
+        yield from numbered[:_SHOWN]
+        has_failed = [prompt.failed > 0 for prompt in self.prompts]
+        if not any(has_failed[:_SHOWN]) and any(has_failed):
+            yield numbered[has_failed.index(True)]
 
     def _figures(self) -> Iterator[str]:
         count = len(self.prompts)
@@ -118,6 +141,8 @@ class Preview:
         mean = "-" if self.reward is None else f"{self.reward:.3f}"
         yield f"{'prompts':16} {count}, {samples} samples"
         yield f"{'reward':16} {mean} on average"
+        if self.failed:
+            yield f"{'failed':16} {self.failed} of {samples} samples: {_FIX}"
         yield f"{'time per group':16} {self.reward_s:.3g} s in environment and reward"
         yield f"{'cut':16} {self.truncated:.0%} of the samples, at the limit of tokens"
         yield f"{'without signal':16} {self.without_signal:.0%} of the groups: all rewards are equal"
@@ -142,6 +167,13 @@ class Preview:
         return f"{share:.0%} of the groups have something to learn from."
 
 
+def _outcome(sample: ScoredSample, errors: Mapping[int, str]) -> str:
+    """Return the reward of a sample, or why it has none."""
+    if not sample.is_valid:
+        return f"failed: {errors.get(sample.sample, sample.finish_reason)}"
+    return f"reward {sample.reward:g}, {sample.response_tokens} tokens, {sample.finish_reason}"
+
+
 def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES) -> Preview:
     """Sample the first prompts of a recipe with its engines, and reward them; nothing is trained.
 
@@ -155,7 +187,7 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
     Raises:
         NothingToEvaluate: The recipe samples nothing.
         RunRefused: This machine, or an input, cannot run it.
-        PreviewFailed: It ended with an error.
+        PreviewFailed: Every sample failed, or it ended with another error.
         KeyboardInterrupt: It was interrupted.
     """
     set_environment(loaded.config.runtime.env)  # before transformers is imported
@@ -173,9 +205,25 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
             run_dir=directory,
             dry_run=False,
             evaluates_only=True,
+            spares_prompts=True,
             session=Session.silent(),
         )
-        return Preview(tuple(_previewed(_scored(end, directory), texts)))
+        errors = _read_errors(directory)
+        shown = Preview(tuple(_previewed(_scored(end, directory), texts, errors)))
+    if shown.reward is None:
+        raise PreviewFailed(
+            f"every sample failed ({shown.failed}): {next(iter(errors.values()), '')}"
+        )
+    return shown
+
+
+def _read_errors(directory: Path) -> dict[tuple[str, int, int], str]:
+    """Return why samples failed, by environment, row and number."""
+    path = directory / FAILURES
+    records = [json.loads(line) for _, line in whole_lines(path)] if path.exists() else []
+    return {
+        (each["environment"], each["row_index"], each["sample"]): each["detail"] for each in records
+    }
 
 
 def _ignore(line: str) -> None:
@@ -187,6 +235,7 @@ def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:
     values: dict[str, Any] = config.model_dump()
     for section in values["environments"].values():
         section["eval"] |= NO_FILE
+    values["rollout"] |= {"on_failed_sample": "mask", "min_valid_samples": None}
     counts: dict[str, Any] = {"sets": {}, "prompts": prompts, "samples": samples, "interval": 1}
     return changed(values, {"eval": {**NO_FILE, **counts}})
 
@@ -202,14 +251,18 @@ def _scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
 
 
 def _previewed(
-    scored: Sequence[ScoredSample], texts: Mapping[tuple[str, int], str]
+    scored: Sequence[ScoredSample],
+    texts: Mapping[tuple[str, int], str],
+    errors: Mapping[tuple[str, int, int], str],
 ) -> Iterator[PreviewedPrompt]:
     groups = dict[tuple[str, int], list[ScoredSample]]()
     for each in scored:
         groups.setdefault((each.set, each.prompt_index), []).append(each)
     for key, samples in groups.items():
         text = texts.get(key, samples[0].prompt or "")
-        yield PreviewedPrompt(text, tuple(samples))
+        keys = {each.sample: (each.set, each.row, each.sample) for each in samples}
+        found = {sample: errors[key] for sample, key in keys.items() if key in errors}
+        yield PreviewedPrompt(text, tuple(samples), found)
 
 
 def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:

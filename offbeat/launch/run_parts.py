@@ -66,6 +66,7 @@ class RunSpec:
     sharing: Sharing | None = None  # None: there is only one machine
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
     evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
+    spares_prompts: bool = False  # evaluations keep prompts whose samples have all failed
     values: tuple[PackedValue, ...] = ()  # what the user gave by value
 
 
@@ -160,6 +161,7 @@ def _make_controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) 
         ledger=ledger,
         driver=spec.driver,
         evaluates_only=spec.evaluates_only,
+        spares_prompts=spec.spares_prompts,
     )
 
 

@@ -213,7 +213,7 @@ def _in_python(problem: object) -> str:
     return problem.in_python() if isinstance(problem, RunDirUnusable | Finding) else str(problem)
 
 
-def drive(
+def drive(  # noqa: PLR0913 -- the options of a run, by name
     runtime: Runtime,
     loaded: LoadedRecipe,
     run_dir: Path | None,
@@ -222,6 +222,7 @@ def drive(
     resume: Path | None = None,
     changed_code: bool = False,
     evaluates_only: bool = False,
+    spares_prompts: bool = False,
     session: Session | None = None,
 ) -> RunEnd:
     """Run the recipe to its end."""
@@ -263,6 +264,7 @@ def drive(
             driver=secrets.token_hex(4),
             inputs=opened.inputs,
             evaluates_only=evaluates_only,
+            spares_prompts=spares_prompts,
             values=pack(targets(begun).values()),
         )
         session.directory = opened.directory

@@ -170,12 +170,15 @@ def packed_samples(
     ``media`` are the pictures of the prompt.
 
     Raises:
-        RolloutFailed: ``too_few_valid_samples``; or ``schema``, as ``packed``.
+        RolloutFailed: ``too_few_valid_samples``, also if no sample has a token; or ``schema``, as
+            ``packed``.
     """
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]
-    # The newest version, so that no placeholder makes its group older than its tokens.
-    newest = max(version for one in transcripts for row in one.branches for version, _ in row.spans)
+    versions = [version for one in transcripts for row in one.branches for version, _ in row.spans]
+    if not versions:
+        raise _too_few(task, samples, valid=0)
+    newest = max(versions)  # so that no placeholder makes its group older than its tokens
     for each in samples:
         if each.status is SampleStatus.MASKED and each.failure is not None:
             each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
@@ -201,6 +204,10 @@ def packed_with_own_prompts(
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
+    if not valid:  # of an evaluation that spares its prompts
+        valid = [each.transcript for each in samples if each.transcript.prompt_ids]
+        if not valid:
+            raise _too_few(task, samples, valid=0)
     prompt_ids = common_prompt(branch.prompt_ids for one in valid for branch in one.branches)
     if not prompt_ids:
         detail = f"the prompts of {len(valid)} samples have no first token in common"
@@ -237,21 +244,29 @@ def result_of(result: GenerateResult, sample: int) -> GenerateResult:
 def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
     """Raise if too few samples are valid: of kind infrastructure if a failure of it is among them."""
     valid = sum(each.status is SampleStatus.VALID for each in samples)
-    if valid >= task.min_valid_samples:
-        return
+    if valid < task.min_valid_samples:
+        raise _too_few(task, samples, valid)
+
+
+def _too_few(task: RolloutTask, samples: Sequence[DrawnSample], valid: int) -> RolloutFailed:
     failures = [
         (index, each.failure)
         for index, each in enumerate(samples)
         if each.status is SampleStatus.MASKED and each.failure is not None
     ]
     index, first = min(failures, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
-    detail = (
-        f"{first.detail} ({first.reason}); {valid} of {task.samples} samples are valid, and "
-        f"rollout.min_valid_samples is {task.min_valid_samples}"
+    why = (
+        f"{valid} of {task.samples} samples are valid, and rollout.min_valid_samples is "
+        f"{task.min_valid_samples}"
+        if valid < task.min_valid_samples
+        else f"none of {task.samples} samples has a token"
     )
-    raise RolloutFailed(
+    detail = f"{first.detail} ({first.reason}); {why}"
+    error = RolloutFailed(
         first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, Component.ENVIRONMENT, index
-    ) from first
+    )
+    error.__cause__ = first
+    return error
 
 
 def _with_outcomes(receipt: Receipt, samples: Sequence[DrawnSample]) -> Receipt:

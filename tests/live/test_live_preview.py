@@ -39,11 +39,29 @@ def test_it_shows_prompts_answers_and_rewards_and_keeps_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reward_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_sample_whose_reward_raises_is_shown_and_the_others_are_rewarded() -> None:
+    def only_even(row: Mapping[str, Any], response: str) -> float:
+        if row["answer"] % 2:
+            raise ValueError(f"{row['answer']} is odd")
+        return reward(row, response)
+
+    shown = offbeat.preview(model=MODEL, prompts=ROWS, reward=only_even, max_new_tokens=4)
+    assert len(shown.prompts) == 16
+    for each in shown.prompts:
+        answer = json.loads(each.samples[0].prompt or "")["answer"]
+        assert each.failed == (4 if answer % 2 else 0)
+        for error in each.errors.values():
+            assert error.endswith(f"in only_even: ValueError: {answer} is odd")
+    assert "in only_even: ValueError: " in str(shown)
+    assert f"{shown.failed} of 64 samples" in str(shown)
+
+
+def test_a_reward_that_always_raises_is_named_with_its_line() -> None:
     def typo(row: Mapping[str, Any], response: str) -> float:
         return float(row["anwser"] == response)
 
-    with pytest.raises(PreviewFailed, match=r"in typo: KeyError: 'anwser'"):
+    error = r"every sample failed \(64\): .* in typo: KeyError: 'anwser'"
+    with pytest.raises(PreviewFailed, match=error):
         offbeat.preview(model=MODEL, prompts=ROWS, reward=typo, max_new_tokens=4)
 
 

@@ -57,6 +57,7 @@ class World:
     advantages: Advantages = lambda rewards, _valid: rewards
     groups_per_turn: int = GROUPS_PER_TURN
     evaluates_only: bool = False
+    spares_prompts: bool = False
     cpu_s: Callable[[], float] = no_cpu_clock
 
     def __post_init__(self) -> None:
@@ -103,6 +104,7 @@ class World:
             ledger=self.ledger,
             groups_per_turn=self.groups_per_turn,
             evaluates_only=self.evaluates_only,
+            spares_prompts=self.spares_prompts,
         )
         if self.past is not None:
             self.built.progress.go_on_from(self.past)

@@ -88,6 +88,11 @@ def test_pass_at_k_is_told_of_powers_of_two_and_of_all_samples() -> None:
     assert list(scores_by_set(rewarded((1.0,) * 6))["math"].pass_at) == [1, 2, 4, 6]
 
 
+def test_a_set_without_a_valid_sample_has_no_score() -> None:
+    masked = [sample(0, number, 0.0, is_valid=False) for number in range(2)]
+    assert scores_by_set(masked) == {}
+
+
 def test_a_masked_sample_counts_in_no_score() -> None:
     masked = sample(0, 2, 0.0, is_valid=False)
     scores = scores_by_set([*rewarded((1.0, 1.0), (1.0, 1.0, 0.0)), masked])["math"]

@@ -82,6 +82,25 @@ def test_without_training_an_evaluation_has_all_engines_and_shares_its_prompts_o
     assert all(before == after for _, before, after in rollouts.scored)
 
 
+@pytest.mark.parametrize(("spares", "least"), [(False, 2), (True, 0)])
+def test_a_prompt_may_lose_all_samples_if_the_evaluation_spares_it(
+    spares: bool, least: int
+) -> None:
+    asked = set[int]()
+
+    class Noting(FakeRollouts):
+        async def rollout(self, fence: Any, task: RolloutTask) -> Any:
+            if task.evaluation:
+                asked.add(task.min_valid_samples)
+            return await super().rollout(fence, task)
+
+    sections = {"eval": {"interval": 4, "prompts": 3, "samples": 4}}
+    world = World(sections, scored=FakePrompts(), spares_prompts=spares)
+    world.rollouts = Noting(world.generators)
+    world.run()
+    assert asked == {least}
+
+
 def test_no_engine_is_pinned_while_a_newer_release_is_on_its_way_to_it() -> None:
     world = World({"eval": {"interval": 2, "prompts": 3}}, engines=3, scored=FakePrompts())
     rollouts = watched(world)

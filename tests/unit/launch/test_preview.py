@@ -1,5 +1,7 @@
 """The preview of a recipe says whether there is something to learn from."""
 
+from dataclasses import replace
+
 import msgspec
 
 from offbeat.launch.preview import Preview, PreviewedPrompt
@@ -73,6 +75,18 @@ def test_the_text_shows_three_prompts_and_the_figures_of_all() -> None:
 
 
 def test_a_failed_sample_is_shown_as_one() -> None:
-    failed = Preview((prompt(None, 1.0),))
-    assert "  failed, 2 tokens, stop" in str(failed)
+    failed = Preview((replace(prompt(None, 1.0), errors={0: "r.py:6 in reward: ValueError: no"}),))
+    shown = (
+        "  failed: r.py:6 in reward: ValueError: no\n      answer 0\n  reward 1, 2 tokens, stop\n"
+    )
+    assert shown in str(failed)
+    assert "failed           1 of 2 samples: fix the code" in str(failed)
     assert repr(failed) == str(failed), "a notebook shows the last line of a cell"
+
+
+def test_a_failed_sample_behind_the_first_prompts_is_shown_too() -> None:
+    failed = replace(prompt(1.0, None), errors={1: "KeyError"})
+    text = Preview((*[prompt(0.0, 1.0)] * 4, failed, failed)).to_text()
+    assert "prompt 3\n" in text and "prompt 5\n" in text
+    assert text.count("failed: KeyError") == 1
+    assert "2 of 12 samples" in text

@@ -282,6 +282,25 @@ def test_a_reward_that_fails_at_one_response_costs_that_sample() -> None:
     assert np.all(columns["generation_logprobs"] == np.float32(-0.5))
 
 
+def test_a_group_of_failed_samples_keeps_its_tokens_if_no_sample_has_to_be_valid() -> None:
+    receipt, columns = rolled_out(Picky(), MASK, engine=Engine("x", "x", "x"), least=0)
+    assert receipt.statuses == (MASKED,) * 3
+    assert columns["response_ids"].tolist().count(ord("x")) == 3
+    assert not columns["loss_mask"].any()
+    assert failure(Picky(), MASK, engine=Engine("x", "x", "x"), least=1).reason == TOO_FEW
+
+
+def test_a_group_without_a_token_fails_with_the_first_error() -> None:
+    class NeverBegins(Flaky):
+        def begin(self, task: RolloutTask, sample: int) -> Episode:
+            raise ValueError("no sandbox")
+
+    told = failure(NeverBegins({}), MASK, least=0)
+    assert told.reason == TOO_FEW
+    assert "no sandbox" in told.detail
+    assert "none of 3 samples has a token" in told.detail
+
+
 def test_a_response_at_which_the_reward_fails_is_drawn_again_by_itself() -> None:
     engine = Engine("7", "x", "12")
     receipt, columns = rolled_out(Picky(), RETRY, engine=engine)

@@ -1,5 +1,6 @@
 """Samples of a group with prompts of their own: nothing is lost, nothing foreign is trained."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,6 +119,23 @@ def test_prompts_with_nothing_in_common_fail_their_group() -> None:
             task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
         )
     assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, "prompts_differ")
+
+
+def test_samples_that_have_all_failed_share_the_beginning_of_what_they_were_asked() -> None:
+    a_task = msgspec.structs.replace(task(samples=2), min_valid_samples=0)
+    failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "no tool")
+    begun, silent = Transcript(), Transcript()
+    branch = Transcript(prompt_ids=(1, 2))
+    branch.add_turn((), drawn([9], 1))
+    begun.take(branch)
+    failed = [DrawnSample(one, SampleStatus.MASKED, failure) for one in (begun, silent)]
+    receipt, columns = packed_with_own_prompts(a_task, failed)
+    assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
+    assert receipt.valid_tokens == (0, 0)
+    with pytest.raises(RolloutFailed, match=r"no tool .* none of 2 samples has a token"):
+        packed_with_own_prompts(
+            a_task, [DrawnSample(Transcript(), SampleStatus.MASKED, failure)] * 2
+        )
 
 
 def test_a_masked_sample_shortens_the_prompt_of_no_valid_one() -> None:
