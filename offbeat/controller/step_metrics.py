@@ -120,6 +120,11 @@ class StepMetricsBuilder:
         return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
 
     @property
+    def has_signal(self) -> bool:
+        """Return whether the rewards of any group differ."""
+        return any(min(each) < max(each) for each in (r.valid_rewards for r in self.receipts))
+
+    @property
     def train_s(self) -> float:
         """Return the duration of the step without waiting for groups and without its sync."""
         return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]

@@ -1,4 +1,4 @@
-"""Composes the call or the command that resumes a run, for messages."""
+"""Composes calls and commands about a run, for messages: to resume it, and to preview it."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ from typing import Final
 
 from offbeat.config.by_value import given, is_by_value, is_given
 from offbeat.config.run import RunConfig
+from offbeat.runs.directory import CONFIG
 from offbeat.runs.inputs import targets
 
 _IN_USER_CODE: Final = re.compile(r": (data|bug), (reward|answer|agent|environment)_\w+\)")
@@ -35,6 +36,13 @@ def compose_resume_command(directory: Path, config: RunConfig, error: str | None
     """Return the command that resumes a run; it allows changed code as the call does."""
     allowed = " --changed-code" if _needs_changed_code(config, error) else ""
     return f"offbeat train --resume {shlex.quote(str(directory))}{allowed}"
+
+
+def compose_preview(directory: Path, *, in_python: bool) -> str:
+    """Return the call, or the command, that previews the recipe of a run."""
+    if in_python:
+        return f"offbeat.open_run({str(directory)!r}).preview()"
+    return f"offbeat preview {shlex.quote(str(directory / CONFIG))}"
 
 
 def _needs_changed_code(config: RunConfig, error: str | None) -> bool:

@@ -35,7 +35,7 @@ from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.hub_snapshot import CannotStage
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
 from offbeat.launch.opened_run import OpenedRun, open_run, written_files
-from offbeat.launch.resume_call import compose_resume_call, compose_resume_command
+from offbeat.launch.resume_call import compose_preview, compose_resume_call, compose_resume_command
 from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.screen import next_commands, screen
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
@@ -319,6 +319,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
             msgspec.structs.replace(summary, error=None) if session.in_python else summary,
             written_files(directory),
             readable_values(directory / CONFIG),
+            compose_preview(directory, in_python=session.in_python),
         )
     )
     compose = compose_resume_call if session.in_python else compose_resume_command

@@ -20,12 +20,14 @@ def render_summary(
     summary: Summary,
     paths: Mapping[str, Path] | None = None,
     recipe: Mapping[str, object] | None = None,
+    preview: str = "",
 ) -> RenderableType:
     """Render the final table.
 
-    ``paths`` maps descriptions to the files that the run wrote; ``recipe`` has its values by key.
+    ``paths`` maps descriptions to the files that the run wrote; ``recipe`` has its values by key;
+    ``preview`` is the command or call that previews the run.
     """
-    parts: list[RenderableType] = [_headline(summary), _figures(summary, recipe or {})]
+    parts: list[RenderableType] = [_headline(summary, preview), _figures(summary, recipe or {})]
     if summary.staleness_histogram:
         parts += [Text("\nstaleness of the samples trained", style="bold"), _staleness(summary)]
     if summary.trainer_waits or summary.generator_waits:
@@ -35,7 +37,7 @@ def render_summary(
     return Group(*parts)
 
 
-def _headline(summary: Summary) -> Text:
+def _headline(summary: Summary, preview: str) -> Text:
     text = Text.assemble(
         (summary.outcome, f"bold {_COLOURS[summary.outcome]}"),
         f"  {summary.name}  ",
@@ -46,6 +48,12 @@ def _headline(summary: Summary) -> Text:
     if summary.ended_by:
         of = f"after {summary.steps} of {summary.steps_asked} steps"
         text.append(f"\nended by {summary.ended_by} {of}")
+    if summary.had_no_signal:
+        text.append(
+            "\nNo step had a signal: in each group all rewards were equal, so nothing was learned. "
+            f"Look at prompts, answers and rewards{f': {preview}' if preview else '.'}",
+            style="yellow",
+        )
     return text
 
 

@@ -54,6 +54,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reward_first: float | None = None  # mean over the first 20 steps; None without rewards
     reward_last: float | None = None
     loss: float | None = None  # of the last step of the last incarnation; None without one
+    # Steps of the last incarnation whose groups all had equal rewards; None: rewards do not decide
+    steps_without_signal: int | None = None
     # With several environments, means over the last 20 steps of the last incarnation
     reward_by_environment: dict[str, float] = {}
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
@@ -84,6 +86,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     resumes: int = 0  # incarnations begun by offbeat train --resume
     weights_digest: str | None = None
     versions: dict[str, str] = {}  # versions of offbeat and its main dependencies
+
+    @property
+    def had_no_signal(self) -> bool:
+        """Return whether the rewards of every group were equal in every step of the run."""
+        return bool(self.steps_without_signal) and self.steps_without_signal >= self.steps
 
     def to_json(self) -> bytes:
         """Encode as indented JSON with a final newline. A value that is not finite is null."""

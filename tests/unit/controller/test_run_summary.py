@@ -1,7 +1,7 @@
 """One story: what a controller sums up at its end is what a reader of its journal adds up."""
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +15,9 @@ from tests.support.virtual_time import run
 from tests.support.world import World
 
 BY_CLOCK = frozenset({"wall_s", "first_step_s", "samples_per_s", "tokens_per_s"})
-IN_NO_EVENT = frozenset({"loss", "reward_by_environment", "syncs", "versions"})
+IN_NO_EVENT = frozenset(
+    {"loss", "reward_by_environment", "steps_without_signal", "syncs", "versions"}
+)
 
 
 def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
@@ -66,6 +68,27 @@ def test_the_summary_of_a_run_that_is_stopped_names_what_ended_it(reason: str) -
     assert 1 <= told.steps < told.steps_asked
     assert told.ended_by == reason
     assert world.built.progress.summary("run", "failed", "a lost rank").ended_by == ""
+
+
+@pytest.mark.parametrize(
+    ("differing", "overrides", "without", "had_none"),
+    [
+        ((), {}, 10, True),
+        ((5,), {}, 9, False),
+        ((), {"algorithm": {"loss": {"name": "clipped_pg", "teacher": "x"}}}, None, False),
+    ],
+)
+def test_a_summary_counts_the_steps_whose_rewards_were_equal(
+    differing: tuple[int, ...], overrides: dict[str, Any], without: int | None, had_none: bool
+) -> None:
+    world = World(overrides)
+    equal = {"rewards": (1.0, 1.0)}
+    world.rollouts.forged = {prompt: equal for prompt in range(100) if prompt not in differing}
+    world.run()
+    told = world.built.progress.summary("run", "finished", None)
+    assert told.steps == 10
+    assert told.steps_without_signal == without
+    assert told.had_no_signal is had_none
 
 
 def test_a_stop_behind_the_last_step_has_ended_nothing() -> None:

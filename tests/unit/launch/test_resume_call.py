@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
-from offbeat.launch.resume_call import compose_resume_call, compose_resume_command
+from offbeat.launch.resume_call import compose_preview, compose_resume_call, compose_resume_command
 from offbeat.launch.run import RunInterrupted, TrainingFailed
 from offbeat.messages.failures import FailureKind, RolloutFailed
 
@@ -72,6 +72,11 @@ def test_code_that_raised_may_have_changed() -> None:
     assert compose_resume_call(RUN, of(give(right)), RAISED) == call
     command = "offbeat train --resume runs/mine --changed-code"
     assert compose_resume_command(RUN, of("graders:right"), RAISED) == command
+
+
+def test_a_preview_of_a_run_is_a_call_or_a_command() -> None:
+    assert compose_preview(RUN, in_python=True) == "offbeat.open_run('runs/mine').preview()"
+    assert compose_preview(RUN, in_python=False) == "offbeat preview runs/mine/config.yaml"
 
 
 def test_a_grader_of_the_package_is_no_code_that_a_user_changes() -> None:
