@@ -45,7 +45,7 @@ class Progress:
         self._verdict = ""
         self._has_rewards = state.config.environment.name != "demonstrations"
         self._is_taught = state.config.algorithm.loss.teacher_path is not None
-        self._steps_without_signal = 0
+        self._steps_with_signal = 0
         # Mean rewards of the last steps, by environment
         self._by_environment = defaultdict[str, deque[float]](_last_steps)
 
@@ -73,7 +73,7 @@ class Progress:
             self._transfers_s.add(measures.sync.transfer_s)
             self._sync_bytes = measures.sync.nbytes
         self.taken_over(measures.receipts)
-        self._steps_without_signal += not measures.has_signal
+        self._steps_with_signal += measures.has_signal
         for name, rewards in measures.rewards_by_environment().items():
             self._by_environment[name].append(fmean(rewards))
         return self._busy_metrics(measures)
@@ -157,7 +157,7 @@ class Progress:
             reward_first=None if rewards is None else rewards.first,
             reward_last=None if rewards is None else rewards.last,
             loss=None if self._last is None else self._last.metrics().get("train/loss"),
-            steps_without_signal=self._steps_without_signal
+            steps_with_signal=self._steps_with_signal
             if self._has_rewards and not self._is_taught
             else None,
             reward_by_environment={

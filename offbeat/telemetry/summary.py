@@ -54,8 +54,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reward_first: float | None = None  # mean over the first 20 steps; None without rewards
     reward_last: float | None = None
     loss: float | None = None  # of the last step of the last incarnation; None without one
-    # Steps of the last incarnation whose groups all had equal rewards; None: rewards do not decide
-    steps_without_signal: int | None = None
+    # Steps of the last incarnation with a group whose rewards differ; None: rewards do not decide
+    steps_with_signal: int | None = None
     # With several environments, means over the last 20 steps of the last incarnation
     reward_by_environment: dict[str, float] = {}
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
@@ -89,8 +89,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def had_no_signal(self) -> bool:
-        """Return whether the rewards of every group were equal in every step of the run."""
-        return bool(self.steps_without_signal) and self.steps_without_signal >= self.steps
+        """Return whether the rewards of every group were equal, in a run that was never resumed."""
+        return self.steps_with_signal == 0 < self.steps and self.controller_incarnations == 1
 
     def to_json(self) -> bytes:
         """Encode as indented JSON with a final newline. A value that is not finite is null."""

@@ -15,9 +15,7 @@ from tests.support.virtual_time import run
 from tests.support.world import World
 
 BY_CLOCK = frozenset({"wall_s", "first_step_s", "samples_per_s", "tokens_per_s"})
-IN_NO_EVENT = frozenset(
-    {"loss", "reward_by_environment", "steps_without_signal", "syncs", "versions"}
-)
+IN_NO_EVENT = frozenset({"loss", "reward_by_environment", "steps_with_signal", "syncs", "versions"})
 
 
 def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
@@ -71,15 +69,15 @@ def test_the_summary_of_a_run_that_is_stopped_names_what_ended_it(reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("differing", "overrides", "without", "had_none"),
+    ("differing", "overrides", "with_signal", "had_none"),
     [
-        ((), {}, 10, True),
-        ((5,), {}, 9, False),
+        ((), {}, 0, True),
+        ((5,), {}, 1, False),
         ((), {"algorithm": {"loss": {"name": "clipped_pg", "teacher": "x"}}}, None, False),
     ],
 )
-def test_a_summary_counts_the_steps_whose_rewards_were_equal(
-    differing: tuple[int, ...], overrides: dict[str, Any], without: int | None, had_none: bool
+def test_a_summary_counts_the_steps_whose_rewards_differ(
+    differing: tuple[int, ...], overrides: dict[str, Any], with_signal: int | None, had_none: bool
 ) -> None:
     world = World(overrides)
     equal = {"rewards": (1.0, 1.0)}
@@ -87,7 +85,7 @@ def test_a_summary_counts_the_steps_whose_rewards_were_equal(
     world.run()
     told = world.built.progress.summary("run", "finished", None)
     assert told.steps == 10
-    assert told.steps_without_signal == without
+    assert told.steps_with_signal == with_signal
     assert told.had_no_signal is had_none
 
 

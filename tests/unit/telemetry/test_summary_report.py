@@ -107,14 +107,14 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
 
 
 def test_a_run_without_any_signal_says_so_and_names_the_preview() -> None:
-    learned_nothing = msgspec.structs.replace(SUMMARY, steps_without_signal=SUMMARY.steps)
+    learned_nothing = msgspec.structs.replace(SUMMARY, steps_with_signal=0)
     console = Console(file=io.StringIO(), width=400)
     console.print(render_summary(learned_nothing, preview="offbeat preview runs/mine/config.yaml"))
     assert isinstance(console.file, io.StringIO)
     rule = "No step had a signal: in each group all rewards were equal, so nothing was learned."
     assert rule in console.file.getvalue()
     assert "rewards: offbeat preview runs/mine/config.yaml" in console.file.getvalue()
-    almost = msgspec.structs.replace(SUMMARY, steps_without_signal=SUMMARY.steps - 1)
+    almost = msgspec.structs.replace(SUMMARY, steps_with_signal=1)
     assert "signal" not in rendered(almost) + rendered(SUMMARY)
 
 
