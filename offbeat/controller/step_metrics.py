@@ -37,6 +37,7 @@ class StepMetricsBuilder:
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
         self.staleness = Counter[int]()  # samples by versions behind, oldest token
+        self.outcome: StepResult | None = None  # once the ledger has it
 
     @contextmanager
     def timed(self, what: str) -> Generator[None, None, None]:

@@ -117,7 +117,7 @@ class TrainStep:
             # Stay inside until it is answered: a task that fails while its group is being left
             # leaves its parent marked as cancelled (CPython 3.11).
             await asyncio.wait([finish])
-        return await self._conclude(key, finish.result())
+        return await self._conclude(key, finish.result(), measures)
 
     def _assigner(self, step: int) -> MinibatchAssigner:
         return MinibatchAssigner(self._loss.minibatches, self._state.config.seed, step)
@@ -281,7 +281,9 @@ class TrainStep:
 
     # --- the end of a step -----------------------------------------------------------------------
 
-    async def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
+    async def _conclude(
+        self, key: StepKey, result: StepResult, measures: StepMetricsBuilder
+    ) -> StepResult:
         """Record the step in the ledger, directly after the trainer's reply.
 
         Its payloads are released once the record is durable.
@@ -294,6 +296,7 @@ class TrainStep:
         else:
             state.ledger.refused(key.step, key.attempt, result.reason)
             log.warning("step.not_applied", step=key.step, reason=result.reason)
+        measures.outcome = result
         await state.waits.durable(f"outcome of step {key.step}")
         state.observer.reached(Failpoint.APPLIED_DURABLE)
         state.queue.clear(trained)

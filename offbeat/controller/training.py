@@ -136,16 +136,17 @@ class TrainPump:
         while state.step <= state.config.steps and not state.operator.is_stopping:
             await self._while_paused()
             measures = StepMetricsBuilder(state.step, asyncio.get_running_loop().time())
-            result = await self._step(measures)
-            if result is None:
-                break
             try:
+                result = await self._step(measures)
+                if result is None:
+                    break
                 if result.applied:
                     await self._after_version(measures)
                 else:
                     self._rollouts.batches_moved()
-            finally:  # the step stands, also if the run ends while its weights are served
-                self._report(measures, result)
+            finally:
+                if measures.outcome is not None:  # the step stands, also if the run ends here
+                    self._report(measures, measures.outcome)
             self._logprob_gap.check(measures.step, result.metrics)
         await self._sync.wait_until_served()
         await self._evaluation.finished()

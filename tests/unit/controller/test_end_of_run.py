@@ -101,10 +101,16 @@ def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_ch
                 await asyncio.sleep(finish_s)
             return await super().finish_train_step(fence, key)
 
-    world.trainer = Finishing(step_s=0.5)
+    class SlowDisk(MemoryJournal):
+        async def barrier(self) -> None:
+            await asyncio.sleep(0.01)
+            await super().barrier()
+
+    world.trainer, world.journal = Finishing(step_s=0.5), SlowDisk()
     world.fail()
     assert len(world.trainer.steps) == 3
     assert list(world.trainer.checkpoints) == [3]
+    assert [record["step"] for record in world.telemetry.records] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("mode", ["drain", "keep"])
