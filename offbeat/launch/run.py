@@ -1,7 +1,9 @@
 """A run as an object of Python: its results, and the end of one that goes on."""
 
+import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -18,6 +20,7 @@ from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
 from offbeat.launch.progress_bars import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
+from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.missing_package import named_if_missing
 from offbeat.runs import results
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from offbeat.launch.session import RunEnd, Session
 
 Row = results.Row
+_codes_at_exit: Final = list[int]()
 _OF_LIVE_RUNS: Final = ("is_alive", "stop", "wait")
 
 
@@ -307,8 +311,10 @@ class LiveRun(Run):
             self._ended(is_asked=False)
         except RunInterrupted as interrupted:
             _tell(str(interrupted))
+            _codes_at_exit.append(128 + (self._session.signals.received or signal.SIGINT))
         except Exception:  # noqa: BLE001 -- nobody is left to raise it to
             traceback.print_exc()
+            _codes_at_exit.append(FAILED)
 
     def _ended(self, *, is_asked: bool = True) -> Run:
         """Wait for the end, and return the run."""
@@ -342,6 +348,18 @@ class LiveRun(Run):
     def stop(self) -> None:
         """Ask for the end of the run: it writes a checkpoint, and can go on. Returns at once."""
         self._session.signals.stop("run.stop()")
+
+
+@atexit.register
+def _exit_with_code() -> None:
+    """Exit as the runs ended that the program has waited for; it cannot change its code otherwise.
+
+    Registered first, so it is called after the handlers of modules that are imported later.
+    """
+    if _codes_at_exit:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(max(_codes_at_exit))
 
 
 def _tell(what: str) -> None:

@@ -219,7 +219,7 @@ import offbeat
 
 rows = [{{"prompt": "1+1=", "answer": 2}}, {{"prompt": "1+2=", "answer": 3}}]
 offbeat.start(
-    model={model!r}, prompts=rows, reward=lambda row, text: float(text == str(row["answer"])),
+    model={model!r}, prompts=rows, reward=lambda row, text: float(text == str({right})),
     run_dir={run_dir!r}, steps={steps}, groups_per_step=2, samples_per_group=2, max_new_tokens=4,
     wandb={{"mode": "disabled"}},
 )
@@ -234,6 +234,13 @@ def test_a_program_that_ends_with_start_lives_until_its_run_has_ended(tmp_path: 
     assert offbeat.open_run(tmp_path / "run").summary["outcome"] == "finished"
 
 
+def test_a_program_that_waits_for_a_run_fails_with_it(tmp_path: Path) -> None:
+    program = _program(tmp_path, steps=3, right="row['lost']")
+    _, said = program.communicate()
+    assert "TrainingFailed" in said and "KeyError: 'lost'" in said
+    assert program.returncode == 1
+
+
 def test_ctrl_c_ends_a_run_that_its_program_waits_for(tmp_path: Path) -> None:
     program = _program(tmp_path, steps=100_000)
     assert program.stderr is not None
@@ -242,13 +249,14 @@ def test_ctrl_c_ends_a_run_that_its_program_waits_for(tmp_path: Path) -> None:
     program.send_signal(signal.SIGINT)
     _, said = program.communicate()
     assert "ended in order" in said and "Traceback" not in said
+    assert program.returncode == 128 + signal.SIGINT
     assert offbeat.open_run(tmp_path / "run").summary["ended_by"] == "SIGINT"
 
 
-def _program(folder: Path, steps: int) -> subprocess.Popen[str]:
+def _program(folder: Path, steps: int, right: str = "row['answer']") -> subprocess.Popen[str]:
     model, run_dir = str(ROOT / "models" / "tiny-addition"), str(folder / "run")
     script = folder / "program.py"
-    script.write_text(LAST_LINE.format(model=model, run_dir=run_dir, steps=steps))
+    script.write_text(LAST_LINE.format(model=model, run_dir=run_dir, steps=steps, right=right))
     return subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
