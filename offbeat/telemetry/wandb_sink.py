@@ -26,10 +26,14 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Resolve ``auto``: online with an API key in the environment, else offline."""
+    """Resolve ``auto``: as ``WANDB_MODE`` says, else online with an API key, else offline."""
     if config.mode != "auto":
         return config.mode
-    return "online" if environ.get("WANDB_API_KEY") else "offline"
+    match environ.get("WANDB_MODE"):
+        case "online" | "offline" | "disabled" as asked:
+            return asked
+        case _:
+            return "online" if environ.get("WANDB_API_KEY") else "offline"
 
 
 @contextlib.contextmanager

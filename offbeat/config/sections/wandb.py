@@ -9,8 +9,8 @@ class WandbConfig(Config):
     """Weights & Biases, one sink beside ``metrics.jsonl``."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: online if an API key is set, else offline. offline: on disk until `wandb sync`.
-    disabled: nothing; `metrics.jsonl` always has every metric."""
+    """auto: as the variable `WANDB_MODE` says, else online if an API key is set, else offline.
+    offline: on disk until `wandb sync`. disabled: nothing; `metrics.jsonl` always has every metric."""
 
     project: str = "offbeat"
     """W&B project."""

@@ -75,8 +75,8 @@ def _extras(config: RunConfig) -> dict[str, str]:
 def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check that a sink requested by name is available; ``auto`` goes without."""
     mode = config.wandb.mode
-    if mode == "disabled":
-        yield ok("wandb", "disabled")
+    if resolved_mode(config.wandb, environ) == "disabled":
+        yield ok("wandb", "disabled" if mode == "disabled" else "disabled by WANDB_MODE")
         return
     if importlib.util.find_spec("wandb") is None:
         fix = "Install it with pip install 'offbeat[wandb]', or set wandb.mode to disabled."

@@ -104,6 +104,10 @@ def run(program: str, run_dir: Path, **environ: str) -> subprocess.CompletedProc
 def test_auto_is_online_with_a_key_and_offline_without() -> None:
     assert resolved_mode(WandbConfig(), {"WANDB_API_KEY": "k"}) == "online"
     assert resolved_mode(WandbConfig(), {}) == "offline"
+    assert (
+        resolved_mode(WandbConfig(), {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}) == "disabled"
+    )
+    assert resolved_mode(WandbConfig(mode="offline"), {"WANDB_MODE": "disabled"}) == "offline"
     assert resolved_mode(WandbConfig(mode="disabled"), {"WANDB_API_KEY": "k"}) == "disabled"
 
 
