@@ -38,6 +38,7 @@ _ARGUMENTS_BY_ENVIRONMENT: Final = {
 """Positional arguments, two of them, of a function that the user writes, by ``environment.name``."""
 
 _GIVEN_COUNT: Final = 2
+_RESPONSES: Final = {"completion", "response"}  # the second argument of a reward
 _BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
 _TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
 _CHANGE_BY_ENVIRONMENT: Final = {
@@ -230,6 +231,13 @@ def _one_sample_per_call(
     """
     if config.environment.name != "function" or not isinstance(node, _Function):
         return
+    first = node.args.args[0].arg if node.args.args else ""
+    if first in _RESPONSES:
+        yield error(
+            section,
+            f"the first argument of {node.name}() in line {node.lineno} is called {first}, and it gets the row",
+            _CHANGE_BY_ENVIRONMENT["function"],
+        )
     if _BATCHED & {each.arg for each in node.args.args[:_GIVEN_COUNT]}:
         yield (error if _returns_lists(node) else warning)(
             section,

@@ -86,6 +86,17 @@ def test_a_reward_of_a_batch_that_returns_a_list_is_refused(reward: Callable[...
     assert "is written for prompts and completions of a batch" in refused.message
 
 
+def swapped(completion: str, answer: Row) -> float:
+    return float(completion == str(answer))
+
+
+def test_a_reward_whose_first_argument_is_called_a_completion_is_refused() -> None:
+    refused = findings(swapped)[-1]
+    assert refused.level is Level.ERROR
+    assert "is called completion, and it gets the row" in refused.message
+    assert "def reward(row, response)" in refused.fix
+
+
 def one_of_each(prompts: Row, completions: str) -> float:
     return float(len(completions) - len(prompts))
 
