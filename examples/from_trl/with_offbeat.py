@@ -24,4 +24,5 @@ run = offbeat.train(
     schedule="linear",
     seed=int(sys.argv[1]) if sys.argv[1:] else 0,
 )
-run.load()[0].save_pretrained("runs/with_offbeat/model")
+for part in run.load():
+    part.save_pretrained("runs/with_offbeat/model")

@@ -20,7 +20,7 @@ _KEPT_KINDS: Final = ("b", "i", "u", "f", "U", "T", "O")
 _FLOAT_BYTES: Final = 8
 
 _LONGEST_PLACE: Final = 60
-_OF_MISSING: Final = "Drop the row, or give None, in a DataFrame with frame.astype(object).where(frame.notna(), None)"
+_OF_MISSING: Final = "Drop the row, or give None, in a DataFrame with frame.convert_dtypes().astype(object).where(frame.notna(), None)"
 _MISSING: Final = ("NAType", "NaTType")
 """Classes of pandas for a missing value."""
 _OTHER: Final = "Give numbers, text, lists and dicts. Pictures are read from files that a row names"

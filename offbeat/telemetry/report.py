@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.charts import bar
 from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import tuning
@@ -102,12 +103,22 @@ def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
 def _add_learned(table: Table, summary: Summary) -> None:
     """Add the rewards, and the loss of a run that has none."""
     if summary.reward_first is not None or summary.loss is None:
-        _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
-                      "means over the first and the last 20 steps")  # fmt: skip
+        if 0 < summary.steps <= WINDOW_STEPS:
+            _add(
+                table,
+                "reward",
+                _number(summary.reward_last),
+                f"mean over {summary.steps} steps" if summary.steps > 1 else "",
+            )
+        else:
+            rewards = f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}"
+            _add(
+                table, "reward", rewards, f"means over the first and the last {WINDOW_STEPS} steps"
+            )
     if summary.loss is not None:
         _add(table, "loss", _number(summary.loss), "of the last step")
     for name, reward in summary.reward_by_environment.items():
-        _add(table, f"reward {name}", _number(reward), "mean over the last 20 steps")
+        _add(table, f"reward {name}", _number(reward), f"mean over the last {WINDOW_STEPS} steps")
 
 
 def _scores(metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:

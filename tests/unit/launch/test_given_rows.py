@@ -204,7 +204,7 @@ def test_a_missing_value_of_a_frame_is_named_and_the_fix_makes_it_none(tmp_path:
     frame = pd.DataFrame({"prompt": ["a", "b"], "answer": [1, None]})
     with pytest.raises(BadRows, match="row 1: answer = nan is a missing value"):
         prompt_path(frame, tmp_path)
-    fixed = frame.astype(object).where(frame.notna(), None)
+    fixed = frame.convert_dtypes().astype(object).where(frame.notna(), None)
     assert read(prompt_path(fixed, tmp_path))[1] == {"prompt": "b", "answer": None}
 
 

@@ -148,6 +148,11 @@ def test_a_run_that_a_limit_ended_names_the_limit_under_its_outcome() -> None:
     assert "ended by" not in rendered(SUMMARY)
 
 
+def test_the_reward_of_a_short_run_is_one_mean() -> None:
+    text = rendered(msgspec.structs.replace(SUMMARY, steps=8))
+    assert "0.974" in text and "mean over 8 steps" in text and "->" not in text
+
+
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
     summary = Summary(run_id="r", name="n", outcome="failed", error="RunFailed: no room",
                       steps=0, trainer_version=0, groups=GroupCounts(), wall_s=4000.0)  # fmt: skip
