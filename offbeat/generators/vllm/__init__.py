@@ -8,7 +8,7 @@
     Verdicts          pipe <------------------------------------ ShadowModel: new layers beside the old
                                                                  WorkerExtension: abort
 
-Modules that run inside vLLM's processes, and only those, import vllm at their top:
-``transfer_engine``, ``shadow_model`` and ``worker_extension``. The others import it when an engine
-is created, so that a driver without vLLM can set up a run.
+These modules import vllm at their top: ``transfer_engine``, ``shadow_model`` and
+``worker_extension``, which run inside vLLM's processes, and ``imported_names`` and ``labelled_llm``.
+The others import them when an engine is created, so that a driver without vLLM can set up a run.
 """

@@ -237,4 +237,13 @@ def start(spec: EngineSpec) -> Started:
         **engine_arguments(spec),
         weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),
     )
-    return library, library.AsyncLLM.from_engine_args(arguments)
+    return library, _async_llm(library).from_engine_args(arguments)
+
+
+def _async_llm(library: Library) -> Any:  # noqa: ANN401 - vLLM may not be installed
+    """Return vLLM's engine class, or ours for a vLLM that does not report versions of tokens."""
+    if hasattr(library.CompletionOutput, "weight_versions"):
+        return library.AsyncLLM
+    from offbeat.generators.vllm.labelled_llm import LabelledLLM
+
+    return LabelledLLM
