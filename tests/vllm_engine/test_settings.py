@@ -121,5 +121,5 @@ def test_each_workaround_is_marked_where_its_code_is() -> None:
     code = "\n".join(file.read_text() for file in package.glob("generators/vllm/*.py"))
     for each in WORKAROUNDS:
         assert f"work-around: {each.name}" in code, each.name
-        assert each.applies_to("0.32.0")
-        assert not each.applies_to("0.33.1")
+        assert each.applies_to("0.31.0")
+        assert not each.applies_to("0.34.1")

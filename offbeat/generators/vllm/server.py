@@ -29,7 +29,7 @@ from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
 from offbeat.generators.vllm.served_families import check_family
 from offbeat.generators.vllm.staging import StagingArea
-from offbeat.generators.vllm.workarounds import untried
+from offbeat.generators.vllm.workarounds import TESTED, was_tested
 from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
@@ -215,6 +215,12 @@ class VllmEngineServer(EngineServer):
         return await in_thread(f"adapters {epoch}", merge)
 
 
+def warn_of_version(version: str) -> None:
+    """Log a warning for a version of vLLM that was never tested."""
+    if not was_tested(version):
+        log.warning("vllm.untested_version", version=version, tested=TESTED)
+
+
 def start(spec: EngineSpec) -> Started:
     """Import vLLM, start the engine's processes and load the model: 20 s and more.
 
@@ -230,8 +236,7 @@ def start(spec: EngineSpec) -> Started:
     prepare_environment(config)
     own_engine_processes()  # work-around: surviving_core
     library = load_library()
-    if names := untried(vllm_version()):
-        log.warning("vllm.untried_version", version=vllm_version(), workarounds=names)
+    warn_of_version(vllm_version())
     check_engine_args(config.vllm.engine_args, fields_of(library.AsyncEngineArgs))
     arguments = library.AsyncEngineArgs(
         **engine_arguments(spec),

@@ -17,19 +17,27 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
         return
     from offbeat.generators.vllm.errors import INSTALL
     from offbeat.generators.vllm.lazy_import import vllm_version
-    from offbeat.generators.vllm.workarounds import untried
 
     if importlib.util.find_spec("vllm") is None:
         yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
         return
-    version = vllm_version()
-    if names := untried(version):
-        seen = f"{version}: work-arounds {', '.join(names)} were never tried with it"
-        yield warning("vllm", seen, "Run make test-vllm with it, or install a version that was.")
-    else:
-        yield ok("vllm", version)
+    yield check_version(vllm_version())
     if given := config.generator.vllm.engine_args:
         yield _arguments(given)
+
+
+def check_version(version: str) -> Finding:
+    """Return a warning for a version of vLLM that was never tested."""
+    from offbeat.generators.vllm.workarounds import TESTED, was_tested
+
+    if was_tested(version):
+        return ok("vllm", version)
+    first, last = TESTED
+    return warning(
+        "vllm",
+        f"{version} was never tested; {first} to {last} were",
+        f"Install vllm {last}, or run tests/vllm_engine with this one.",
+    )
 
 
 def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
