@@ -1,4 +1,4 @@
-"""Which weights sampled each token, by the time of the outputs.
+"""Tells which weights sampled each token, by the time of the outputs.
 
     engine core    tokens  tokens  pause is answered                     resumed  tokens
     label                                        weights change, label          --------->
