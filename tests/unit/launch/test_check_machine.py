@@ -1114,6 +1114,7 @@ def test_built_in_environments_need_no_target() -> None:
         ("offline", {}, Level.OK, "offline"),
         ("auto", {}, Level.OK, "offline"),
         ("auto", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
+        ("auto", {"WANDB_MODE": "disabled"}, Level.OK, "disabled by WANDB_MODE"),
         ("online", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
         ("online", {}, Level.ERROR, "no API key was found"),
     ],

@@ -118,6 +118,11 @@ def test_a_run_without_any_signal_says_so_and_names_the_preview() -> None:
     assert "signal" not in rendered(almost) + rendered(SUMMARY)
 
 
+def test_a_resumed_run_claims_nothing_of_the_steps_before() -> None:
+    resumed = msgspec.structs.replace(SUMMARY, steps_with_signal=0, controller_incarnations=2)
+    assert "signal" not in rendered(resumed)
+
+
 def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
     replaced = msgspec.structs.replace(
         SUMMARY, restarts=2, controller_incarnations=4, resumes=1, rewinds=2

@@ -104,11 +104,13 @@ def run(program: str, run_dir: Path, **environ: str) -> subprocess.CompletedProc
 def test_auto_is_online_with_a_key_and_offline_without() -> None:
     assert resolved_mode(WandbConfig(), {"WANDB_API_KEY": "k"}) == "online"
     assert resolved_mode(WandbConfig(), {}) == "offline"
-    assert (
-        resolved_mode(WandbConfig(), {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}) == "disabled"
-    )
-    assert resolved_mode(WandbConfig(mode="offline"), {"WANDB_MODE": "disabled"}) == "offline"
     assert resolved_mode(WandbConfig(mode="disabled"), {"WANDB_API_KEY": "k"}) == "disabled"
+
+
+def test_auto_is_what_the_variable_of_wandb_says_and_a_recipe_overrides_it() -> None:
+    asked = {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}
+    assert resolved_mode(WandbConfig(), asked) == "disabled"
+    assert resolved_mode(WandbConfig(mode="offline"), asked) == "offline"
 
 
 @needs_wandb
