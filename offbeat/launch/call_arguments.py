@@ -26,10 +26,10 @@ _ARGUMENTS: Final = {
 def check_names(
     call: Callable[..., Any], others: Iterable[Callable[..., Any]], settings: Mapping[str, Any]
 ) -> None:
-    """Check that a keyword that is no key of a recipe is no misspelt argument, or one of another call.
+    """Refuse keywords that are misspelt arguments of ``call``, or arguments of ``others``.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: There is one. The error names the first.
     """
     if "rewards" in settings and not isinstance(settings["rewards"], Mapping):
         raise bad_argument("rewards", "it is no argument here", "Did you mean `reward`?")

@@ -69,7 +69,7 @@ def train(
 
     Raises:
         ConfigError: The recipe cannot work; the error lists every problem.
-        BadRows: Prompts are no rows, or a value in them is none of JSON.
+        BadRows: Prompts are no rows, or hold a value that JSON would change.
         RunRefused: This machine, or an input, cannot run it; as ``offbeat check`` says.
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and can go on: ``resume``.
@@ -327,7 +327,7 @@ def _check_recipe(recipe: object) -> None:
 
 
 def _check_has_reward(overrides: Sequence[str]) -> None:
-    """Check that a run without a recipe file has both of prompts and a reward, or neither.
+    """Check that a run without a recipe file has prompts and a reward, or neither.
 
     Raises:
         ConfigError: It has one of them only.

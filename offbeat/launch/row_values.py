@@ -40,7 +40,7 @@ _REASONS: Final[tuple[tuple[type | tuple[type, ...], str, str], ...]] = (
     (float, f"{_CHANGED}float", "Give float(VALUE)"),
     (list, f"{_CHANGED}list", "Give list(VALUE)"),
 )
-"""Types, what is wrong with a value of them, and the fix. The first row that fits counts."""
+"""Types, the problem with such a value, and the fix. The first row that fits counts."""
 
 
 class UnkeptValue(Exception):
@@ -129,7 +129,7 @@ def _is_array(value: Any) -> bool:  # noqa: ANN401 -- as above
 
 
 def _why_not(value: Any) -> tuple[str, str]:  # noqa: ANN401 -- as above
-    """Return what a prompt file cannot keep of a value, and the fix."""
+    """Return why a prompt file cannot keep a value, and the fix."""
     kind = _type_name(value)
     if kind in _MISSING:
         return "is a missing value, which JSON cannot hold", _OF_MISSING
