@@ -197,9 +197,9 @@ class RetryPolicy:
     def _after_data(self, group: GroupRecord, reason: str, failure: Failure) -> float | None:
         if group.returns[ReturnKind.DATA] <= self._state.config.rollout.data_retries:
             return self._backoff_s(group.returns[ReturnKind.DATA])
-        self._drop(group, DropReason.DATA, reason)
+        # Checked before the drop: a group over the budget is not lost, a resume rolls it out again.
         limits = self._state.config.rollout
-        if self._state.ledger.totals.failed_prompts > limits.drop_budget:
+        if self._state.ledger.totals.failed_prompts >= limits.drop_budget:
             raise BudgetSpent(
                 "dropped prompt groups",
                 limits.drop_budget,
@@ -207,6 +207,7 @@ class RetryPolicy:
                 str(failure),
                 self._fix_of(failure),
             ) from failure
+        self._drop(group, DropReason.DATA, reason)
         return None
 
     def _fix_of(self, failure: Failure) -> str:

@@ -123,6 +123,22 @@ def test_admission_after_a_resume_is_bounded_as_before(name: str) -> None:
     assert world.worst_staleness() <= SAMPLERS[name]["max_staleness"]
 
 
+@pytest.mark.parametrize("budget", [0, 2])
+def test_the_group_that_exceeds_the_drop_budget_is_trained_by_a_resume_with_mended_code(
+    budget: int,
+) -> None:
+    before = World({"rollout": {"drop_budget": budget, "data_retries": 0}})
+    before.rollouts.faults = {n: [reward_failure(n)] for n in range(40)}
+    before.fail()
+    dropped = {each.prompt_index for each in before.events(Dropped)}
+    assert len(dropped) == budget
+    world = next_incarnation(before, {"rollout": {"drop_budget": budget}})
+    play(world)
+    world.assert_ledger_agrees()
+    drawn = set(range(world.built.state.ledger.totals.drawn))
+    assert drawn - dropped - set(world.built.state.ledger.groups) == set(world.trained)
+
+
 # --- another recipe --------------------------------------------------------------------------------
 
 

@@ -73,8 +73,8 @@ class RolloutConfig(Config):
     context_length_exceeded."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
-    """Groups that the run may drop for data failures; one more ends it. Each is a prompt that is
-    not trained."""
+    """Groups that the run may drop for data failures; each is a prompt that is not trained. One
+    more ends the run, and a resume rolls it out again."""
 
     infrastructure_drop_budget: Annotated[int, Field(ge=0)] | None = None
     """Groups that the run may drop after `infrastructure_retries`; one more ends it. null: a
