@@ -21,6 +21,7 @@ from offbeat.runs.directory import (
     reopen_run_dir,
 )
 from offbeat.runs.inputs import read_inputs
+from offbeat.runs.unsaved import unsaved_steps
 
 log = structlog.stdlib.get_logger()
 _NOT_BEGUN: Final = ("starting", "aborted", "failed")
@@ -34,12 +35,17 @@ class OpenedRun(NamedTuple):
     directory: Path
     inputs: Mapping[str, str]
     resumed: ResumedDirectory | None = None
+    trains_again: str = ""
+    """Sentence on the steps of a resumed run that are in no checkpoint; empty without one."""
 
     def tell_changes(self, say: Callable[[str], object]) -> None:
-        """Log and say what a resumed run does otherwise from now on."""
+        """Log and say what a resumed run does otherwise from now on, and what it does again."""
         for each in () if self.resumed is None else self.resumed.notices:
             log.warning("run.changed", what=each)
             say(each)
+        if self.trains_again:
+            log.warning("run.unsaved", what=self.trains_again)
+            say(self.trains_again)
 
     def has_begun(self, phase: str) -> None:
         """Record the recipe of a resumed run, once its trainer and engines have taken it up."""
@@ -70,8 +76,14 @@ def open_run(
     ours.enter_context(locked(resume.absolute()))
     resumed = reopen_run_dir(config, resume, changed_code=changed_code, commits=commits)
     take_commands(resumed.path)  # discard commands for an earlier driver
-    run_id = recover(resumed.path / JOURNAL).run_id or new_id
-    return OpenedRun(run_id, resumed.path, resumed.inputs, resumed)
+    ledger = recover(resumed.path / JOURNAL)
+    return OpenedRun(
+        ledger.run_id or new_id,
+        resumed.path,
+        resumed.inputs,
+        resumed,
+        unsaved_steps(resumed.path, ledger.trainer_version),
+    )
 
 
 def written_files(directory: Path) -> dict[str, Path]:

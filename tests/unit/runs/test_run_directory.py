@@ -1,7 +1,7 @@
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.journal import recover
-from offbeat.launch.opened_run import OpenedRun
+from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.runs.directory import (
     CONFIG,
     SUMMARY,
@@ -24,6 +24,7 @@ from offbeat.runs.directory import (
     reopen_run_dir,
 )
 from offbeat.runs.inputs import INPUTS, read_inputs, record_input
+from tests.support.recorded_runs import RecordedRun
 
 
 def reopen(recipe: RunConfig, run_dir: Path, *, changed_code: bool = False) -> Path:
@@ -285,6 +286,21 @@ def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_every_change_
     assert not reopen_run_dir(rounded("nearest", data_parallel=2), made).notices
     with pytest.raises(RunDirUnusable, match="rounding is 'stochastic', the run has 'nearest'"):
         reopen_run_dir(rounded("stochastic"), made)
+
+
+def test_a_resume_says_at_its_start_which_steps_it_trains_again(tmp_path: Path) -> None:
+    made = make_run_dir(config("unused"), tmp_path / "run")
+    recorded = RecordedRun(made)
+    recorded.ledger.released(0, "d0")
+    recorded.train(recorded.ready(2))
+    recorded.close()
+    said = list[str]()
+    with ExitStack() as ours:
+        opened = open_run(config("unused"), None, made, ours, {}, changed_code=False)
+        opened.tell_changes(said.append)
+    assert len(said) == 1
+    assert "no checkpoint of version 1" in said[0]
+    assert "the initial model" in said[0]
 
 
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
