@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import cast
 
-from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError, RolloutFailed
 
 
 class RunAborted(OffbeatError):
@@ -164,6 +164,13 @@ class RunFailed(OffbeatError):
     step: int
     version: int
     causes: list[BaseException]
+
+    @property
+    def is_of_user_code(self) -> bool:
+        """Return whether code of the user failed first, or spent a budget by failing."""
+        first = self.causes[0]
+        failure = first.__cause__ if isinstance(first, BudgetSpent) else first
+        return isinstance(failure, RolloutFailed) and failure.is_of_user_code
 
     def __str__(self) -> str:
         first = self.causes[0]

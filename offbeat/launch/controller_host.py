@@ -110,6 +110,7 @@ class ControllerHost:
         summary = msgspec.structs.replace(
             summary,
             ended_by=aborted_by or summary.ended_by,
+            failed_in_user_code=isinstance(raised, RunFailed) and raised.is_of_user_code,
             evaluation=self.scores.newest,
             evaluation_failure=self.redactor(printable(summary.evaluation_failure)),
         )

@@ -11,30 +11,32 @@ from offbeat.config.run import RunConfig
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.inputs import targets
 
-_IN_USER_CODE: Final = re.compile(r": (data|bug), (reward|answer|agent|environment)_\w+\)")
-"""End of the text of a ``RolloutFailed`` whose fix is other code of the user."""
 _ONE: Final = "environment.target"
 _NAMED: Final = re.compile(r"environment\.rewards\.([\w-]+)\.target")
 _CHOSEN: Final = "..."
 """Stands for an object that has no name of its own."""
 
 
-def compose_resume_call(directory: Path, config: RunConfig, error: str | None) -> str:
+def compose_resume_call(
+    directory: Path, config: RunConfig, *, failed_in_user_code: bool = False
+) -> str:
     """Return the call that resumes a run from any process.
 
-    It gives every object again that was given by value. If ``error`` is of the user's code, it
+    It gives every object again that was given by value. If the run failed in code of the user, it
     allows changed code, because the user will change it.
     """
     by_value = {key: each for key, each in targets(config).items() if is_by_value(each)}
     arguments = [repr(str(directory)), *_compose_objects(config, by_value)]
-    if _needs_changed_code(config, error):
+    if failed_in_user_code and targets(config):
         arguments.append("changed_code=True")
     return f"offbeat.resume({', '.join(arguments)})"
 
 
-def compose_resume_command(directory: Path, config: RunConfig, error: str | None) -> str:
+def compose_resume_command(
+    directory: Path, config: RunConfig, *, failed_in_user_code: bool = False
+) -> str:
     """Return the command that resumes a run; it allows changed code as the call does."""
-    allowed = " --changed-code" if _needs_changed_code(config, error) else ""
+    allowed = " --changed-code" if failed_in_user_code and targets(config) else ""
     return f"offbeat train --resume {shlex.quote(str(directory))}{allowed}"
 
 
@@ -43,10 +45,6 @@ def compose_preview(directory: Path, *, in_python: bool) -> str:
     if in_python:
         return f"offbeat.open_run({str(directory)!r}).preview()"
     return f"offbeat preview {shlex.quote(str(directory / CONFIG))}"
-
-
-def _needs_changed_code(config: RunConfig, error: str | None) -> bool:
-    return bool(targets(config)) and _IN_USER_CODE.search(error or "") is not None
 
 
 def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str]:

@@ -323,7 +323,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
         )
     )
     compose = compose_resume_call if session.in_python else compose_resume_command
-    go_on = compose(directory, spec.config, summary.error)
+    go_on = compose(directory, spec.config, failed_in_user_code=summary.failed_in_user_code)
     if not spec.evaluates_only:
         on_stubs = spec.config.trainer.backend == "stub"
         offered = next_commands(

@@ -73,6 +73,10 @@ class FixableError(OffbeatError):
         return self.form.format(self.subject, self.problem, self.fix)
 
 
+_USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
+"""First words of the reasons of failures in code of the user."""
+
+
 class RolloutFailed(OffbeatError):
     """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
 
@@ -100,6 +104,12 @@ class RolloutFailed(OffbeatError):
         self.sample = sample
         self.prompt = ""  # the beginning of its text, once known
         self.response_ids: Sequence[int] = ()  # of that sample, until they are in a file
+
+    @property
+    def is_of_user_code(self) -> bool:
+        """Return whether a reward, an answer, an agent or an environment is what must be mended."""
+        part, _, _ = self.reason.partition("_")
+        return self.kind is not FailureKind.INFRASTRUCTURE and part in _USER_PARTS
 
     def __str__(self) -> str:
         sample = "" if self.sample is None else f"sample {self.sample} of "

@@ -44,6 +44,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     outcome: Literal["finished", "aborted", "failed"]
     error: str | None = None  # one line
+    failed_in_user_code: bool = False  # of a reward, an environment or an agent: the fix is there
     # What ended a run before its last step: a command, a signal, ``run.stop()`` or the setting that
     # is a limit. Empty if it took all its steps, if its prompts ended, or if it failed.
     ended_by: str = ""

@@ -11,6 +11,7 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.events import Checkpointed
 from offbeat.controller.journal import FileJournal, open_journal, read_journal
 from offbeat.launch.controller_host import ControllerHost
+from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.summary import Summary
@@ -127,3 +128,29 @@ def test_the_last_checkpoint_of_an_aborted_run_is_in_its_journal(tmp_path: Path)
     assert (summary.outcome, summary.ended_by) == ("aborted", "SIGINT")
     made = [each for each in read_journal(tmp_path / "journal") if isinstance(each, Checkpointed)]
     assert [each.version for each in made] == [summary.trainer_version]
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_of_user_code"),
+    [
+        (RolloutFailed(FailureKind.DATA, 2, 1, "reward_raised", "it raised"), True),
+        (RolloutFailed(FailureKind.BUG, 2, 1, "environment_wrong_type", "it is a list"), True),
+        (RolloutFailed(FailureKind.DATA, 2, 1, "prompt_too_long", "9 tokens"), False),
+        (RolloutFailed(FailureKind.INFRASTRUCTURE, 2, 1, "engine_lost", "it is gone"), False),
+    ],
+    ids=lambda each: each.reason if isinstance(each, RolloutFailed) else "",
+)
+def test_the_summary_says_whether_code_of_the_user_ended_the_run(
+    tmp_path: Path, failure: RolloutFailed, is_of_user_code: bool
+) -> None:
+    limits = {"data_retries": 0, "infrastructure_retries": 0}
+    world = World({"rollout": limits})
+    world.rollouts.faults = {2: [failure]}
+
+    async def main() -> bytes:
+        return await hosted(tmp_path, world, Closed()).run()
+
+    with asyncio.Runner(loop_factory=InlineLoop) as runner:
+        summary = Summary.from_json(runner.run(main()))
+    assert summary.outcome == "failed"
+    assert summary.failed_in_user_code is is_of_user_code

@@ -28,7 +28,7 @@ RECIPE = RunConfig.model_validate({"steps": 5, "model": {"path": "nowhere"}})
 def test_a_run_that_ended_early_names_the_command_that_goes_on(change: dict[str, str]) -> None:
     summary = msgspec.structs.replace(FINISHED, **change)
     run = Path("/data/my runs/mine")
-    offered = next_commands(run, summary, compose_resume_command(run, RECIPE, summary.error))
+    offered = next_commands(run, summary, compose_resume_command(run, RECIPE))
     assert offered.endswith("\ngo on      offbeat train --resume '/data/my runs/mine'")
     assert "go on" not in next_commands(run, summary, "")
 

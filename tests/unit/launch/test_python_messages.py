@@ -87,7 +87,7 @@ def test_the_end_of_a_run_offers_calls(recipe: RunConfig) -> None:
         groups=GroupCounts(), wall_s=1.0,
     )  # fmt: skip
     run = Path("runs/it's")
-    go_on = compose_resume_call(run, recipe, summary.error)
+    go_on = compose_resume_call(run, recipe)
     offered = next_commands(run, summary, go_on, in_python=True)
     assert """offbeat.open_run("runs/it's").report()""" in offered
     assert offered.endswith("""go on      offbeat.resume("runs/it's")""")

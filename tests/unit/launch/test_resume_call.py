@@ -10,13 +10,8 @@ from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
 from offbeat.launch.resume_call import compose_preview, compose_resume_call, compose_resume_command
 from offbeat.launch.run import RunInterrupted, TrainingFailed
-from offbeat.messages.failures import FailureKind, RolloutFailed
 
 RUN: Final = Path("runs/mine")
-RAISED: Final = str(
-    RolloutFailed(FailureKind.DATA, 3, 1, "reward_raised", "r.py:6 in right: KeyError: 'x'")
-)
-LOST: Final = str(RolloutFailed(FailureKind.INFRASTRUCTURE, 3, 1, "engine_lost", "it is gone"))
 
 
 def right(row: Mapping[str, Any], response: str) -> float:
@@ -64,14 +59,14 @@ def of(target: str) -> RunConfig:
     ],
 )  # fmt: skip
 def test_objects_by_value_are_given_again(config: RunConfig, arguments: str) -> None:
-    assert compose_resume_call(RUN, config, LOST) == f"offbeat.resume('runs/mine'{arguments})"
+    assert compose_resume_call(RUN, config) == f"offbeat.resume('runs/mine'{arguments})"
 
 
 def test_code_that_raised_may_have_changed() -> None:
     call = "offbeat.resume('runs/mine', reward=right, changed_code=True)"
-    assert compose_resume_call(RUN, of(give(right)), RAISED) == call
+    assert compose_resume_call(RUN, of(give(right)), failed_in_user_code=True) == call
     command = "offbeat train --resume runs/mine --changed-code"
-    assert compose_resume_command(RUN, of("graders:right"), RAISED) == command
+    assert compose_resume_command(RUN, of("graders:right"), failed_in_user_code=True) == command
 
 
 def test_a_preview_of_a_run_is_a_call_or_a_command() -> None:
@@ -81,10 +76,10 @@ def test_a_preview_of_a_run_is_a_call_or_a_command() -> None:
 
 def test_a_grader_of_the_package_is_no_code_that_a_user_changes() -> None:
     arithmetic = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
-    assert "changed" not in compose_resume_call(RUN, arithmetic, RAISED)
+    assert "changed" not in compose_resume_call(RUN, arithmetic, failed_in_user_code=True)
 
 
 def test_both_errors_of_an_ended_run_name_the_call() -> None:
-    call = compose_resume_call(RUN, of(give(right)), None)
+    call = compose_resume_call(RUN, of(give(right)))
     assert str(TrainingFailed("it failed", "runs/mine", call)).endswith(f"go on: {call}")
     assert str(RunInterrupted("runs/mine", call)).endswith(f"go on: {call}")
