@@ -144,8 +144,18 @@ def dry_run(
 
 
 def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
-    """Return the overrides, with the runtime that ``--local`` names."""
-    return [*(overrides or ()), *(["runtime.backend=local"] if local else ())]
+    """Return the overrides, with the runtime that ``--local`` names.
+
+    Exits with 2 if they name one too: one of the two would be ignored.
+    """
+    given = list(overrides or ())
+    if not local:
+        return given
+    for each in given:
+        key, _, value = (part.strip() for part in each.partition("="))
+        if key in ("runtime", "runtime.backend") and value != "local":
+            refuse(f"--local is runtime.backend=local, and {each} is given too: leave one out.")
+    return [*given, "runtime.backend=local"]
 
 
 def _launch(

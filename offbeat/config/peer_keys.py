@@ -349,6 +349,7 @@ _RATIO: Final = "Times `steps`, it is the number of them."
 _PACKED: Final = "It is not needed here: microbatches are always packed."
 
 NOTES: Final[dict[str, str]] = {
+    "adv_estimator": "Its `grpo` and `rloo` are `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` is `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, for there is no critic.",
     "args": "It has no argument here: write each setting as an argument, or as a key of the recipe.",
     "calculate_log_probs": "It is not needed here: engines always return log-probabilities.",
     "callbacks": "It has no key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
@@ -380,7 +381,10 @@ NOTES: Final[dict[str, str]] = {
     "logging_steps": _EACH_STEP,
     "logging_strategy": _EACH_STEP,
     "logprob_batch_size": _LOGPROBS,
+    "loss_agg_mode": "Its `token-mean` is `algorithm.loss.normalize=tokens`, `seq-mean-token-mean` is `sequences`, and `seq-mean-token-sum-norm` is `constant`.",
+    "loss_type": "Its `grpo` is `algorithm.loss.normalize=sequences`, `dapo` and `bnpo` are `tokens`, `dr_grpo` is `constant`, and `cispo` is `algorithm.preset=cispo`.",
     "lr_warmup_steps_ratio": _RATIO,
+    "max_prompt_length": "Plus max_completion_length, it is `generator.max_model_len`: prompt and response share it.",
     "metric_for_best_model": _NEWEST,
     "model_init_kwargs": "Its `torch_dtype` is `model.dtype`, and its `trust_remote_code` is `model.trust_remote_code`.",
     "multi_objective_aggregation": "It has no key here: rewards are weighted and summed.",
@@ -409,6 +413,7 @@ NOTES: Final[dict[str, str]] = {
     "reward_model.enable": "It has no key here: let your reward function call the reward model.",
     "rollout.mode": "It is not needed here: engines always sample while the trainer trains.",
     "rollout_data_dir": _SAMPLES,
+    "scale_rewards": "Its `true` is `algorithm.advantage=grpo`, and its `false` is `grpo_no_std`.",
     "sequence_level_importance_ratios": "Its `true` is `algorithm.preset=gspo`.",
     "sequence_packing.enabled": _PACKED,
     "sync_ref_model": _REFERENCE,

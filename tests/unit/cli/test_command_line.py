@@ -207,6 +207,14 @@ def test_resuming_into_another_directory_is_bad_usage() -> None:
     assert "--resume runs/old and --run-dir runs/new: give one of them" in result.stderr
 
 
+@pytest.mark.parametrize("other", ["runtime=ray", "runtime.backend=locl"])
+@pytest.mark.parametrize("command", ["train", "check", "dry-run"])
+def test_two_runtimes_are_bad_usage(command: str, other: str) -> None:
+    result = offbeat(command, QUICKSTART, "--local", other)
+    assert result.exit_code == 2
+    assert f"--local is runtime.backend=local, and {other} is given too" in result.stderr
+
+
 def test_training_needs_a_recipe_or_a_run() -> None:
     assert "Name a RECIPE" in offbeat("train").stderr
 
