@@ -14,6 +14,7 @@ from torch_backend.torch_jobs import as_arrays
 from world import COLLECTIVE_S
 
 from offbeat.images.pictures import Pictures
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
@@ -69,7 +70,7 @@ class MergesByShape(ExactEncoder):
         sizes = [each.sizes for each in pictures]
         if len(sizes) > 1 and all(np.array_equal(each, sizes[0]) for each in sizes):
             stacked = np.stack([each.values for each in pictures])
-            microbatches = [Pictures(pictures[0].kind, stacked.reshape(-1), sizes[0])]
+            microbatches = [Pictures(pictures[0].kind, stacked.reshape(-1), sizes[0]).media]
         return (batch, microbatches), count
 
 
@@ -94,6 +95,6 @@ def ended(peers: Peers, path: Path, step: Step, encoder: str) -> tuple[str, bool
     name, started = "", time.monotonic()
     try:
         feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
-    except (PeerFailed, RuntimeError) as error:
+    except (PeerFailed, OffbeatError, RuntimeError) as error:
         name = type(error).__name__
     return name, time.monotonic() - started < COLLECTIVE_S / 2
