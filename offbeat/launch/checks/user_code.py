@@ -149,6 +149,7 @@ def _read_value(
     name = getattr(value, "__name__", type(value).__name__)
     if environment == "function":
         problem = _value_problem(value, name, options)
+        node = node or _definition_of_call(value)
     else:
         problem = "" if node is None else _problem([node], node, name, options, environment)
     if problem:
@@ -220,6 +221,17 @@ def _definition(value: object) -> ast.stmt | None:
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     return node if _defines(node, getattr(value, "__name__", "")) else None
+
+
+def _definition_of_call(value: object) -> ast.stmt | None:
+    """Return the statement that defines a method, or an object's ``__call__``, without ``self``."""
+    method = (
+        value if inspect.ismethod(value) else inspect.getattr_static(type(value), "__call__", None)
+    )
+    node = _definition(getattr(method, "__func__", method))
+    if isinstance(node, _Function) and node.args.args:
+        del node.args.args[0]
+    return node
 
 
 def _one_sample_per_call(

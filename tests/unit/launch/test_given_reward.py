@@ -79,11 +79,30 @@ def comprehended(prompts: list[str], completions: list[str], **columns: Any) -> 
     return [0.0 for _ in completions]
 
 
-@pytest.mark.parametrize("reward", [collected, comprehended])
+class Batched:
+    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+        return collected(prompts, completions)
+
+    def score(self, prompts: list[str], completions: list[str]) -> list[float]:
+        return [0.0 for _ in completions]
+
+
+class BatchedObject:
+    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+        return [0.0 for _ in completions]
+
+
+@pytest.mark.parametrize("reward", [collected, comprehended, Batched().score, BatchedObject()])
 def test_a_reward_of_a_batch_that_returns_a_list_is_refused(reward: Callable[..., Any]) -> None:
     refused = findings(reward)[-1]
     assert refused.level is Level.ERROR
     assert "is written for prompts and completions of a batch" in refused.message
+
+
+def test_of_an_object_whose_list_is_made_elsewhere_a_check_warns() -> None:
+    warned = findings(Batched())[-1]
+    assert warned.level is Level.WARNING
+    assert "__call__() in line" in warned.message
 
 
 def swapped(completion: str, answer: Row) -> float:
