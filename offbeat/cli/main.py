@@ -28,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(
     help="What a recipe may say, and what it comes to.", no_args_is_help=True, rich_markup_mode=None

@@ -21,6 +21,8 @@ class NoSuchKey(OffbeatError):
 def explain(key: str = "") -> str:
     """Type, range, default and meaning of a dotted key; of a section, all that is in it.
 
+    The last part of a key suffices if no other key ends with it.
+
     Raises:
         NoSuchKey: With the nearest one.
     """
@@ -28,6 +30,8 @@ def explain(key: str = "") -> str:
         doc = RunConfig.__doc__ or ""
         return f"{doc.strip()}\n\n{_table('')}"
     known = schema.known(key)
+    if known is None and (whole := _find_by_last_part(key)):
+        return explain(whole)
     if known is None:
         place, _, _ = key.rpartition(".")
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
@@ -39,6 +43,12 @@ def explain(key: str = "") -> str:
         head = f"{key}: {known.doc}{_only(known)}"
         return "\n".join([head, *_choices(known, docs), "", _table(known.key)])
     return f"{key}: {known.summary}\n    {known.doc}{_only(known)}"
+
+
+def _find_by_last_part(part: str) -> str:
+    """Return the one key whose last part this is, else ``""``."""
+    found = [key.key for key in schema.known_keys().values() if key.leaf == part]
+    return found[0] if len(found) == 1 else ""
 
 
 def _only(key: schema.Key) -> str:

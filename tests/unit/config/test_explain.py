@@ -131,9 +131,13 @@ def test_each_key_without_a_counterpart_is_on_the_page(peer: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "stop"])
-def test_a_key_of_another_library_with_the_name_of_ours_is_sent_to_its_section(key: str) -> None:
-    with pytest.raises(NoSuchKey, match=f"`{key}` belongs in `generator.sampling`"):
-        explain(key)
+def test_the_last_part_of_a_key_suffices_if_no_other_key_ends_with_it(key: str) -> None:
+    assert explain(key) == explain(f"generator.sampling.{key}")
+
+
+def test_a_last_part_that_several_keys_have_is_sent_to_their_sections() -> None:
+    with pytest.raises(NoSuchKey, match="`backend` belongs in `generator` or `trainer`"):
+        explain("backend")
 
 
 def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library() -> None:
