@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.pool import Pool
 from typing import Final
 
@@ -117,7 +118,8 @@ def _tallies(jobs: list[EpisodeBatch], workers: int) -> Iterator[CampaignTotals]
 
 def _pool(workers: int) -> Pool:
     """Start processes that ignore Ctrl-C, which the terminal also sends to them."""
-    # Child processes inherit the mask
+    # Child processes inherit the mask. The start of multiprocessing's own process would lift it.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return multiprocessing.get_context("spawn").Pool(workers, _start_worker)

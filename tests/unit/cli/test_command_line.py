@@ -285,6 +285,22 @@ def test_a_campaign_that_is_interrupted_says_how_far_it_came_and_leaves_no_trace
     assert campaign.returncode == 130
 
 
+MASK_OF_A_WORKER = """
+import signal
+from offbeat.simulation.campaign import _pool
+if __name__ == "__main__":
+    with _pool(1) as pool:
+        print(signal.SIGINT in pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ())))
+"""
+
+
+def test_the_workers_of_a_campaign_start_with_interrupts_blocked(tmp_path: Path) -> None:
+    (tmp_path / "mask.py").write_text(MASK_OF_A_WORKER)
+    command = [sys.executable, str(tmp_path / "mask.py")]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert asked.stdout == "True\n"
+
+
 def test_a_schedule_is_played_instead_of_drawn_faults(tmp_path: Path) -> None:
     planned_faults = [
         PlannedFault("engine_killed", "generator-0", at_step=2),
