@@ -370,7 +370,7 @@ def control(
     if command not in COMMANDS:
         refuse(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.")
     try:
-        left = leave(run, command)
+        left = leave(run, COMMANDS[command])
     except RunDirUnusable as error:
         refuse(error)
     if not was_taken(left, within_s=wait_s):

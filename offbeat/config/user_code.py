@@ -17,8 +17,8 @@ RESULT_FD: Final = "OFFBEAT_RESULT_FD"
 """Environment variable of an agent's program: the descriptor that its result goes to."""
 
 GIVE_AGAIN: Final = (
-    "It was given by value in Python: give it again, offbeat.resume(RUN_DIR, reward=...), or put it "
-    "into a module and name it module:name in a new run"
+    "It was given by value in Python: pass it again, as reward=... of the call, or put it into a "
+    "module and name it module:name in a new run"
 )
 
 MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"

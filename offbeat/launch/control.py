@@ -42,7 +42,7 @@ def check_live(run_dir: Path, fix_if_ended: str) -> None:
         raise RunDirUnusable(str(run_dir), "its run has ended", fix_if_ended)
 
 
-def leave(run_dir: Path, name: str) -> Path:
+def leave(run_dir: Path, command: Command) -> Path:
     """Write a command for the driver of this run; return the path of its file.
 
     Raises:
@@ -51,15 +51,18 @@ def leave(run_dir: Path, name: str) -> Path:
     check_live(run_dir, f"See {SUMMARY}; offbeat train --resume {run_dir} goes on with it")
     inbox = run_dir / INBOX
     staged = inbox / f".{secrets.token_hex(4)}"
-    command = inbox / f"{time.time_ns():020d}-{name}-{secrets.token_hex(2)}.json"
+    file = (
+        inbox
+        / f"{time.time_ns():020d}-{type(command).__name__.lower()}-{secrets.token_hex(2)}.json"
+    )
     try:
         inbox.mkdir(exist_ok=True)
-        staged.write_bytes(msgspec.json.encode(COMMANDS[name]))
-        staged.rename(command)
+        staged.write_bytes(msgspec.json.encode(command))
+        staged.rename(file)
     except OSError as error:
         fix = "Ask on the machine that runs it"
         raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error
-    return command
+    return file
 
 
 def was_taken(command: Path, *, within_s: float) -> bool:

@@ -35,17 +35,17 @@ class OpenedRun(NamedTuple):
     directory: Path
     inputs: Mapping[str, str]
     resumed: ResumedDirectory | None = None
-    trains_again: str = ""
-    """Sentence on the steps of a resumed run that are in no checkpoint; empty without one."""
+    notice: str = ""
+    """Sentence on the steps that a resumed run trains again, or why it trains none; or empty."""
 
     def tell_changes(self, say: Callable[[str], object]) -> None:
         """Log and say what a resumed run does otherwise from now on, and what it does again."""
         for each in () if self.resumed is None else self.resumed.notices:
             log.warning("run.changed", what=each)
             say(each)
-        if self.trains_again:
-            log.warning("run.unsaved", what=self.trains_again)
-            say(self.trains_again)
+        if self.notice:
+            log.warning("run.notice", what=self.notice)
+            say(self.notice)
 
     def has_begun(self, phase: str) -> None:
         """Record the recipe of a resumed run, once its trainer and engines have taken it up."""
@@ -82,8 +82,16 @@ def open_run(
         resumed.path,
         resumed.inputs,
         resumed,
-        unsaved_steps(resumed.path, ledger.trainer_version),
+        unsaved_steps(resumed.path, ledger.trainer_version)
+        or _explain_no_step(ledger.trainer_version, config),
     )
+
+
+def _explain_no_step(taken: int, config: RunConfig) -> str:
+    if taken < config.steps:
+        return ""
+    model = ", the model is written" if config.checkpoint.final else ""
+    return f"{taken} steps are taken, and steps={config.steps}: none is trained{model}"
 
 
 def written_files(directory: Path) -> dict[str, Path]:

@@ -80,6 +80,8 @@ class Preview:
     """Result of a preview."""
 
     prompts: tuple[PreviewedPrompt, ...]
+    model: str
+    """Directory of the model that has answered, or a note on it."""
 
     @property
     def reward(self) -> float | None:
@@ -139,6 +141,7 @@ class Preview:
         count = len(self.prompts)
         samples = sum(len(each.samples) for each in self.prompts)
         mean = "-" if self.reward is None else f"{self.reward:.3f}"
+        yield f"{'model':16} {self.model}"
         yield f"{'prompts':16} {count}, {samples} samples"
         yield f"{'reward':16} {mean} on average"
         if self.failed:
@@ -174,7 +177,9 @@ def _outcome(sample: ScoredSample, errors: Mapping[int, str]) -> str:
     return f"reward {sample.reward:g}, {sample.response_tokens} tokens, {sample.finish_reason}"
 
 
-def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES) -> Preview:
+def preview_of(
+    loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES, note: str = ""
+) -> Preview:
     """Sample the first prompts of a recipe with its engines, and reward them; nothing is trained.
 
     Nothing of it is kept on disk.
@@ -183,6 +188,7 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
         loaded: The recipe.
         prompts: Number of prompts.
         samples: Number of samples of each.
+        note: What to call the model; its path by default.
 
     Raises:
         NothingToEvaluate: The recipe samples nothing.
@@ -209,7 +215,10 @@ def preview_of(loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = S
             session=Session.silent(),
         )
         errors = _read_errors(directory)
-        shown = Preview(tuple(_previewed(_scored(end, directory), texts, errors)))
+        shown = Preview(
+            tuple(_previewed(_scored(end, directory), texts, errors)),
+            note or loaded.config.model.path,
+        )
     if shown.reward is None:
         raise PreviewFailed(
             f"every sample failed ({shown.failed}): {next(iter(errors.values()), '')}"

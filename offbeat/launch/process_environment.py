@@ -1,6 +1,7 @@
 """Default environment variables of every process of a run."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -34,3 +35,11 @@ def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
     for name, value in (ENVIRONMENT | of_cluster).items():
         os.environ.setdefault(name, value)
+    _hide_bars_of_imported()
+
+
+def _hide_bars_of_imported() -> None:
+    """Hide the bars of a transformers that was imported before, and so has read the variables."""
+    library = sys.modules.get("transformers.utils.logging")
+    if library is not None and os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
+        library.disable_progress_bar()

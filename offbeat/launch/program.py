@@ -186,6 +186,11 @@ def resume(
     )
 
 
+def compose_object_overrides(reward: Rewards | None, agent: Function | None) -> list[str]:
+    """Return the overrides that give a recipe these objects, each as in ``train``."""
+    return overrides_of(_Given(reward=reward, agent=agent).in_recipe(Path()))
+
+
 class _Given(NamedTuple):
     """Arguments of a run; see ``train``."""
 

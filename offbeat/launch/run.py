@@ -18,23 +18,27 @@ from offbeat.config.hub_path import name_of_copy
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
+from offbeat.controller.commands import Stop
 from offbeat.launch.progress_bars import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.missing_package import named_if_missing
 from offbeat.runs import results
-from offbeat.runs.directory import CONFIG
+from offbeat.runs.directory import CONFIG, RunDirUnusable
 from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.past_run import run_directory
 from offbeat.runs.why import GroupHistory, why
 
 if TYPE_CHECKING:
     from offbeat.launch.preview import Preview
+    from offbeat.launch.program import Rewards
     from offbeat.launch.session import RunEnd, Session
 
 Row = results.Row
 _codes_at_exit: Final = list[int]()
+_REWARD: Final = "train/reward"
+_STOPPED: Final = "run.stop()"
 _OF_LIVE_RUNS: Final = ("is_alive", "stop", "wait")
 
 
@@ -109,7 +113,9 @@ class Run:
         self.directory = directory
 
     def __repr__(self) -> str:
-        return f"Run({str(self.directory)!r})"
+        summary = self.summary if self.directory.is_dir() else {}
+        end = f", {summary['outcome']} after step {summary['steps']}" if summary else ""
+        return f"Run({str(self.directory)!r}{end})"
 
     if not TYPE_CHECKING:  # a checker knows which class has them
 
@@ -174,8 +180,12 @@ class Run:
 
         return Report(write_report([self.directory], None if path is None else Path(path)).path)
 
-    def preview(self) -> "Preview":
+    def preview(self, *, reward: "Rewards | None" = None, agent: Any = None) -> "Preview":
         """Sample and reward the first prompts with the newest exported model, else the initial one.
+
+        Args:
+            reward: As in ``offbeat.train``. Give it again if it was given by value, in another process.
+            agent: Likewise.
 
         Raises:
             PreviewFailed: It ended with an error.
@@ -183,13 +193,16 @@ class Run:
         """
         from offbeat.config.loader import load_recipe
         from offbeat.launch.preview import preview_of
+        from offbeat.launch.program import compose_object_overrides
 
         import_progress_bars()
+        overrides = compose_object_overrides(reward, agent)
         try:
-            overrides = [f"model.path={self.model_path}", "model.weights=null"]
+            overrides += [f"model.path={self.model_path}", "model.weights=null"]
+            note = ""
         except NothingExported:
-            overrides = []
-        return preview_of(load_recipe(self.directory / CONFIG, overrides))
+            note = "the initial model: the run has exported none yet"
+        return preview_of(load_recipe(self.directory / CONFIG, overrides), note=note)
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Draw metrics by step; evaluations are drawn as points. Return the ``Axes``.
@@ -199,22 +212,17 @@ class Run:
             axes: Where to draw; None: a new figure.
 
         Raises:
-            KeyError: There is no metric of a name.
+            NoSuchMetric: There is no metric of a name.
             PackageMissing: matplotlib is not installed.
         """
         with named_if_missing():
             from matplotlib import pyplot as plt
 
+        curves = [results.read_curve(self.directory, name) for name in names or (_REWARD,)]
         axes = plt.subplots()[1] if axes is None else axes
-        steps = results.metric_rows(self.directory)
-        scored = results.evaluation_rows(self.directory)
-        for name in names or ("train/reward",):
-            rows = scored if name.startswith("eval/") else steps
-            points = [(row["version"], row[name]) for row in rows if name in row]
-            if not points:
-                known = sorted({key for row in rows for key in row})
-                raise KeyError(f"no metric {name!r} in {self.directory}; there are {known}")
-            axes.plot(*zip(*points, strict=True), "o-" if rows is scored else "-", label=name)
+        for curve in curves:
+            style = "o-" if curve.is_of_evaluations else "-"
+            axes.plot(curve.versions, curve.values, style, label=curve.name)
         axes.set_xlabel("step")
         axes.legend()
         return axes
@@ -231,9 +239,19 @@ class Run:
             key=lambda path: int(path.parent.name.removeprefix("step_")),
         )
         if not exported:
-            fix = "Set checkpoint.interval, and wait for the first one"
-            raise NothingExported(str(self.directory), "it has no exported model", fix)
+            raise NothingExported(
+                str(self.directory), "it has no exported model", self._export_fix()
+            )
         return exported[-1].parent
+
+    def _export_fix(self) -> str:
+        steps = self.summary.get("steps")
+        if steps is None:
+            return "A run writes its model at its end"
+        if not steps:
+            return "It has not taken a step"
+        call = f"offbeat.resume({str(self.directory)!r}, steps={steps})"
+        return f"It has {steps} steps, and was not ended in order: {call} writes its model"
 
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Load the newest exported model; return it and its tokenizer.
@@ -256,8 +274,14 @@ class Run:
         path = self.model_path
         return model.from_pretrained(path, **options), tokenizer.from_pretrained(path)
 
-    def save_recipe(self, path: Path | str) -> None:
-        """Write what differs from the defaults as a recipe; ``offbeat train`` reads it."""
+    def save_recipe(self, path: Path | str, *, overwrite: bool = False) -> None:
+        """Write what differs from the defaults as a recipe; ``offbeat train`` reads it.
+
+        Raises:
+            FileExistsError: There is a file already, and ``overwrite`` is not set.
+        """
+        if Path(path).exists() and not overwrite:
+            raise FileExistsError(f"{path} exists: name another file, or pass overwrite=True")
         config = self.config
         values = without_secrets(
             config.model_dump(exclude_defaults=True), of_environment(os.environ)
@@ -346,8 +370,17 @@ class LiveRun(Run):
         return self._ended()
 
     def stop(self) -> None:
-        """Ask for the end of the run: it writes a checkpoint, and can go on. Returns at once."""
-        self._session.signals.stop("run.stop()")
+        """Ask for the end of the run after its step in progress. Returns at once.
+
+        It writes a checkpoint and its model, and can go on. Before it has begun, it ends at once.
+        """
+        from offbeat.launch.control import leave  # imported already: it is slow
+
+        if not self._session.signals.begun:
+            self._session.signals.stop(_STOPPED)
+        elif self.is_alive:
+            with contextlib.suppress(RunDirUnusable):  # it is about to end
+                leave(self.directory, Stop(_STOPPED))
 
 
 @atexit.register

@@ -12,7 +12,7 @@ from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
-from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.report.limits import regular_bytes
 
@@ -65,6 +65,8 @@ def journal_of(run_dir: Path) -> Path:
     journal = run_directory(run_dir) / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
         raise never_began(run_dir)
+    if not journal.is_dir() and (run_dir / CONFIG).exists():
+        raise NotARun(str(run_dir), "its run has not begun yet, or has lost its journal", "Wait")
     if not journal.is_dir():
         raise NotARun(str(run_dir), "it holds no journal", what_to_name(run_dir))
     for path in journal.iterdir():

@@ -1,9 +1,10 @@
 """Results of a run as rows: metrics, evaluations, failures and the samples of a step."""
 
+import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -30,7 +31,49 @@ class NoSuchStep(ShortInNotebooks, OffbeatError):
     trained: int
 
     def __str__(self) -> str:
-        return f"step {self.step} was not trained: the run has trained {self.trained} steps"
+        if not self.trained:
+            return "no step is trained yet"
+        return f"step {self.step} was not trained: the run has trained steps 1 to {self.trained}"
+
+
+class NoSuchMetric(ShortInNotebooks, KeyError, OffbeatError):
+    """A metric that was asked for is in no step, or evaluation, of the run so far."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"no {self.name} yet: the run has no step, or evaluation, that is done"
+        near = difflib.get_close_matches(self.name, self.known, n=3)
+        meant = (
+            f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(self.known)}"
+        )
+        return f"no metric {self.name!r}. {meant}"
+
+
+class Curve(NamedTuple):
+    """A metric by the version that it is of."""
+
+    name: str
+    versions: tuple[int, ...]
+    values: tuple[float, ...]
+    is_of_evaluations: bool
+
+
+def read_curve(run_dir: Path, name: str) -> Curve:
+    """Return a metric of the steps, or of the evaluations if its name begins with ``eval/``.
+
+    Raises:
+        NoSuchMetric: No row has it.
+    """
+    is_of_evaluations = name.startswith("eval/")
+    rows = (evaluation_rows if is_of_evaluations else metric_rows)(run_dir)
+    points = [(row["version"], row[name]) for row in rows if name in row]
+    if not points:
+        raise NoSuchMetric(name, tuple(sorted({key for row in rows for key in row})))
+    versions, values = zip(*points, strict=True)
+    return Curve(name, versions, values, is_of_evaluations)
 
 
 def read_config(run_dir: Path) -> RunConfig:

@@ -31,7 +31,7 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
-from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError
+from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.messages.media import MEDIA_PREFIX
 from offbeat.run_files.files import FAILURES, count_failures
@@ -43,7 +43,7 @@ _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
 
 
-class NoSuchGroup(OffbeatError):
+class NoSuchGroup(ShortInNotebooks, OffbeatError):
     """The journal has no such group."""
 
     group: str

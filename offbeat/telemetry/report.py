@@ -49,7 +49,7 @@ def _headline(summary: Summary, preview: str) -> Text:
     if summary.ended_by:
         of = f"after {summary.steps} of {summary.steps_asked} steps"
         text.append(f"\nended by {summary.ended_by} {of}")
-    if summary.had_no_signal:
+    if summary.had_no_signal and summary.outcome != "failed":
         text.append(
             "\nNo step had a signal: in each group all rewards were equal, so nothing was learned. "
             f"Look at prompts, answers and rewards{f': {preview}' if preview else '.'}",

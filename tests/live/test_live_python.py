@@ -1,6 +1,7 @@
 """Runs that are started from Python: rewards by value, results, resume, threads and a notebook."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -76,7 +77,9 @@ def test_the_samples_of_a_step_are_rewarded_as_the_function_says(run: offbeat.Ru
     assert samples.groupby("group")["advantage"].sum().abs().max() < 1e-6
     mean = run.metrics().set_index("step")["train/reward"][2]
     assert samples["reward"].mean() == pytest.approx(mean)
-    with pytest.raises(NoSuchStep, match="step 4 was not trained: the run has trained 3 steps"):
+    with pytest.raises(
+        NoSuchStep, match="step 4 was not trained: the run has trained steps 1 to 3"
+    ):
         run.samples(4)
 
 
@@ -90,11 +93,16 @@ def test_its_model_loads_and_its_directory_opens_again(run: offbeat.Run) -> None
 
 
 def test_it_shows_what_its_model_answers_now(run: offbeat.Run) -> None:
-    assert len(run.preview().prompts) == 16
+    preview = run.preview()
+    assert len(preview.prompts) == 16
+    assert preview.model == str(run.model_path)
 
 
 def test_its_recipe_loads_as_the_same_configuration(run: offbeat.Run, tmp_path: Path) -> None:
     run.save_recipe(tmp_path / "mine.yaml")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        run.save_recipe(tmp_path / "mine.yaml")
+    run.save_recipe(tmp_path / "mine.yaml", overwrite=True)
     assert offbeat.load_recipe(tmp_path / "mine.yaml").config == run.config
 
 
@@ -185,11 +193,16 @@ def test_a_run_in_the_background_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert live.is_alive
     with pytest.raises(TimeoutError, match=r"goes on after 0\.1 s"):
         live.wait(0.1)
+    while not len(live.metrics()):
+        with contextlib.suppress(TimeoutError):
+            live.wait(0.1)
     live.stop()
     stopped = live.wait()
     steps = stopped.summary["steps"]
-    assert stopped.summary["outcome"] == "aborted" and not live.is_alive
+    assert stopped.summary["outcome"] == "finished" and not live.is_alive
     assert stopped.summary["ended_by"] == "run.stop()"
+    assert stopped.model_path.name == f"step_{steps}"
+    live.stop()
     assert offbeat.resume(tmp_path / "run", steps=steps + 1, quiet=True).summary["steps"] > steps
 
 

@@ -139,7 +139,8 @@ def check_overlap(
     digests = [{key: each.digests for key, each in read.items()} for read in (trained, held)]
     for overlap in overlaps(config, *digests):
         tell = error if config.eval.interval else warning  # without an interval no step scores them
-        yield tell("held-out prompts", overlap.problem, overlap.fix)
+        call = "Take them out of prompts or eval_prompts, or pass eval={'allow_overlap': True}."
+        yield tell("held-out prompts", overlap.problem, overlap.fix, call)
 
 
 def _only_set(config: RunConfig, commits: Mapping[str, str]) -> PromptSource:
@@ -161,7 +162,10 @@ def _read(
         fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."
         fix = f"Fix the line, or {columns}." if broken.line else fix
         section = columns.removesuffix(".columns")
-        call = f"Fix the row, or name the columns: {section}={{'columns': {{'prompt': ...}}}}."
+        call = (
+            f"Fix the row, or name every column that is used: {section}={{'columns': {{'prompt': "
+            "COLUMN, 'answer': COLUMN}}}}."
+        )
         in_python = call if broken.line and "." not in section else ""
         fix, in_python = (f"{broken.fix}.", "") if broken.fix else (fix, in_python)
         yield error("prompts", str(replace(broken, fix="")), fix, in_python)

@@ -39,9 +39,9 @@ def ok(subject: str, message: str) -> Finding:
     return Finding(Level.OK, subject, message)
 
 
-def warning(subject: str, message: str, fix: str) -> Finding:
+def warning(subject: str, message: str, fix: str, fix_in_python: str = "") -> Finding:
     """Create a finding for a run that starts, but not as the recipe intends."""
-    return Finding(Level.WARNING, subject, message, fix)
+    return Finding(Level.WARNING, subject, message, fix, fix_in_python)
 
 
 def error(subject: str, message: str, fix: str, fix_in_python: str = "") -> Finding:

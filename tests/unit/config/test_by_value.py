@@ -57,7 +57,7 @@ def test_what_is_given_stays_what_it_was_at_that_moment(monkeypatch: pytest.Monk
 
 def test_a_process_that_was_not_given_it_says_how_to_give_it() -> None:
     missing = "offbeat.by_value:reward-000000000000"
-    with pytest.raises(TargetNotFound, match=r"give it again.*offbeat\.resume"):
+    with pytest.raises(TargetNotFound, match=r"pass it again, as reward="):
         load_target(missing, Path())
     assert pack([missing, "rewards:exact"]) == ()
 

@@ -29,15 +29,15 @@ def control(*args: object) -> Result:
 
 def test_commands_are_taken_in_the_order_they_were_left_and_once(run_dir: Path) -> None:
     for name in ("stop", "pause", "resume", "abort"):
-        leave(run_dir, name)
+        leave(run_dir, COMMANDS[name])
     assert read(take_commands(run_dir)) == [Stop(), Pause(), Resume(), Abort("an operator asked")]
     assert take_commands(run_dir) == []
 
 
 def test_one_left_after_another_was_taken_comes_behind_those_that_wait(run_dir: Path) -> None:
-    first, _ = leave(run_dir, "resume"), leave(run_dir, "stop")
+    first, _ = leave(run_dir, COMMANDS["resume"]), leave(run_dir, COMMANDS["stop"])
     first.unlink()
-    leave(run_dir, "pause")
+    leave(run_dir, COMMANDS["pause"])
     assert read(take_commands(run_dir)) == [Stop(), Pause()]
 
 
@@ -48,12 +48,12 @@ def test_a_run_that_nobody_has_asked_anything_has_no_commands(tmp_path: Path) ->
 def test_a_command_is_seen_whole_or_not_at_all(run_dir: Path) -> None:
     (run_dir / INBOX).mkdir()
     (run_dir / INBOX / ".1234abcd").write_bytes(b'{"ty')
-    leave(run_dir, "pause")
+    leave(run_dir, COMMANDS["pause"])
     assert read(take_commands(run_dir)) == [Pause()]
 
 
 def test_nothing_but_the_command_is_left_behind(run_dir: Path) -> None:
-    command = leave(run_dir, "pause")
+    command = leave(run_dir, COMMANDS["pause"])
     assert list((run_dir / INBOX).iterdir()) == [command]
 
 
@@ -69,7 +69,7 @@ def test_a_command_that_is_taken_while_it_is_withdrawn_counts_as_taken(run_dir: 
 
 def test_operators_at_once_lose_no_command(run_dir: Path) -> None:
     with ThreadPoolExecutor(8) as operators:
-        list(operators.map(lambda _: leave(run_dir, "pause"), range(40)))
+        list(operators.map(lambda _: leave(run_dir, COMMANDS["pause"]), range(40)))
     assert read(take_commands(run_dir)) == [Pause()] * 40
 
 
@@ -80,16 +80,16 @@ def test_a_file_system_that_refuses_does_not_end_the_run(run_dir: Path) -> None:
 
 
 def test_a_command_that_was_taken_is_told_from_one_that_was_not(run_dir: Path) -> None:
-    file = leave(run_dir, "pause")
+    file = leave(run_dir, COMMANDS["pause"])
     assert take_commands(run_dir)
     assert was_taken(file, within_s=0)
-    assert not was_taken(leave(run_dir, "stop"), within_s=0)
+    assert not was_taken(leave(run_dir, COMMANDS["stop"]), within_s=0)
 
 
 def test_a_command_nobody_took_is_withdrawn_so_that_no_later_incarnation_obeys_it(
     run_dir: Path,
 ) -> None:
-    was_taken(leave(run_dir, "stop"), within_s=0)
+    was_taken(leave(run_dir, COMMANDS["stop"]), within_s=0)
     assert take_commands(run_dir) == []
 
 
@@ -134,7 +134,7 @@ def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operat
     orders = CommandInbox(run_dir, 60.0, clock=lambda: now[0])
     now[0] = 159.0
     assert orders.take_commands() == []
-    leave(run_dir, "pause")
+    leave(run_dir, COMMANDS["pause"])
     now[0] = 160.0
     assert read(orders.take_commands()) == [Pause(), Stop("supervision.wall_clock_limit_s=60")]
     now[0] = 500.0

@@ -1,6 +1,8 @@
 """Environment variables on their way to the actors of other machines."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,17 @@ def test_an_override_sets_one(tmp_path: Path) -> None:
     recipe.write_text("steps: 1\nmodel: {path: m}\nruntime: {env: {OMP_NUM_THREADS: 4}}\n")
     loaded = load_recipe(recipe, ["runtime.env.HF_HOME=/cache"])
     assert loaded.config.runtime.env == {"OMP_NUM_THREADS": "4", "HF_HOME": "/cache"}
+
+
+def test_a_library_that_was_imported_before_shows_no_bars_either() -> None:
+    program = """
+from transformers.utils import logging
+from offbeat.launch.process_environment import set_environment
+print(logging.is_progress_bar_enabled())
+set_environment({})
+print(logging.is_progress_bar_enabled())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\nFalse\n"

@@ -8,6 +8,10 @@ from offbeat.launch.preview import Preview, PreviewedPrompt
 from offbeat.messages.evaluations import ScoredSample
 
 
+def previewed(prompts: tuple[PreviewedPrompt, ...]) -> Preview:
+    return Preview(prompts, "models/tiny")
+
+
 def prompt(*rewards: float | None, finish_reason: str = "stop") -> PreviewedPrompt:
     """A prompt with a sample per reward; None has failed."""
     samples = tuple(
@@ -32,16 +36,16 @@ def prompt(*rewards: float | None, finish_reason: str = "stop") -> PreviewedProm
 
 
 def test_a_group_whose_rewards_differ_has_a_signal() -> None:
-    preview = Preview((prompt(0.0, 1.0), prompt(1.0, 1.0)))
+    preview = previewed((prompt(0.0, 1.0), prompt(1.0, 1.0)))
     assert (preview.reward, preview.without_signal, preview.reward_s) == (0.75, 0.5, 0.5)
     assert preview.verdict == "50% of the groups have something to learn from."
 
 
 def test_equal_rewards_are_nothing_to_learn_from() -> None:
-    assert Preview((prompt(0.0, 0.0),)).verdict.startswith(
+    assert previewed((prompt(0.0, 0.0),)).verdict.startswith(
         "There is nothing to learn from: every reward is 0."
     )
-    differ = Preview((prompt(0.0, 0.0), prompt(1.0, 1.0))).verdict
+    differ = previewed((prompt(0.0, 0.0), prompt(1.0, 1.0))).verdict
     assert differ.startswith("There is nothing to learn from. ")
 
 
@@ -50,32 +54,34 @@ def test_equal_answers_are_told_apart_from_equal_rewards() -> None:
 
     def answered(text: str | None) -> str:
         alike = tuple(msgspec.structs.replace(each, response=text) for each in samples)
-        return Preview((PreviewedPrompt("1+1=", alike),)).verdict
+        return previewed((PreviewedPrompt("1+1=", alike),)).verdict
 
     assert answered("2").startswith("All answers to a prompt are equal")
     assert answered(None).startswith("There is nothing to learn from: every reward is 0.")
 
 
 def test_few_groups_with_a_signal_are_named() -> None:
-    verdict = Preview((prompt(0.0, 1.0), *[prompt(0.0, 0.0)] * 9)).verdict
+    verdict = previewed((prompt(0.0, 1.0), *[prompt(0.0, 0.0)] * 9)).verdict
     assert verdict.startswith("Only 10% of the groups")
 
 
 def test_failed_samples_have_no_reward() -> None:
     assert prompt(None, 1.0, 1.0).has_signal is False
-    assert Preview((prompt(None, None),)).verdict.startswith("Every sample has failed")
+    assert previewed((prompt(None, None),)).verdict.startswith("Every sample has failed")
 
 
 def test_the_text_shows_three_prompts_and_the_figures_of_all() -> None:
-    text = Preview((prompt(0.0, 1.0, finish_reason="length"), *[prompt(0.0, 1.0)] * 4)).to_text()
+    text = previewed((prompt(0.0, 1.0, finish_reason="length"), *[prompt(0.0, 1.0)] * 4)).to_text()
     assert text.count("1+1=") == 3
     assert "  reward 1, 2 tokens, length\n      answer 1\n" in text
-    assert "prompts          5, 10 samples" in text
+    assert "model            models/tiny\nprompts          5, 10 samples" in text
     assert "20% of the samples, at the limit of tokens" in text
 
 
 def test_a_failed_sample_is_shown_as_one() -> None:
-    failed = Preview((replace(prompt(None, 1.0), errors={0: "r.py:6 in reward: ValueError: no"}),))
+    failed = previewed(
+        (replace(prompt(None, 1.0), errors={0: "r.py:6 in reward: ValueError: no"}),)
+    )
     shown = (
         "  failed: r.py:6 in reward: ValueError: no\n      answer 0\n  reward 1, 2 tokens, stop\n"
     )
@@ -86,7 +92,7 @@ def test_a_failed_sample_is_shown_as_one() -> None:
 
 def test_a_failed_sample_behind_the_first_prompts_is_shown_too() -> None:
     failed = replace(prompt(1.0, None), errors={1: "KeyError"})
-    text = Preview((*[prompt(0.0, 1.0)] * 4, failed, failed)).to_text()
+    text = previewed((*[prompt(0.0, 1.0)] * 4, failed, failed)).to_text()
     assert "prompt 3\n" in text and "prompt 5\n" in text
     assert text.count("failed: KeyError") == 1
     assert "2 of 12 samples" in text

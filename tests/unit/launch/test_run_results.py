@@ -1,5 +1,6 @@
 """A ``Run`` whose directory is gone, whose packages are absent, or that is not live."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from offbeat.launch.run import Run
+from offbeat.launch.run import NothingExported, Run
 from offbeat.runs.past_run import NotARun
+from offbeat.runs.results import NoSuchMetric, read_curve
+from offbeat.telemetry.records import MetricRecord, encode_line
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,45 @@ def test_a_run_whose_directory_was_deleted_is_no_run(
 ) -> None:
     with pytest.raises(NotARun, match="no such directory"):
         read(Run(tmp_path / "deleted"))
+
+
+def test_a_run_shows_how_it_ended(tmp_path: Path) -> None:
+    assert repr(Run(tmp_path)) == f"Run({str(tmp_path)!r})"
+    (tmp_path / "summary.json").write_text('{"outcome": "failed", "steps": 3}')
+    assert repr(Run(tmp_path)) == f"Run({str(tmp_path)!r}, failed after step 3)"
+    assert repr(Run(tmp_path / "deleted")).endswith("deleted')")
+
+
+@pytest.mark.parametrize(
+    ("summary", "fix"),
+    [
+        ("", "A run writes its model at its end"),
+        ('{"outcome": "aborted", "steps": 0}', "It has not taken a step"),
+        ('{"outcome": "aborted", "steps": 58}', "steps=58) writes its model"),
+    ],
+)
+def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, summary: str, fix: str) -> None:
+    if summary:
+        (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(NothingExported, match=re.escape(fix)):
+        Run(tmp_path).load()
+
+
+def test_a_metric_that_is_not_there_is_named_with_those_like_it(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchMetric, match=r"no train/reward yet"):
+        Run(tmp_path).plot()
+    record = MetricRecord(1, 1, 1.0, {"train/reward": 0.5})
+    (tmp_path / "metrics.jsonl").write_bytes(encode_line(record))
+    with pytest.raises(KeyError, match=r"Did you mean train/reward\?"):
+        Run(tmp_path).plot("train/rewad")
+    curve = read_curve(tmp_path, "train/reward")
+    assert (curve.versions, curve.values, curve.is_of_evaluations) == ((1,), (0.5,), False)
+
+
+def test_samples_of_a_run_that_has_not_begun_are_asked_for_too_early(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("steps: 1\n")
+    with pytest.raises(NotARun, match="has not begun yet"):
+        Run(tmp_path).samples()
 
 
 @pytest.mark.parametrize("name", ["wait", "stop", "is_alive"])

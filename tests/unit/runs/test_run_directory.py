@@ -303,6 +303,21 @@ def test_a_resume_says_at_its_start_which_steps_it_trains_again(tmp_path: Path) 
     assert "the initial model" in said[0]
 
 
+def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
+    made = make_run_dir(config("unused"), tmp_path / "run")
+    recorded = RecordedRun(made)
+    recorded.ledger.released(0, "d0")
+    recorded.train(recorded.ready(2))
+    recorded.close()
+    (made / "checkpoints").mkdir()
+    (made / "checkpoints" / "LATEST").write_text("state_1")
+    said = list[str]()
+    with ExitStack() as ours:
+        opened = open_run(config("unused", steps=1), None, made, ours, {}, changed_code=False)
+        opened.tell_changes(said.append)
+    assert said[-1] == "1 steps are taken, and steps=1: none is trained, the model is written"
+
+
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
 
 
