@@ -186,8 +186,8 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
-    valid = _with_advantages(tokens, config)
-    return _sums(valid, clipped(valid, config), correction(valid, config), tokens, config)
+    valid = with_advantages(tokens, config)
+    return add_up(valid, clipped(valid, config), correction(valid, config), tokens, config)
 
 
 def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
@@ -195,8 +195,8 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
     arXiv:2507.18071.
     """
-    valid = _with_advantages(tokens, config)
-    return _sums(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
+    valid = with_advantages(tokens, config)
+    return add_up(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
 
 
 def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
@@ -204,8 +204,8 @@ def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
 
     arXiv:2506.13585, which normalises over tokens.
     """
-    valid = _with_advantages(tokens, config)
-    return _sums(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
+    valid = with_advantages(tokens, config)
+    return add_up(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
 
 
 def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
@@ -213,29 +213,30 @@ def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
 
     arXiv:2511.20347, which averages sequence means.
     """
-    valid = _with_advantages(tokens, config)
-    return _sums(valid, soft_gated(valid, config), correction(valid, config), tokens, config)
+    valid = with_advantages(tokens, config)
+    return add_up(valid, soft_gated(valid, config), correction(valid, config), tokens, config)
 
 
 def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
     """Compute the negative log-likelihood of the trained tokens, without any weights."""
     valid = valid_tokens(tokens)
-    return _sums(valid, likelihood(valid), Correction(None, None, {}), tokens, config)
+    return add_up(valid, likelihood(valid), Correction(None, None, {}), tokens, config)
 
 
-def _with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
+def with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return the valid tokens; their advantages have the parts of teacher and reference."""
     valid = valid_tokens(tokens, config.old_logprobs)
     return penalised(distilled(valid, config), config)
 
 
-def _sums(
+def add_up(
     valid: ValidTokens,
     surrogate: Surrogate,
     corrected: Correction,
     tokens: LossTokens,
     config: AnyLossConfig,
 ) -> LossSums:
+    """Add up a surrogate with its weights, penalties, metrics and divisor: the rest of every loss."""
     mask_N, counted = valid.mask_N, valid
     if corrected.uncounted_N is not None:
         counted = valid.without(corrected.uncounted_N)

@@ -42,6 +42,10 @@ class LossTokens(TensorClass["nocast"]):
     # gradient; None: not known
     entropy_N: Tensor | None = None
 
+    def sequence_sums(self, values_N: Tensor) -> Tensor:
+        """Return the sum of each sequence's trained tokens; [N] -> [S]."""
+        return sum_sequences(values_N, self.mask_N, self.sequence_N, self.sequences)
+
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
@@ -87,8 +91,7 @@ class ValidTokens:
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
         """Return the sum of each sequence's valid tokens; [N] -> [S]."""
-        sums_S = torch.zeros_like(self.counts_S)
-        return sums_S.index_add(0, self.sequence_N, torch.where(self.mask_N, values_N, 0.0))
+        return sum_sequences(values_N, self.mask_N, self.sequence_N, len(self.counts_S))
 
 
 def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidTokens:
@@ -122,6 +125,12 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
         teacher_N=None if tokens.teacher_N is None else valid(tokens.teacher_N),
         entropy_N=None if tokens.entropy_N is None else valid(tokens.entropy_N),
     )
+
+
+def sum_sequences(values_N: Tensor, mask_N: Tensor, sequence_N: Tensor, sequences: int) -> Tensor:
+    """Return the sum of each sequence's tokens in the mask; [N] -> [sequences]."""
+    masked_N = torch.where(mask_N, values_N, 0.0)
+    return masked_N.new_zeros(sequences).index_add(0, sequence_N, masked_N)
 
 
 def _counts(mask_N: Tensor, sequence_N: Tensor, like_S: Tensor) -> Tensor:

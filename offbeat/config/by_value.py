@@ -1,4 +1,4 @@
-"""Objects that a program gives a run by value: a reward, an agent, an environment, a sampler.
+"""Objects that a program gives a run by value: a reward, an agent, an environment, a sampler, a loss.
 
 A recipe names such an object ``offbeat.by_value:NAME-DIGEST``, so a run directory says which code the
 run began with, and another function is another name. This process sends the bytes to its own children

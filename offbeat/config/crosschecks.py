@@ -46,6 +46,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import MAKE_PROMPTS, MEDIA_LIMIT, EnvironmentConfig
+from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
@@ -160,6 +161,16 @@ def _sampler_target_names_a_class(config: RunConfig) -> Iterator[Clash]:
             ("sampler.target",),
             f"sampler.target={sampler.target} does not name a class in a module",
             "Write module:Class, as in samplers.mine:ShortestFirst.",
+        )
+
+
+def _loss_target_names_a_function(config: RunConfig) -> Iterator[Clash]:
+    loss = config.algorithm.loss
+    if isinstance(loss, CustomLossConfig) and not _names_an_object(loss.target):
+        yield Clash(
+            ("algorithm.loss.target",),
+            f"algorithm.loss.target={loss.target} does not name a function in a module",
+            "Write module:function, as in my_loss:loss. algorithm.loss.name chooses a loss of offbeat.",
         )
 
 
@@ -1199,6 +1210,7 @@ _ALWAYS = (
     _buffer_holds_the_groups_of_a_step,
     _buffer_holds_what_is_over_sampled,
     _sampler_target_names_a_class,
+    _loss_target_names_a_function,
     _buffer_holds_the_bytes_of_a_step,
     _backoff_grows,
     _a_response_leaves_room_for_its_prompt,

@@ -26,13 +26,21 @@ _OF_ALL_LIBRARIES: Final = (
 _SHORT_FORMS: Final = {"runtime": "backend"}
 """Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
 
+_LOSS: Final = "algorithm.loss"
+
 
 def expand_short_forms(layer: Section) -> None:
-    """Turn a section that is written as one value into a section with that key."""
+    """Turn a section that is written as one value into a section with that key.
+
+    A loss with a target and without a name is the custom one.
+    """
     for section, key in _SHORT_FORMS.items():
         node = layer.children.get(section)
         if isinstance(node, Leaf) and node.text is not None:
             layer.children[section] = Section({key: node}, node.location)
+    loss = layer.find(_LOSS)
+    if isinstance(loss, Section) and "target" in loss.children and "name" not in loss.children:
+        loss.children["name"] = Leaf("custom", "custom", loss.children["target"].location)
 
 
 def normalise(root: Section) -> list[Problem]:
@@ -54,7 +62,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
     valid = _valid_names(section, place)
     if absent := sorted(preset.keys() - valid):
         problems.append(_against_preset(section, absent[0], root))
-        del section.children["name"]
+        _leave_to_preset(section, str(preset["name"]), valid)
     for name, given in list(section.children.items()):
         key = f"{prefix}{name}"
         known = schema.known(key)
@@ -127,9 +135,6 @@ def _holds_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-_LOSS: Final = "algorithm.loss"
-
-
 def _of_preset(root: Section) -> Mapping[str, Any]:
     """The keys that the recipe's preset sets in the loss; none without a preset."""
     preset = root.find("algorithm.preset")
@@ -145,6 +150,13 @@ def _against_preset(section: Section, absent: str, root: Section) -> Problem:
     )
     hint = f"Take {_LOSS}.name out, or algorithm.preset."
     return Problem(chosen.location, f"{_LOSS}.name", chosen.plain(), message, hint)
+
+
+def _leave_to_preset(section: Section, name: str, valid: Iterable[str]) -> None:
+    """Take out the choice of another loss, and the keys that only that one has."""
+    of_preset = schema.choices(_LOSS)[name].model_fields
+    for key in ("name", *(set(valid) - of_preset.keys())):
+        section.children.pop(key, None)
 
 
 def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) -> None:

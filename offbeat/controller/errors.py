@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import cast
 
-from offbeat.messages.failures import DeadlineExceeded, OffbeatError, RolloutFailed
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError, RolloutFailed, UserCodeRefused
 
 
 class RunAborted(OffbeatError):
@@ -169,6 +169,8 @@ class RunFailed(OffbeatError):
     def is_of_user_code(self) -> bool:
         """Return whether code of the user failed first, or spent a budget by failing."""
         first = self.causes[0]
+        if any(isinstance(each, UserCodeRefused) for each in (first, first.__cause__)):
+            return True
         failure = first.__cause__ if isinstance(first, BudgetSpent) else first
         return isinstance(failure, RolloutFailed) and failure.is_of_user_code
 

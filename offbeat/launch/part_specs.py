@@ -42,7 +42,16 @@ def trainer_specs(spec: RunSpec) -> Iterator[TrainerSpec]:
     """Yield the specs of all trainer ranks; one stub represents all of them."""
     ranks = len(trainer_resources(spec.config))
     for rank in range(ranks):
-        yield TrainerSpec(spec.config, str(spec.run_dir), rank, ranks, spec.sharing)
+        yield TrainerSpec(
+            spec.config,
+            str(spec.run_dir),
+            rank,
+            ranks,
+            spec.sharing,
+            working_dir=str(spec.working_dir),
+            inputs=spec.inputs,
+            values=spec.loss_values,
+        )
 
 
 def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[EnvironmentSpec]:
@@ -60,5 +69,5 @@ def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[Env
             sharing=spec.sharing,
             inputs=spec.inputs,
             tokenizer=chosen_class(spec.config),
-            values=spec.values,
+            values=spec.other_values,
         )

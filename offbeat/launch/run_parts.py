@@ -29,7 +29,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Generator, Ports, ReportingRollouts, Trainer
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.held_out import check_held_out
-from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
+from offbeat.environments.inputs import DATA, LOSS, SAMPLER, check_same, source_digest
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
@@ -68,6 +68,17 @@ class RunSpec:
     evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
     spares_prompts: bool = False  # evaluations keep prompts whose samples have all failed
     values: tuple[PackedValue, ...] = ()  # what the user gave by value
+
+    @property
+    def loss_values(self) -> tuple[PackedValue, ...]:
+        """Return the loss, if it was given by value: only trainers load it, because it imports torch."""
+        loss = targets(self.config).get(LOSS)
+        return tuple(each for each in self.values if each.target == loss)
+
+    @property
+    def other_values(self) -> tuple[PackedValue, ...]:
+        """Return what was given by value for the controller and the environment workers."""
+        return tuple(each for each in self.values if each not in self.loss_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +210,7 @@ def _read_training_prompts(spec: RunSpec) -> PromptSource:
 
 
 def _make_sampler(spec: RunSpec) -> Sampler:
-    unpack(spec.values)
+    unpack(spec.other_values)
     config, key = spec.config.sampler, SAMPLER
     if target := targets(spec.config).get(key):
         check_same(key, target, source_digest(target, spec.working_dir), spec.inputs)

@@ -73,6 +73,10 @@ class FixableError(OffbeatError):
         return self.form.format(self.subject, self.problem, self.fix)
 
 
+class UserCodeRefused(FixableError):
+    """Code of the user cannot be used, or returned what cannot be used: the fix is in that code."""
+
+
 _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
 """First words of the reasons of failures in code of the user."""
 

@@ -12,9 +12,10 @@ from offbeat.config.by_value import unverifiable
 from offbeat.config.graders import GRADERS
 from offbeat.config.mixture import environment_views, key_in, prompt_paths
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
-from offbeat.environments.inputs import SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import LOSS, SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.runs.report.limits import TOKENIZER_BYTES
@@ -82,6 +83,8 @@ def targets(config: RunConfig) -> dict[str, str]:
     }
     if isinstance(config.sampler, CustomSamplerConfig):
         named[SAMPLER] = config.sampler.target
+    if isinstance(config.algorithm.loss, CustomLossConfig):
+        named[LOSS] = config.algorithm.loss.target
     return {key: target for key, target in named.items() if target not in GRADERS}
 
 

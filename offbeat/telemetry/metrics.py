@@ -61,14 +61,15 @@ METRICS: Final[Mapping[str, MetricSpec]] = _table()
 _OF_SET: Final = re.compile(r"eval/(?:[A-Za-z0-9][A-Za-z0-9_-]*/)?([a-z_]+)(?:@\d+)?")
 
 
-_OF_AGENT: Final = "rewards/"
+_NAMED_BY_USER: Final = ("rewards/", "loss/")
 _OF_ENVIRONMENT: Final = re.compile(r"environment/[^/]+/([a-z_]+)")
 
 
 def declared_name(name: str) -> str:
     """Return the name under which a metric stands in the table: ``eval/pass@K`` of a set's pass@4."""
-    if name.startswith(_OF_AGENT):
-        return f"{_OF_AGENT}NAME"
+    for prefix in _NAMED_BY_USER:
+        if name.startswith(prefix):
+            return f"{prefix}NAME"
     if own := _OF_ENVIRONMENT.fullmatch(name):
         return f"environment/{own[1]}"
     found = _OF_SET.fullmatch(name)

@@ -102,6 +102,12 @@ _TRAIN: Final[tuple[Row, ...]] = (
      "Above half of time/train_s: one side waits for the other; see docs/encoder-ranks.md."),
 )
 
+_LOSS: Final[tuple[Row, ...]] = (
+    ("loss/NAME", "1", "mean",
+     "Mean over trained tokens of value NAME that the function of `algorithm.loss.target` returns.",
+     "As the function defines it."),
+)
+
 _MOE: Final[tuple[Row, ...]] = (
     ("moe/load_max", "1", "last",
      "Tokens of the busiest expert of any layer over the mean of its layer.",
@@ -177,5 +183,5 @@ _STALENESS: Final[tuple[Row, ...]] = tuple(
     for label in LABELS
 )
 
-TRAINING: Final[tuple[Row, ...]] = (*_TRAIN, *_MOE, *_OFF_POLICY, *_STALENESS)
+TRAINING: Final[tuple[Row, ...]] = (*_TRAIN, *_LOSS, *_MOE, *_OFF_POLICY, *_STALENESS)
 # fmt: on

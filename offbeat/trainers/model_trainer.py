@@ -7,7 +7,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, TypeVar, Unpack
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from offbeat.algorithms.divisors import AdvantageSums
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
+from offbeat.algorithms.tokens import Loss
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import LossConfig
 from offbeat.config.sections.model import ModelConfig
@@ -73,6 +74,9 @@ class RankOptions(TypedDict, total=False):
 
     peers: Peers | None
     """The ranks of the world, whose process group exists; None, the default: one rank."""
+
+    losses: Mapping[str, Loss]
+    """Losses by the name a recipe uses; those of the package by default."""
 
 
 class TrainedGroups(NamedTuple):
@@ -129,6 +133,7 @@ class ModelTrainer(TrainerBackend):
         self.model_path = Path(model_path)
         self._schedule, self._total_steps = optimizer, options["total_steps"]
         self._seed = options.get("seed", 0)
+        self._losses = options.get("losses", LOSSES)
         self._dtype = torch_dtype(options["model"].dtype)
         self._sums: StepSums | None = None  # of the open step
         self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
@@ -248,7 +253,7 @@ class ModelTrainer(TrainerBackend):
         return trained, microbatches, ChunkResult(tokens, sequences, count, compute_s=0.0)
 
     def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
-        return LOSSES[config.name](inputs, config)
+        return self._losses[config.name](inputs, config)
 
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step

@@ -1,7 +1,9 @@
 """Spec of a trainer rank, and the rendezvous of several ranks."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from offbeat.config.by_value import PackedValue
 from offbeat.config.run import RunConfig
 from offbeat.run_files.sharing import Sharing
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
@@ -16,6 +18,9 @@ class TrainerSpec:
     rank: int = 0
     ranks: int = 1
     sharing: Sharing | None = None  # None: there is only one machine
+    working_dir: str = ""  # searched first for the user's loss
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # digests the run began with
+    values: tuple[PackedValue, ...] = ()  # a loss that the user gave by value
 
     @property
     def process(self) -> str:

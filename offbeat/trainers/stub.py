@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.media import media_of
@@ -211,6 +212,10 @@ def make_stub_rank(spec: TrainerSpec, peers: Peers) -> tuple[StubTrainer, StubSo
     """Create the stub trainer, which represents all ranks of the recipe, and its weight source."""
     del peers
     config = spec.config
+    if isinstance(config.algorithm.loss, CustomLossConfig):
+        from offbeat.trainers.losses import load_losses  # noqa: PLC0415 -- torch
+
+        load_losses(spec)  # a dry run finds a broken one
     trainer = StubTrainer(
         config.stub,
         optimizer=config.trainer.optimizer,

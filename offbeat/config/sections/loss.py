@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, RecipePath, default_choice
+from offbeat.config.base import Config, Options, RecipePath, default_choice
 
 Ratio = Annotated[float, Field(ge=0)]
 Normalize = Literal["tokens", "sequences", "constant"]
@@ -176,6 +176,28 @@ class SapoLossConfig(PolicyGradientLossConfig):
     less."""
 
 
+class CustomLossConfig(PolicyGradientLossConfig):
+    """A loss of each token from your module; masks, corrections, divisor and penalties stay here."""
+
+    name: Literal["custom"] = "custom"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+    target: str
+    """`module:function`, importable from the working directory. It is called with the tokens of a
+    microbatch and `options`, and returns the loss of each token. Given without `name`, it chooses
+    custom."""
+
+    options: Options = {}
+    """Second argument of the function."""
+
+    reference: bool = False
+    """Compute the initial model's logprobs for the function, also without a KL penalty."""
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        return self.reference or super().needs_reference_logprobs
+
+
 class SftLossConfig(AnyLossConfig):
     """Imitate every sample, whatever its reward."""
 
@@ -184,7 +206,12 @@ class SftLossConfig(AnyLossConfig):
 
 
 LossConfig = Annotated[
-    ClippedPgLossConfig | GspoLossConfig | CispoLossConfig | SapoLossConfig | SftLossConfig,
+    ClippedPgLossConfig
+    | GspoLossConfig
+    | CispoLossConfig
+    | SapoLossConfig
+    | SftLossConfig
+    | CustomLossConfig,
     Field(discriminator="name"),
     default_choice("name", "clipped_pg"),
 ]

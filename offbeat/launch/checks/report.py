@@ -60,6 +60,7 @@ from offbeat.launch.checks.software import (
 from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
 from offbeat.launch.checks.user_code import (
     check_command,
+    check_loss,
     check_sampler,
     check_secrets,
     check_targets,
@@ -157,6 +158,7 @@ def find_beside_model(
         check_microbatches(config),
         check_optimizer_steps(config),
         check_sampler(config, Path.cwd()),
+        check_loss(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
         check_shared_memory(config, machine, model) if model and not is_local else (),

@@ -16,6 +16,7 @@ from offbeat.config.crosschecks import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
+from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
 from offbeat.environments.inputs import find_module, resolved_program
@@ -31,9 +32,13 @@ _EXTRAS: Final = {
 }
 """Extra of this package that brings a package which user code imports."""
 
+_LOSS: Final = "loss"
+"""Stands for ``environment.name`` where the function is a loss."""
+
 _ARGUMENTS_BY_ENVIRONMENT: Final = {
     "agent": "an agent gets a task and a client",
     "function": "a reward gets a row and a response",
+    _LOSS: "a loss gets tokens and options",
 }
 """Positional arguments, two of them, of a function that the user writes, by ``environment.name``."""
 
@@ -44,10 +49,15 @@ _TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
 _CHANGE_BY_ENVIRONMENT: Final = {
     "agent": "Write it as async def agent(task, client), and return one number.",
     "function": "Write it as def reward(row, response), and return one number.",
+    _LOSS: "Write it as def loss(tokens, options), and return the loss of each token.",
 }
 """Fix of a function of another form, by ``environment.name``."""
 
-_SOURCE_BY_ENVIRONMENT: Final = {"function": "use row[{!r}] if it is of the row, or "}
+_RESULT_BY_ENVIRONMENT: Final = {"function": "number", _LOSS: "tensor"}
+_SOURCE_BY_ENVIRONMENT: Final = {
+    "function": "use row[{!r}] if it is of the row, or add it to its options",
+    _LOSS: "read options[{!r}]",
+}
 """Where a function finds a value that it takes as a further argument, by ``environment.name``."""
 _STARTS: Final = {
     "run_recipe",
@@ -92,6 +102,13 @@ def check_sampler(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         yield _read("sampler", sampler.target, sampler.options, working_dir)[1]
 
 
+def check_loss(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Check that the module of a custom loss can be found and parsed, without running it."""
+    loss = config.algorithm.loss
+    if isinstance(loss, CustomLossConfig):
+        yield _read("algorithm.loss", loss.target, (), working_dir, _LOSS)[1]
+
+
 def _read(
     section: str,
     target: str,
@@ -101,7 +118,8 @@ def _read(
 ) -> tuple[ast.stmt | None, Finding]:
     """Return the statement that defines a target, None if unknown, and the finding about it.
 
-    ``environment`` is the name of the environment that calls it. Two environments pass arguments.
+    ``environment`` is the name of the environment that calls it. Two environments pass arguments; a
+    loss gets two as well.
     """
     module, _, name = target.partition(":")
     if is_by_value(target):
@@ -147,8 +165,8 @@ def _read_value(
         return None, error(section, seen, "Give a function, or a class.")
     node = _definition(value)
     name = getattr(value, "__name__", type(value).__name__)
-    if environment == "function":
-        problem = _value_problem(value, name, options)
+    if environment in _RESULT_BY_ENVIRONMENT:
+        problem = _value_problem(value, name, options, environment)
         node = node or _definition_of_call(value)
     else:
         problem = "" if node is None else _problem([node], node, name, options, environment)
@@ -166,17 +184,20 @@ def _read_value(
     return node, ok(section, f"{name} was given by value")
 
 
-def _value_problem(value: Callable[..., object], name: str, options: Collection[str]) -> str:
-    """Return why a reward that was given by value cannot be called; empty if it may be."""
+def _value_problem(
+    value: Callable[..., object], name: str, options: Collection[str], environment: str
+) -> str:
+    """Return why a reward or a loss that was given by value cannot be called; empty if it may be."""
     if isinstance(value, type):
         is_plain = value.__new__ is object.__new__ and not hasattr(value, "__await__")
-        return f"{name} is a class: a call of it returns no number" if is_plain else ""
+        result = _RESULT_BY_ENVIRONMENT[environment]
+        return f"{name} is a class: a call of it returns no {result}" if is_plain else ""
     try:
         # The signature of a wrapper is its own, not that of what it wraps.
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a function in C may have none
         return ""
-    return _call_problem(f"{name}()", _arguments_of(signature), options, "function")
+    return _call_problem(f"{name}()", _arguments_of(signature), options, environment)
 
 
 def _arguments_of(signature: inspect.Signature) -> _Arguments:
@@ -358,6 +379,8 @@ def _problem(
         here = f"{node.name}() in line {node.lineno}"
         if environment == "agent" and not isinstance(node, ast.AsyncFunctionDef):
             return f"{here} is not async: write async def {node.name}(task, client)"
+        if environment == _LOSS and isinstance(node, ast.AsyncFunctionDef):
+            return f"{here} is async: write def {node.name}(tokens, options)"
         return _call_problem(here, _arguments_in(node.args), options, environment)
     if isinstance(node, ast.Assign):
         return f"{name} in line {node.lineno} is a constant, and cannot be called"
@@ -417,8 +440,8 @@ def _call_problem(here: str, takes: _Arguments, options: Collection[str], enviro
             return problem + (_TRL_FORM if _BATCHED & named else "")
         further = [each for each in takes.required if each not in takes.positional[:_GIVEN_COUNT]]
         if missing := [each for each in further if each not in options]:
-            source = _SOURCE_BY_ENVIRONMENT.get(environment, "").format(missing[0])
-            return f"{here} needs {missing[0]!r}: {source}add it to its options; {given}"
+            form = _SOURCE_BY_ENVIRONMENT.get(environment, "add it to its options")
+            return f"{here} needs {missing[0]!r}: {form.format(missing[0])}; {given}"
     unknown = [key for key in options if key not in takes.by_keyword]
     if unknown and not takes.takes_any_keyword:
         return f"{here} takes no {unknown[0]!r}, which options name"

@@ -9,6 +9,7 @@ from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.sync import sends_regions
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
+from offbeat.trainers.losses import load_losses
 from offbeat.trainers.model_trainer import RankOptions
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
@@ -34,9 +35,20 @@ def in_steps(spec: TrainerSpec, trainer: Section) -> Section:
 
 
 def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
-    """Return the arguments of a rank's trainer that all backends have in common."""
+    """Return the arguments of a rank's trainer that all backends have in common.
+
+    Raises:
+        LossRefused: The user's loss cannot be loaded, or lacks a property that training needs.
+        InputChanged: Its source has changed since the run began.
+    """
     config = spec.config
-    return RankOptions(model=config.model, total_steps=config.steps, seed=config.seed, peers=peers)
+    return RankOptions(
+        model=config.model,
+        total_steps=config.steps,
+        seed=config.seed,
+        peers=peers,
+        losses=load_losses(spec),
+    )
 
 
 def source_of(

@@ -1,0 +1,47 @@
+"""Losses of a rank by name: those of the package, and the user's own, loaded and proved."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from offbeat.algorithms.custom_loss import CustomLoss, LossRefused
+from offbeat.algorithms.loss_proof import prove_loss
+from offbeat.algorithms.losses import LOSSES
+from offbeat.algorithms.tokens import Loss
+from offbeat.config.by_value import unpack
+from offbeat.config.limits import trainer_device
+from offbeat.config.sections.loss import CustomLossConfig
+from offbeat.config.user_code import GIVE_AGAIN, StartedByTarget, TargetNotFound, load_target
+from offbeat.environments.inputs import LOSS, check_same, source_digest
+from offbeat.trainers.spec import TrainerSpec
+
+_NAME_FIX: Final = "Name it module:function, the module being importable from the working directory"
+
+
+def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
+    """Return the losses by name. The one of ``algorithm.loss.target`` is imported and proved.
+
+    Raises:
+        LossRefused: It cannot be imported, or lacks a property that training needs.
+        InputChanged: Its source has changed since the run began.
+    """
+    config = spec.config.algorithm.loss
+    if not isinstance(config, CustomLossConfig):
+        return LOSSES
+    working_dir = Path(spec.working_dir)
+    unpack(spec.values)
+    check_same(LOSS, config.target, source_digest(config.target, working_dir), spec.inputs)
+    loss = CustomLoss(_function(config.target, working_dir), config.target, working_dir)
+    prove_loss(loss, config, torch.device(trainer_device(spec.config.trainer)))
+    return {**LOSSES, config.name: loss}
+
+
+def _function(target: str, working_dir: Path) -> Any:  # noqa: ANN401 -- the user's object
+    try:
+        return load_target(target, working_dir)
+    except TargetNotFound as error:
+        has_own_fix = isinstance(error.__cause__, StartedByTarget) or error.fix == GIVE_AGAIN
+        fix = error.fix if has_own_fix else _NAME_FIX
+        raise LossRefused(target, error.problem, fix) from error
