@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.base import is_uri
+from offbeat.config.by_value import is_by_value
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
@@ -175,6 +176,8 @@ def _loss_target_names_a_function(config: RunConfig) -> Iterator[Clash]:
 
 
 def _names_an_object(target: str) -> bool:
+    if is_by_value(target):
+        return True
     module, _, name = target.partition(":")
     return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 

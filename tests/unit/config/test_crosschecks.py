@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.base import of_kind
+from offbeat.config.by_value import give
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import min_valid_samples, on_failed_sample
 from offbeat.config.loader import load_recipe
@@ -146,6 +147,12 @@ def test_a_custom_sampler_names_a_class_in_a_module(target: str) -> None:
 @pytest.mark.parametrize("target", ["mine:Policy", "my.own.samplers:Policy_2"])
 def test_a_custom_samplers_module_may_be_in_a_package(target: str) -> None:
     assert not messages({"sampler": {"name": "custom", "target": target}})
+
+
+def test_a_custom_sampler_may_be_given_by_value() -> None:
+    class Policy: ...
+
+    assert not messages({"sampler": {"name": "custom", "target": give(Policy)}})
 
 
 def test_over_sampling_that_the_buffer_has_no_room_for() -> None:
