@@ -19,6 +19,9 @@ _ARGUMENTS: Final = {
     "environment.name": "reward",
     "environment.target": "reward",
     "environment.rewards": "reward",
+    "algorithm.loss": "loss",
+    "algorithm.loss.name": "loss",
+    "algorithm.loss.target": "loss",
 }
 """Arguments of ``offbeat.train`` by the key of the recipe that they set."""
 

@@ -28,6 +28,9 @@ Function = Callable[..., Any] | str
 Rewards = Function | Sequence[Function] | Mapping[str, Function | Mapping[str, Any]]
 """A reward, a list of them, or rewards by name, as functions or sections ``environment.rewards.NAME``."""
 
+LossGiven = Function | Mapping[str, Any]
+"""A loss function, or the section ``algorithm.loss``."""
+
 _FORMS: Final = "Give a function, a list or a dict of them."
 
 
@@ -39,6 +42,7 @@ def train(
     eval_prompts: Any = None,
     reward: Rewards | None = None,
     agent: Function | None = None,
+    loss: LossGiven | None = None,
     run_dir: Path | str | None = None,
     dry_run: bool = False,
     quiet: bool = False,
@@ -61,6 +65,8 @@ def train(
             summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
             names of its functions.
         agent: ``agent(task, client) -> float``, likewise.
+        loss: ``loss(tokens, options)``, which returns the loss of each token, likewise; or the
+            section ``algorithm.loss`` of a recipe.
         run_dir: Directory of the run; None: the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
         quiet: Print nothing.
@@ -75,7 +81,7 @@ def train(
         RunInterrupted: It was interrupted, and can go on: ``resume``.
     """
     check_names(train, (resume,), settings)
-    given = _Given(model, prompts, eval_prompts, reward, agent, settings)
+    given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
     session = _session(quiet=quiet)
     return ended_run(_prepared(recipe, run_dir, session, given, dry_run=dry_run)())
 
@@ -88,6 +94,7 @@ def start(
     eval_prompts: Any = None,
     reward: Rewards | None = None,
     agent: Function | None = None,
+    loss: LossGiven | None = None,
     run_dir: Path | str | None = None,
     dry_run: bool = False,
     **settings: Any,
@@ -98,7 +105,7 @@ def start(
         ConfigError, BadRows, RunRefused: As ``train``.
     """
     check_names(start, (train, resume), settings)
-    given = _Given(model, prompts, eval_prompts, reward, agent, settings)
+    given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
     session = _session(quiet=True)
     return LiveRun(session, _prepared(recipe, run_dir, session, given, dry_run=dry_run))
 
@@ -110,6 +117,7 @@ def preview(
     prompts: Any = None,
     reward: Rewards | None = None,
     agent: Function | None = None,
+    loss: LossGiven | None = None,
     **settings: Any,
 ) -> "Preview":
     """Sample the first prompts of a run and reward them, before it trains.
@@ -125,7 +133,7 @@ def preview(
 
     check_starts_run()
     check_names(preview, (train, resume), settings)
-    given = _Given(model, prompts, None, reward, agent, {"steps": 1, **settings})
+    given = _Given(model, prompts, None, reward, agent, loss, {"steps": 1, **settings})
     with TemporaryDirectory(prefix="offbeat-preview-") as folder:
         return preview_of(_loaded(recipe, given.in_recipe(Path(folder)), dry_run=False))
 
@@ -135,6 +143,7 @@ def resume(
     *,
     reward: Rewards | None = None,
     agent: Function | None = None,
+    loss: LossGiven | None = None,
     changed_code: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -147,7 +156,8 @@ def resume(
         run_dir: Directory of the run.
         reward: As in ``train``.
         agent: As in ``train``.
-        changed_code: Go on though reward, environment or sampler are other code.
+        loss: As in ``train``.
+        changed_code: Go on though reward, environment, sampler or loss are other code.
         quiet: Print nothing.
         settings: Keys of the recipe to change, as ``steps``.
 
@@ -167,7 +177,7 @@ def resume(
         raise NoRunInDirectory(
             str(directory), "it holds no run to resume", "Name what a run has written"
         )
-    given = _Given(reward=reward, agent=agent, settings=settings)
+    given = _Given(reward=reward, agent=agent, loss=loss, settings=settings)
     keys = given.in_recipe(directory)
     try:
         loaded = load_recipe(directory / CONFIG, overrides_of(keys))
@@ -199,6 +209,7 @@ class _Given(NamedTuple):
     eval_prompts: Any = None
     reward: Rewards | None = None
     agent: Function | None = None
+    loss: LossGiven | None = None
     settings: Mapping[str, Any] = {}
 
     def in_recipe(self, folder: Path) -> dict[str, Any]:
@@ -215,6 +226,8 @@ class _Given(NamedTuple):
             keys |= {"environment.name": "function", **_targets(self.reward)}
         if self.agent is not None:
             keys |= {"environment.name": "agent", "environment.target": self.agent}
+        if self.loss is not None:
+            keys |= _loss_keys(self.loss)
         return {**keys, **self.settings}
 
 
@@ -246,6 +259,15 @@ def _targets(reward: Rewards) -> dict[str, Any]:
             raise bad_argument("reward", problem, hint)
         reward = dict(zip(names, reward, strict=True))
     return {"environment.rewards": {name: _section_of(name, each) for name, each in reward.items()}}
+
+
+def _loss_keys(loss: LossGiven) -> dict[str, Any]:
+    if isinstance(loss, Mapping):
+        return {"algorithm.loss": loss}
+    if isinstance(loss, str) or callable(loss):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
+        return {"algorithm.loss.name": "custom", "algorithm.loss.target": loss}
+    hint = "Give a function, module:function, or a section as loss={'name': 'gspo'}."
+    raise bad_argument("loss", f"it has the type {type(loss).__name__}", hint)
 
 
 def _section_of(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str, Any]:

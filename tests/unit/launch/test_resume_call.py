@@ -56,6 +56,9 @@ def of(target: str) -> RunConfig:
         ),
         (recipe({"name": "custom", "target": give(Grader)}),
          ", **{'environment.target': Grader}"),
+        (recipe({"name": "function", "target": give(right)},
+                algorithm={"loss": {"name": "custom", "target": give(short)}}),
+         ", reward=right, loss=short"),
     ],
 )  # fmt: skip
 def test_objects_by_value_are_given_again(config: RunConfig, arguments: str) -> None:
