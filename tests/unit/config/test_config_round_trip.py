@@ -90,6 +90,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.images": st.none(),  # a section that an override cannot take out again
     "environment.episodes_per_child": st.none(),
     "sampler": st.composite(sampler)(),
+    "algorithm.loss.target": st.sampled_from(["mine:loss", "a.b:loss"]),
+    "algorithm.loss.options": OPTIONS,
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits
     "buffer.capacity_mib": st.floats(4096, 9999),
     "rollout.branches": st.just("train"),  # these three for an agent alone

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from offbeat.config.by_value import PackedValue
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.launch.dry_run import dry
+from offbeat.launch.part_specs import environment_specs, trainer_specs
 from offbeat.launch.run_parts import MadePorts, RunSpec, assemble
 from offbeat.messages.groups import Spooled
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerReport
@@ -119,3 +121,18 @@ def test_a_run_that_cannot_be_assembled_closes_its_journal(tmp_path: Path) -> No
         runner.run(main())
     opened = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
     assert not [path for path in opened if path.is_relative_to(tmp_path)]
+
+
+def test_a_loss_by_value_goes_to_the_trainer_only(tmp_path: Path) -> None:
+    loss, reward = (
+        PackedValue(f"offbeat.by_value:{name}-0", b"", ()) for name in ("loss", "reward")
+    )
+    algorithm = {"loss": {"name": "custom", "target": loss.target}}
+    config = RunConfig.model_validate(
+        {"steps": 2, "model": {"path": "none"}, "algorithm": algorithm}
+    )
+    spec = RunSpec(config, "tiny-1", tmp_path, tmp_path, driver="driver", values=(reward, loss))
+    (trainer,) = trainer_specs(spec)
+    (worker,) = environment_specs(spec, {})
+    assert (trainer.values, worker.values) == ((loss,), (reward,))
+    assert trainer.working_dir == worker.working_dir == str(tmp_path)

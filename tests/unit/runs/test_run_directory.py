@@ -576,6 +576,20 @@ def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(
     assert reopen(rewarded(), made) == made, "it is what the run goes on with"
 
 
+def test_a_changed_loss_is_refused_or_allowed_as_changed_code(
+    coded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    loss = coded[0] / "mine_loss.py"
+    loss.write_text("def loss(tokens, options): ...\n")
+    recipe = config("unused", algorithm={"loss": {"name": "custom", "target": "mine_loss:loss"}})
+    made = make_run_dir(recipe, tmp_path / "run")
+    assert "algorithm.loss.target" in read_inputs(made)
+    loss.write_text("def loss(tokens, options): return tokens\n")
+    with pytest.raises(RunDirUnusable, match=r"algorithm\.loss\.target leads to other source code"):
+        reopen(recipe, made)
+    assert reopen(recipe, made, changed_code=True) == made
+
+
 @pytest.mark.parametrize("hidden", [[REDACTED], [{"key": REDACTED}], {"a": [[REDACTED]]}])
 def test_a_secret_in_a_list_is_asked_for_again_too(tmp_path: Path, hidden: object) -> None:
     made = make_run_dir(config("unused"), tmp_path / "run")

@@ -1,0 +1,93 @@
+"""Checks of a loss of the user's own: its source is read, never run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config.by_value import give
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, Level
+from offbeat.launch.checks.user_code import check_loss
+
+SOURCE = """
+raise RuntimeError('user code was run')
+def loss(tokens, options): ...
+def with_default(tokens, options=None, more=1): ...
+def alone(tokens): ...
+def greedy(tokens, options, beta): ...
+async def late(tokens, options): ...
+clip = 0.2
+"""
+
+
+def found(target: str, folder: Path) -> Finding:
+    loss = {"name": "custom", "target": target, "options": {"beta": 1}}
+    config = RunConfig.model_validate(
+        {"steps": 1, "model": {"path": "nowhere"}, "algorithm": {"loss": loss}}
+    )
+    (finding,) = check_loss(config, folder)
+    return finding
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_checked_loss.py").write_text(SOURCE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["loss", "with_default"])
+def test_a_function_of_tokens_and_options_is_found_without_being_run(
+    folder: Path, name: str
+) -> None:
+    finding = found(f"my_checked_loss:{name}", folder)
+    assert (finding.level, finding.message) == (Level.OK, "module my_checked_loss is found")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("alone", "takes 1 positional argument; a loss gets tokens and options"),
+        ("greedy", "needs 'beta': read options['beta']; a loss gets tokens and options"),
+        ("late", "is async: write def late(tokens, options)"),
+        ("clip", "is a constant, and cannot be called"),
+        ("los", "nothing in it is called 'los'; did you mean 'loss'?"),
+    ],
+)
+def test_any_other_function_is_an_error_with_its_line_or_name(
+    folder: Path, name: str, problem: str
+) -> None:
+    finding = found(f"my_checked_loss:{name}", folder)
+    assert finding.level is Level.ERROR
+    assert finding.message.startswith(f"algorithm.loss.target=my_checked_loss:{name}: ")
+    assert problem in finding.message
+
+
+def test_a_module_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    assert "no module my_absent_loss from" in found("my_absent_loss:loss", tmp_path).message
+
+
+class Loss:
+    def __call__(self, tokens: object, options: object) -> object:
+        return tokens
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (Loss(), ""),
+        (lambda tokens, options: tokens, ""),
+        (lambda tokens: tokens, "takes 1 positional argument; a loss gets tokens and options"),
+        (Loss, "Loss is a class: a call of it returns no tensor"),
+    ],
+)
+def test_a_loss_by_value_is_looked_at_likewise(value: Callable[..., Any], problem: str) -> None:
+    finding = found(give(value), Path.cwd())
+    assert finding.level is (Level.ERROR if problem else Level.OK)
+    assert problem in finding.message
+
+
+def test_other_losses_are_not_looked_for(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
+    assert not list(check_loss(config, tmp_path))
