@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig, CustomLossConfig
 from offbeat.messages.training import StepResult
 
 Arrays = dict[str, NDArray[Any]]
@@ -40,6 +40,17 @@ SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7
 SEVERAL = LossSpec(
     ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, step_std=True), minibatches=3, epochs=2
 )
+OWN = LossSpec(
+    CustomLossConfig(
+        target="parity:clipped",
+        options={"clip_low": 0.4, "clip_high": 0.6},
+        old_logprobs="policy",
+        tis_cap=2.0,
+        kl_coef=0.1,
+        entropy_coef=0.05,
+    )
+)
+"""``TOKENS`` with a function of the user in the place of ``clipped_pg``."""
 LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
 CHUNKS = (1, 2, 8)
 BALANCED = {"load_balancing_coef": 0.5, "z_loss_coef": 0.1, "bias_update_rate": 0.05}

@@ -9,6 +9,7 @@ from parity_cases import (
     BOUND,
     CHUNKS,
     LOSSES,
+    OWN,
     RECOMPUTE,
     ROWS,
     SEQUENCES,
@@ -117,6 +118,22 @@ def test_several_optimizer_steps_are_the_same_over_ranks(
         same_numbers(each, want)
         error = worst_relative_error(moved(each.weights, before), moved(want.weights, before))
         assert error <= 10 * BOUND
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_of_the_user_is_the_built_in_one_through_chunks_and_ranks(
+    world: World, models: Models, step: Step, want: Callable[..., Outcome], ranks: int
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step, "loss": OWN, "chunks": CHUNKS}
+    outcomes: list[Outcome] = world.run(ranks, "torch_jobs:split", **given)
+    agree(outcomes)
+    single = want(TOKENS)
+    for each in outcomes:
+        for chunks in CHUNKS:
+            assert worst_relative_error(each.gradients[chunks], single.gradients[1]) <= BOUND
+        assert each.result.loss == pytest.approx(single.result.loss, rel=BOUND)
+        shown, ratio = each.result.metrics["loss/ratio"], single.result.metrics["train/ratio_mean"]
+        assert shown == pytest.approx(ratio, rel=BOUND)
 
 
 @pytest.mark.parametrize("layout", TORCH_FAMILIES)

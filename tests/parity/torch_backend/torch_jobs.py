@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Scattered, Unsharded
 
+from offbeat.algorithms.custom_loss import CustomLoss
+from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
@@ -47,7 +49,16 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
         total_steps=10,
         max_model_len=128,
         peers=peers,
+        losses={**LOSSES, "custom": CustomLoss(clipped, "parity:clipped")},
     )
+
+
+def clipped(tokens: LossTokens, options: dict[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+    """``clipped_pg`` as a user would write it."""
+    ratio_N = (tokens.logprobs_N - tokens.old_N).exp()
+    bounded_N = ratio_N.clamp(1 - options["clip_low"], 1 + options["clip_high"])
+    loss_N = -torch.minimum(ratio_N * tokens.advantages_N, bounded_N * tokens.advantages_N)
+    return loss_N, {"ratio": ratio_N}
 
 
 def mine(trainer: TorchTrainer, step: Step, prompt_indices: Sequence[int]) -> list[int]:
