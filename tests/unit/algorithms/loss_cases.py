@@ -13,9 +13,11 @@ from offbeat.algorithms.losses import LossTokens
 from offbeat.config.sections.loss import (
     CispoLossConfig,
     ClippedPgLossConfig,
+    CustomLossConfig,
     GspoLossConfig,
     LossConfig,
     PessimisticLossConfig,
+    PolicyGradientLossConfig,
     SapoLossConfig,
     SftLossConfig,
 )
@@ -90,6 +92,25 @@ SPECS = {
     ),
 }
 """Every surrogate, every correction, both normalisations, every KL."""
+
+
+def clipped(tokens: LossTokens, options: dict[str, Any]) -> Tensor:
+    """``clipped_pg`` as a user would write it."""
+    ratio_N = (tokens.logprobs_N - tokens.old_N).exp()
+    bounded_N = ratio_N.clamp(1 - options["clip_low"], 1 + options["clip_high"])
+    loss_N = -torch.minimum(ratio_N * tokens.advantages_N, bounded_N * tokens.advantages_N)
+    if options["dual_clip"] is not None:
+        most_N = -options["dual_clip"] * tokens.advantages_N
+        is_bounded_N = tokens.advantages_N < 0
+        loss_N = torch.where(is_bounded_N, torch.minimum(loss_N, most_N), loss_N)
+    return loss_N
+
+
+def as_custom(config: ClippedPgLossConfig) -> CustomLossConfig:
+    """The same recipe with a function in the place of the built-in surrogate."""
+    common = config.model_dump(include=set(PolicyGradientLossConfig.model_fields))
+    own = config.model_dump(include={"clip_low", "clip_high", "dual_clip"})
+    return CustomLossConfig(target="mine:clipped", options=own, **common)
 
 
 def tokens_of(seed: int, lengths: Sequence[int] = (3, 1, 5, 2, 7), **changes: Any) -> LossTokens:

@@ -9,39 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import SPECS, tokens_of
+from loss_cases import SPECS, as_custom, clipped, tokens_of
 from torch import Tensor
 
 from offbeat.algorithms.custom_loss import CustomLoss, LossRefused
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.algorithms.metrics import PartialReduction
-from offbeat.config.sections.loss import (
-    ClippedPgLossConfig,
-    CustomLossConfig,
-    PolicyGradientLossConfig,
-)
+from offbeat.config.sections.loss import ClippedPgLossConfig, CustomLossConfig
 
 CLIPPED = {name: each for name, each in SPECS.items() if isinstance(each, ClippedPgLossConfig)}
 OF_RATIO = ("train/ratio_", "train/clip_fraction_")
-
-
-def clipped(tokens: LossTokens, options: dict[str, Any]) -> Tensor:
-    """``clipped_pg`` as a user would write it."""
-    ratio_N = (tokens.logprobs_N - tokens.old_N).exp()
-    bounded_N = ratio_N.clamp(1 - options["clip_low"], 1 + options["clip_high"])
-    loss_N = -torch.minimum(ratio_N * tokens.advantages_N, bounded_N * tokens.advantages_N)
-    if options["dual_clip"] is not None:
-        most_N = -options["dual_clip"] * tokens.advantages_N
-        is_bounded_N = tokens.advantages_N < 0
-        loss_N = torch.where(is_bounded_N, torch.minimum(loss_N, most_N), loss_N)
-    return loss_N
-
-
-def as_custom(config: ClippedPgLossConfig) -> CustomLossConfig:
-    """The same recipe with a function in the place of the built-in surrogate."""
-    common = config.model_dump(include=set(PolicyGradientLossConfig.model_fields))
-    own = config.model_dump(include={"clip_low", "clip_high", "dual_clip"})
-    return CustomLossConfig(target="mine:clipped", options=own, **common)
 
 
 def computed(tokens: LossTokens, function: Callable[..., Any], **options: Any) -> LossSums:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_custom_loss import clipped
+from loss_cases import clipped
 from torch import Tensor
 
 from offbeat.algorithms.custom_loss import CustomLoss, LossRefused
