@@ -187,11 +187,12 @@ def _a_deviation_divides_advantages_only(
             f"{loss.entropy_coef:g} too",
             f"Set {_LOSS}.entropy_coef to 0, or {_LOSS}.step_std to false.",
         )
-    if config.algorithm.advantage == "grpo_loo":
+    advantage, is_custom = config.algorithm.advantage, config.algorithm.advantage_target is not None
+    if is_custom or advantage == "grpo_loo":
         yield Clash(
             (f"{_LOSS}.step_std", "algorithm.advantage"),
             f"{_LOSS}.step_std=true takes the mean of the step's advantages to be 0, and those of "
-            "algorithm.advantage=grpo_loo do not cancel",
+            f"algorithm.advantage={advantage} {'may' if is_custom else 'do'} not cancel",
             f"Set algorithm.advantage to grpo or rloo, or {_LOSS}.step_std to false.",
         )
 

@@ -21,6 +21,7 @@ from offbeat.messages.failures import OffbeatError
 DATA: Final = "data.path"
 ENVIRONMENT: Final = "environment.target"
 SAMPLER: Final = "sampler.target"
+ADVANTAGE: Final = "algorithm.advantage"
 LOSS: Final = "algorithm.loss.target"
 
 

@@ -8,10 +8,11 @@ from typing import Final
 
 from offbeat.config.by_value import given, is_by_value, is_given
 from offbeat.config.run import RunConfig
-from offbeat.environments.inputs import LOSS
+from offbeat.environments.inputs import ADVANTAGE, LOSS
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.inputs import targets
 
+_ARGUMENT_BY_KEY: Final = {LOSS: "loss", ADVANTAGE: "advantage"}
 _ONE: Final = "environment.target"
 _NAMED: Final = re.compile(r"environment\.rewards\.([\w-]+)\.target")
 _CHOSEN: Final = "..."
@@ -55,8 +56,8 @@ def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str
         name = _find_name(target)
         if key == _ONE and config.environment.name in ("function", "agent"):
             arguments.append(f"{'agent' if config.environment.is_agent else 'reward'}={name}")
-        elif key == LOSS:
-            arguments.append(f"loss={name}")
+        elif key in _ARGUMENT_BY_KEY:
+            arguments.append(f"{_ARGUMENT_BY_KEY[key]}={name}")
         elif named := _NAMED.fullmatch(key):
             rewards.append(f"{named[1]!r}: {name}")
         else:

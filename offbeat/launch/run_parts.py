@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import structlog
 import yaml
 
-from offbeat.algorithms.advantages import estimator
+from offbeat.algorithms.advantages import AdvantageEstimator
+from offbeat.algorithms.custom_advantage import load_estimator
 from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
@@ -29,7 +30,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Generator, Ports, ReportingRollouts, Trainer
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.held_out import check_held_out
-from offbeat.environments.inputs import DATA, LOSS, SAMPLER, check_same, source_digest
+from offbeat.environments.inputs import ADVANTAGE, DATA, LOSS, SAMPLER, check_same, source_digest
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
@@ -165,7 +166,7 @@ def _make_controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) 
         fence,
         ports,
         sampler=_make_sampler(spec),
-        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
+        advantages=_make_advantages(spec),
         loss=LossSpec.of(config),
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
@@ -215,6 +216,13 @@ def _make_sampler(spec: RunSpec) -> Sampler:
     if target := targets(spec.config).get(key):
         check_same(key, target, source_digest(target, spec.working_dir), spec.inputs)
     return build_sampler(config, spec.config.groups_per_step, spec.working_dir)
+
+
+def _make_advantages(spec: RunSpec) -> AdvantageEstimator:
+    unpack(spec.other_values)
+    if target := spec.config.algorithm.advantage_target:
+        check_same(ADVANTAGE, target, source_digest(target, spec.working_dir), spec.inputs)
+    return load_estimator(spec.config.algorithm, spec.working_dir)
 
 
 async def _read_journal(spec: RunSpec) -> tuple[Ledger, FileJournal]:

@@ -14,7 +14,8 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from offbeat.algorithms.advantages import AdvantagesNotFinite, RewardsNotFinite, estimator
+from offbeat.algorithms.advantages import AdvantagesNotFinite, RewardsNotFinite
+from offbeat.algorithms.custom_advantage import AdvantageRefused, load_estimator
 from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
@@ -148,8 +149,7 @@ class EnvironmentWorker:
             )
             for name, view in environment_views(spec.config).items()
         }
-        algorithm = spec.config.algorithm
-        self._advantages_of = estimator(algorithm.advantage, pass_k=algorithm.pass_k)
+        self._advantages_of = load_estimator(spec.config.algorithm, working_dir)
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         redactor = Redactor.from_environment(config=spec.config)
         self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
@@ -234,7 +234,7 @@ class EnvironmentWorker:
         """Return the advantages that the controller will compute; none of rewards that it refuses."""
         try:
             return self._advantages_of(receipt.rewards, receipt.valid)
-        except (AdvantagesNotFinite, RewardsNotFinite):
+        except (AdvantageRefused, AdvantagesNotFinite, RewardsNotFinite):
             return ()
 
     def report(self) -> WorkerReport:

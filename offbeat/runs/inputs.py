@@ -15,7 +15,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
-from offbeat.environments.inputs import LOSS, SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.runs.report.limits import TOKENIZER_BYTES
@@ -83,6 +83,8 @@ def targets(config: RunConfig) -> dict[str, str]:
     }
     if isinstance(config.sampler, CustomSamplerConfig):
         named[SAMPLER] = config.sampler.target
+    if (advantage := config.algorithm.advantage_target) is not None:
+        named[ADVANTAGE] = advantage
     if isinstance(config.algorithm.loss, CustomLossConfig):
         named[LOSS] = config.algorithm.loss.target
     return {key: target for key, target in named.items() if target not in GRADERS}

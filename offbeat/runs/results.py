@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -10,6 +10,7 @@ import yaml
 
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt
@@ -104,7 +105,8 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
 
     ``prompt``, ``response`` with its end token, ``reward`` (None: masked), ``advantage``, ``group``,
     ``sample``, ``tokens``, ``finish_reason``, ``oldest_version``, ``newest_version``. Texts are None where
-    rollouts were not logged, or are not on disk yet.
+    rollouts were not logged, or are not on disk yet; so are advantages that a function of the user
+    computed.
 
     Raises:
         NoSuchStep: The step was not trained.
@@ -120,11 +122,10 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
     }
     logged, _ = logged_rows(run_dir, applied.prompt_indices)
     text = token_text(run_dir, config.model.path)
-    advantages_of = estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k)
     rows = list[Row]()
     for key in sorted(receipts):
         receipt, branches = receipts[key], logged.get(key, {})
-        advantages = advantages_of(receipt.rewards, receipt.valid)
+        advantages = _advantages(config.algorithm, receipt, branches)
         prompt = prompt_of(branches, text)
         rows += (
             _sample(receipt, sample, advantages[sample], prompt, branches)
@@ -133,10 +134,22 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
     return rows
 
 
+def _advantages(
+    algorithm: AlgorithmConfig, receipt: Receipt, branches: BranchesBySample
+) -> Sequence[float | None]:
+    """Return the advantages of a group; those of the user's function as logged: it is not called."""
+    if algorithm.advantage_target is None:
+        return estimator(algorithm.advantage, pass_k=algorithm.pass_k)(
+            receipt.rewards, receipt.valid
+        )
+    logged = (branches.get(sample) for sample in range(receipt.samples))
+    return [None if rows is None else rows[0].get("advantage") for rows in logged]
+
+
 def _sample(
     receipt: Receipt,
     sample: int,
-    advantage: float,
+    advantage: float | None,
     prompt: str | None,
     branches: BranchesBySample,
 ) -> Row:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.algorithms.advantages import estimator
+from offbeat.algorithms.advantages import AdvantageEstimator, estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.mixture import environment_weights, evaluation_sets
@@ -168,7 +168,7 @@ class Cluster:
             caller.fence,
             ports,
             sampler=build_sampler(config.sampler, config.groups_per_step),
-            advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
+            advantages=_built_in_estimator(config),
             loss=LossSpec.of(config),
             max_group_bytes=max_group_bytes(config),
             rng=random.Random(f"{config.seed}/{simulated.incarnation}"),
@@ -354,6 +354,13 @@ class Cluster:
     def describe(self, error: Exception | Deadlock) -> str:
         state = self.latest.controller.state if self.latest.controller else None
         return f"{error}; {state.ledger if state else 'no controller'}"
+
+
+def _built_in_estimator(config: RunConfig) -> AdvantageEstimator:
+    """Return the recipe's estimator; grpo in the place of one of the user, whose code is not loaded."""
+    algorithm = config.algorithm
+    name = "grpo" if algorithm.advantage_target else algorithm.advantage
+    return estimator(name, pass_k=algorithm.pass_k)
 
 
 def _prompts(config: RunConfig, count: int | None) -> SimulatedPrompts:

@@ -23,6 +23,14 @@ def loss(tokens, options):
 def averaged(tokens, options):
     return loss(tokens, options)[0].mean()
 """
+IN_PYTHON: Final[dict[str, Any]] = {
+    "steps": 2,
+    "groups_per_step": 4,
+    "samples_per_group": 4,
+    "runtime": "local",
+    "wandb.mode": "disabled",
+    "quiet": True,
+}
 OPTIONS: Final = "algorithm.loss.options={low: 0.2, high: 0.3}"
 
 
@@ -56,14 +64,31 @@ def scaled(tokens: Any, options: Any) -> Any:
 
 
 def test_a_loss_by_value_trains_and_is_given_again_for_a_resume(tmp_path: Path) -> None:
-    settings = {"steps": 2, "groups_per_step": 4, "samples_per_group": 4, "runtime": "local"}
-    run = offbeat.train(
-        RECIPE, loss=scaled, run_dir=tmp_path / "run", quiet=True, **settings,
-        **{"algorithm.loss.normalize": "sequences", "wandb.mode": "disabled"},
-    )  # fmt: skip
+    settings: dict[str, Any] = {"algorithm.loss.normalize": "sequences", **IN_PYTHON}
+    run = offbeat.train(RECIPE, loss=scaled, run_dir=tmp_path / "run", **settings)
     assert run.config.algorithm.loss.name == "custom"
     assert run.config.algorithm.loss.normalize == "sequences"
     with pytest.raises(offbeat.RunRefused, match=r"algorithm\.loss\.target leads to other source"):
         offbeat.resume(run.directory, loss=lambda t, o: -scaled(t, o), steps=3, quiet=True)
     further = offbeat.resume(run.directory, loss=scaled, steps=3, quiet=True)
+    assert further.summary["steps"] == 3
+
+
+def centred(rewards: tuple[float, ...]) -> list[float]:
+    mean = sum(rewards) / len(rewards)
+    return [each - mean for each in rewards]
+
+
+def test_an_advantage_by_value_trains_as_the_built_in_one(tmp_path: Path) -> None:
+    mine, built_in = (
+        offbeat.train(RECIPE, run_dir=tmp_path / name, advantage=advantage, **IN_PYTHON)
+        for name, advantage in (("mine", centred), ("built-in", "grpo_no_std"))
+    )
+    assert mine.summary["weights_digest"] == built_in.summary["weights_digest"] is not None
+    for step in (1, 2):
+        got, want = (run.samples(step)["advantage"].tolist() for run in (mine, built_in))
+        assert got == pytest.approx(want)
+    with pytest.raises(offbeat.RunRefused, match=r"algorithm\.advantage leads to other source"):
+        offbeat.resume(mine.directory, advantage=lambda rewards: [*rewards], steps=3, quiet=True)
+    further = offbeat.resume(mine.directory, advantage=centred, steps=3, quiet=True)
     assert further.summary["steps"] == 3

@@ -74,6 +74,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "rollouts/worker.py EnvironmentWorker.roll_out",
         "sampler/checked_sampler.py CheckedSampler._call",
         "sampler/custom.py load_custom",
+        "algorithms/custom_advantage.py CustomFormula.__call__",
         "algorithms/custom_loss.py CustomLoss.values",
         "telemetry/wandb_sink.py WandbSink.write",
         "trainers/checkpoints/rank_store.py RankCheckpoints._run",

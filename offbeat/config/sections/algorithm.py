@@ -4,9 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, InWords
 from offbeat.config.presets import PresetName, with_preset
 from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
+
+AdvantageTarget = Annotated[
+    str, Field(pattern=r"^[^:\s]+:[^:\s]+$"), InWords("of the form module:function")
+]
 
 
 class AlgorithmConfig(Config):
@@ -16,10 +20,13 @@ class AlgorithmConfig(Config):
     """A published algorithm: fills in the keys of this section that you omit. Naming another preset
     in an override or extending recipe restarts the section."""
 
-    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"] = "grpo"
+    advantage: (
+        Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"] | AdvantageTarget
+    ) = "grpo"
     """How a sample's reward is compared with its group. grpo: divide by the group's standard
     deviation. grpo_no_std, dr_grpo, rloo: do not. grpo_loo: divide by the deviation of the other
-    samples (NeMo-RL). pass_at_k: reward the best of several tries."""
+    samples (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your function
+    of a group's rewards, importable from the working directory."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
     """advantage=pass_at_k: tries of which the best counts."""
@@ -33,6 +40,11 @@ class AlgorithmConfig(Config):
 
     loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""
+
+    @property
+    def advantage_target(self) -> str | None:
+        """Return the ``module:function`` of the user's estimator; None for one of the package."""
+        return self.advantage if ":" in self.advantage else None
 
     @model_validator(mode="before")
     @classmethod

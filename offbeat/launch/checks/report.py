@@ -59,6 +59,7 @@ from offbeat.launch.checks.software import (
 )
 from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
 from offbeat.launch.checks.user_code import (
+    check_advantage,
     check_command,
     check_loss,
     check_sampler,
@@ -159,6 +160,7 @@ def find_beside_model(
         check_optimizer_steps(config),
         check_sampler(config, Path.cwd()),
         check_loss(config, Path.cwd()),
+        check_advantage(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
         check_shared_memory(config, machine, model) if model and not is_local else (),

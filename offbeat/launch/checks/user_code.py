@@ -19,7 +19,7 @@ from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
-from offbeat.environments.inputs import find_module, resolved_program
+from offbeat.environments.inputs import ADVANTAGE, find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 _EXTRAS: Final = {
@@ -32,15 +32,16 @@ _EXTRAS: Final = {
 }
 """Extra of this package that brings a package which user code imports."""
 
-_LOSS: Final = "loss"
-"""Stands for ``environment.name`` where the function is a loss."""
+_LOSS, _ADVANTAGE = "loss", "advantage"
+"""Stand for ``environment.name`` where the function is a loss, or an advantage."""
 
 _ARGUMENTS_BY_ENVIRONMENT: Final = {
     "agent": "an agent gets a task and a client",
     "function": "a reward gets a row and a response",
     _LOSS: "a loss gets tokens and options",
+    _ADVANTAGE: "an advantage gets the rewards of a group",
 }
-"""Positional arguments, two of them, of a function that the user writes, by ``environment.name``."""
+"""Positional arguments of a function that the user writes, by ``environment.name``."""
 
 _GIVEN_COUNT: Final = 2
 _RESPONSES: Final = {"completion", "response"}  # the second argument of a reward
@@ -50,13 +51,15 @@ _CHANGE_BY_ENVIRONMENT: Final = {
     "agent": "Write it as async def agent(task, client), and return one number.",
     "function": "Write it as def reward(row, response), and return one number.",
     _LOSS: "Write it as def loss(tokens, options), and return the loss of each token.",
+    _ADVANTAGE: "Write it as def advantage(rewards), and return one number per sample.",
 }
 """Fix of a function of another form, by ``environment.name``."""
 
-_RESULT_BY_ENVIRONMENT: Final = {"function": "number", _LOSS: "tensor"}
+_RESULT_BY_ENVIRONMENT: Final = {"function": "number", _LOSS: "tensor", _ADVANTAGE: "numbers"}
 _SOURCE_BY_ENVIRONMENT: Final = {
     "function": "use row[{!r}] if it is of the row, or add it to its options",
     _LOSS: "read options[{!r}]",
+    _ADVANTAGE: "give it a default",
 }
 """Where a function finds a value that it takes as a further argument, by ``environment.name``."""
 _STARTS: Final = {
@@ -109,6 +112,12 @@ def check_loss(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         yield _read("algorithm.loss", loss.target, (), working_dir, _LOSS)[1]
 
 
+def check_advantage(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Check that the module of an advantage of the user can be found and parsed, without running it."""
+    if target := config.algorithm.advantage_target:
+        yield _read("algorithm", target, (), working_dir, _ADVANTAGE)[1]
+
+
 def _read(
     section: str,
     target: str,
@@ -121,12 +130,13 @@ def _read(
     ``environment`` is the name of the environment that calls it. Two environments pass arguments; a
     loss gets two as well.
     """
+    key = _find_key(section, environment)
     module, _, name = target.partition(":")
     if is_by_value(target):
         return _read_value(section, target, options, environment)
     source = find_module(module, working_dir)
     if source is None:
-        seen = f"{section}.target={target}: no module {module} from {working_dir}"
+        seen = f"{key}={target}: no module {module} from {working_dir}"
         fix = "Start offbeat in the directory that holds it, or install it."
         return None, error(section, seen, fix)
     node, problem, absent = None, "", ""
@@ -142,26 +152,32 @@ def _read(
             problem = _problem(body, node, name, options, environment) or _starts_run(body)
             absent = _absent_import(body, working_dir)
     if problem:
-        return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
+        return None, error(section, f"{key}={target}: {problem}", f"Fix {source}.")
     if absent:
         extra = f": pip install 'offbeat[{_EXTRAS[absent]}]'" if absent in _EXTRAS else ""
-        seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
+        seen = f"{key}={target}: {source.name} imports {absent}, which is not installed"
         return None, error(
             section, seen, f"Install it in the environment that runs offbeat{extra}."
         )
     return node, ok(section, f"module {module} is found")
 
 
+def _find_key(section: str, environment: str) -> str:
+    """Return the key of the recipe that names the target."""
+    return ADVANTAGE if environment == _ADVANTAGE else f"{section}.target"
+
+
 def _read_value(
     section: str, target: str, options: Collection[str], environment: str
 ) -> tuple[ast.stmt | None, Finding]:
     """Return the statement that defines an object that was given by value, and the finding."""
+    key = _find_key(section, environment)
     if not is_given(target):
-        seen = f"{section}.target={target}: this process does not have it"
+        seen = f"{key}={target}: this process does not have it"
         return None, error(section, seen, GIVE_AGAIN)
     value = given_value(target)
     if not callable(value):
-        seen = f"{section}.target has the type {type(value).__name__}, which cannot be called"
+        seen = f"{key} has the type {type(value).__name__}, which cannot be called"
         return None, error(section, seen, "Give a function, or a class.")
     node = _definition(value)
     name = getattr(value, "__name__", type(value).__name__)
@@ -174,7 +190,7 @@ def _read_value(
         change = _CHANGE_BY_ENVIRONMENT.get(environment, f"Change {name}.")
         if isinstance(value, type):
             change = f"Give an instance, as {name}(...), or a function."
-        return None, error(section, f"{section}.target: {problem}", change)
+        return None, error(section, f"{key}: {problem}", change)
     if not_covered := unverifiable(target):
         return node, warning(
             section,
@@ -379,8 +395,8 @@ def _problem(
         here = f"{node.name}() in line {node.lineno}"
         if environment == "agent" and not isinstance(node, ast.AsyncFunctionDef):
             return f"{here} is not async: write async def {node.name}(task, client)"
-        if environment == _LOSS and isinstance(node, ast.AsyncFunctionDef):
-            return f"{here} is async: write def {node.name}(tokens, options)"
+        if environment in (_LOSS, _ADVANTAGE) and isinstance(node, ast.AsyncFunctionDef):
+            return f"{here} is async: write def {node.name}"
         return _call_problem(here, _arguments_in(node.args), options, environment)
     if isinstance(node, ast.Assign):
         return f"{name} in line {node.lineno} is a constant, and cannot be called"
@@ -433,12 +449,12 @@ def _absent_import(body: Sequence[ast.stmt], working_dir: Path) -> str:
 def _call_problem(here: str, takes: _Arguments, options: Collection[str], environment: str) -> str:
     """Return why a function cannot be called with its two arguments, if it gets them, and ``options``."""
     if given := _ARGUMENTS_BY_ENVIRONMENT.get(environment):
-        count = len(takes.positional)
-        if count < _GIVEN_COUNT and not takes.takes_any_count:
+        count, given_count = len(takes.positional), _GIVEN_COUNT - (environment == _ADVANTAGE)
+        if count < given_count and not takes.takes_any_count:
             problem = f"{here} takes {count} positional argument{'s' * (count != 1)}; {given}"
             named = {*takes.positional, *takes.by_keyword}
             return problem + (_TRL_FORM if _BATCHED & named else "")
-        further = [each for each in takes.required if each not in takes.positional[:_GIVEN_COUNT]]
+        further = [each for each in takes.required if each not in takes.positional[:given_count]]
         if missing := [each for each in further if each not in options]:
             form = _SOURCE_BY_ENVIRONMENT.get(environment, "add it to its options")
             return f"{here} needs {missing[0]!r}: {form.format(missing[0])}; {given}"

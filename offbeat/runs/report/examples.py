@@ -35,7 +35,7 @@ _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
-    *("response", "prompt_row", "pictures"),
+    *("response", "prompt_row", "pictures", "advantage"),
 )
 _SAMPLE_CHARACTERS: Final = 4000
 _SAMPLES: Final = 64  # of a group

@@ -111,6 +111,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "generator.sampling.max_new_tokens": st.integers(1, 64),
     "generator.sampling.stop": st.lists(TEXT.filter(bool), max_size=2),
     "generator.vllm.engine_args": OPTIONS,
+    "algorithm.advantage": st.sampled_from(["grpo", "rloo", "pass_at_k", "mine:advantage"]),
     "algorithm.pass_k": st.just(1),
     "algorithm.minibatches": st.just(1),  # this one and the next beside what they clash with
     "algorithm.epochs": st.just(1),

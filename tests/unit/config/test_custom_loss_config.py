@@ -77,3 +77,16 @@ def test_a_custom_loss_without_a_target_is_refused() -> None:
 def test_a_preset_that_chooses_a_loss_is_refused_once() -> None:
     text = refused("algorithm.preset=grpo", "algorithm.loss.target=my_loss:loss")
     assert "algorithm.loss.name=custom has no `clip_high`, which algorithm.preset=grpo sets" in text
+
+
+def test_an_advantage_is_a_name_of_the_package_or_a_function_in_a_module() -> None:
+    config = load_recipe(None, [*MODEL, "algorithm.advantage=mine:centred"]).config
+    assert config.algorithm.advantage_target == "mine:centred"
+    assert load_recipe(None, MODEL).config.algorithm.advantage_target is None
+    text = refused("algorithm.advantage=grppo")
+    assert "has to be: one of grpo, " in text and "or text, of the form module:function" in text
+
+
+def test_the_deviation_of_a_step_needs_advantages_that_are_known_to_cancel() -> None:
+    text = refused("algorithm.advantage=mine:centred", "algorithm.loss.step_std=true")
+    assert "those of algorithm.advantage=mine:centred may not cancel" in text

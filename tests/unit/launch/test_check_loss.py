@@ -1,4 +1,4 @@
-"""Checks of a loss of the user's own: its source is read, never run."""
+"""Checks of a loss and an advantage of the user's own: their source is read, never run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, Level
-from offbeat.launch.checks.user_code import check_loss
+from offbeat.launch.checks.user_code import check_advantage, check_loss
 
 SOURCE = """
 raise RuntimeError('user code was run')
@@ -50,7 +50,7 @@ def test_a_function_of_tokens_and_options_is_found_without_being_run(
     [
         ("alone", "takes 1 positional argument; a loss gets tokens and options"),
         ("greedy", "needs 'beta': read options['beta']; a loss gets tokens and options"),
-        ("late", "is async: write def late(tokens, options)"),
+        ("late", "is async: write def late"),
         ("clip", "is a constant, and cannot be called"),
         ("los", "nothing in it is called 'los'; did you mean 'loss'?"),
     ],
@@ -88,6 +88,33 @@ def test_a_loss_by_value_is_looked_at_likewise(value: Callable[..., Any], proble
     assert problem in finding.message
 
 
-def test_other_losses_are_not_looked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("my_checked_loss:alone", ""),
+        (
+            "my_checked_loss:loss",
+            "needs 'options': give it a default; an advantage gets the rewards",
+        ),
+        ("my_checked_loss:late", "is async: write def late"),
+        (give(lambda rewards: rewards), ""),
+        (
+            give(lambda: 1.0),
+            "takes 0 positional arguments; an advantage gets the rewards of a group",
+        ),
+    ],
+)
+def test_an_advantage_is_a_function_of_rewards(folder: Path, target: str, problem: str) -> None:
+    config = RunConfig.model_validate(
+        {"steps": 1, "model": {"path": "nowhere"}, "algorithm": {"advantage": target}}
+    )
+    (finding,) = check_advantage(config, folder)
+    assert finding.level is (Level.ERROR if problem else Level.OK)
+    assert problem in finding.message
+    assert not problem or finding.message.startswith("algorithm.advantage")
+    assert "algorithm.advantage.target" not in finding.message
+
+
+def test_those_of_the_package_are_not_looked_for(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
-    assert not list(check_loss(config, tmp_path))
+    assert not [*check_loss(config, tmp_path), *check_advantage(config, tmp_path)]

@@ -57,8 +57,9 @@ def of(target: str) -> RunConfig:
         (recipe({"name": "custom", "target": give(Grader)}),
          ", **{'environment.target': Grader}"),
         (recipe({"name": "function", "target": give(right)},
-                algorithm={"loss": {"name": "custom", "target": give(short)}}),
-         ", reward=right, loss=short"),
+                algorithm={"loss": {"name": "custom", "target": give(short)},
+                           "advantage": give(right)}),
+         ", reward=right, advantage=right, loss=short"),
     ],
 )  # fmt: skip
 def test_objects_by_value_are_given_again(config: RunConfig, arguments: str) -> None:

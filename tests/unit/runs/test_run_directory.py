@@ -576,16 +576,23 @@ def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(
     assert reopen(rewarded(), made) == made, "it is what the run goes on with"
 
 
-def test_a_changed_loss_is_refused_or_allowed_as_changed_code(
-    coded: tuple[Path, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        ("algorithm.loss.target", {"loss": {"name": "custom", "target": "mine_loss:f"}}),
+        ("algorithm.advantage", {"advantage": "mine_loss:f"}),
+    ],
+)
+def test_changed_code_of_the_algorithm_is_refused_or_allowed(
+    coded: tuple[Path, Path], tmp_path: Path, key: str, algorithm: dict[str, object]
 ) -> None:
-    loss = coded[0] / "mine_loss.py"
-    loss.write_text("def loss(tokens, options): ...\n")
-    recipe = config("unused", algorithm={"loss": {"name": "custom", "target": "mine_loss:loss"}})
+    source = coded[0] / "mine_loss.py"
+    source.write_text("def f(tokens, options): ...\n")
+    recipe = config("unused", algorithm=algorithm)
     made = make_run_dir(recipe, tmp_path / "run")
-    assert "algorithm.loss.target" in read_inputs(made)
-    loss.write_text("def loss(tokens, options): return tokens\n")
-    with pytest.raises(RunDirUnusable, match=r"algorithm\.loss\.target leads to other source code"):
+    assert key in read_inputs(made)
+    source.write_text("def f(tokens, options): return tokens\n")
+    with pytest.raises(RunDirUnusable, match=f"{key} leads to other source code"):
         reopen(recipe, made)
     assert reopen(recipe, made, changed_code=True) == made
 

@@ -1,0 +1,103 @@
+"""An advantage estimator of the user: a function from a group's rewards to one number per sample.
+
+The rules of ``advantages`` hold for it as well: it gets the rewards of the valid samples, a masked
+sample has 0, and so has every sample of a group whose rewards are all equal. Plain Python: the
+controller runs it. Legend: as in ``advantages``.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.algorithms.advantages import AdvantageEstimator, Advantages, Rewards, estimator
+from offbeat.config.sections.algorithm import AlgorithmConfig
+from offbeat.config.user_code import TargetNotFound, describe, load_target
+from offbeat.messages.failures import UserCodeRefused
+
+_EXAMPLES: Final = (
+    (0.0, 1.0),
+    (0.0, 1.0, 1.0, 0.0, 1.0),
+    (0.5, -1.25, 3.0, 0.0),
+    (2.0, 100.0, 7.0),
+)
+_RELATIVE: Final = 1e-6
+_FORM: Final = "Return one finite number for each reward, in the same order"
+
+
+class AdvantageRefused(UserCodeRefused):
+    """The function of ``algorithm.advantage`` cannot be used, or does not return what it has to."""
+
+    form = "algorithm.advantage={}: {}. {}"
+
+
+class CustomFormula:
+    """The user's function, with a check of every result."""
+
+    def __init__(self, function: Callable[..., Any], target: str, working_dir: Path) -> None:
+        """Keep the function; ``target`` names it in messages, ``working_dir`` locates its errors."""
+        self._function, self.target, self._working_dir = function, target, working_dir
+
+    def __call__(self, rewards: Rewards) -> Advantages:
+        """Return one advantage per reward.
+
+        Raises:
+            AdvantageRefused: The function raised, or returned something else.
+        """
+        try:
+            returned = self._function(rewards)
+        except Exception as error:
+            problem = f"it raised {describe(error, self._working_dir)} for the rewards {rewards}"
+            raise AdvantageRefused(self.target, problem, "Repair the function") from error
+        try:
+            advantages = tuple(float(each) for each in returned)
+        except (TypeError, ValueError) as error:
+            problem = f"it returned {returned!r} for the rewards {rewards}"
+            raise AdvantageRefused(self.target, problem, _FORM) from error
+        if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
+            problem = f"it returned {advantages} for the rewards {rewards}"
+            raise AdvantageRefused(self.target, problem, _FORM)
+        return advantages
+
+
+def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstimator:
+    """Return the recipe's estimator. One of the user is imported, and tried on a few groups.
+
+    Raises:
+        AdvantageRefused: It cannot be imported, returns no finite number per sample, or returns others
+            in a second call or when the samples are in another order.
+    """
+    target = config.advantage_target
+    if target is None:
+        return estimator(config.advantage, pass_k=config.pass_k)
+    try:
+        function = load_target(target, working_dir)
+    except TargetNotFound as error:
+        raise AdvantageRefused(target, error.problem, error.fix) from error
+    formula = CustomFormula(function, target, working_dir)
+    for rewards in _EXAMPLES:
+        _check_repeats(formula, rewards)
+    return AdvantageEstimator(target, formula)
+
+
+def _check_repeats(formula: CustomFormula, rewards: Rewards) -> None:
+    want = formula(rewards)
+    if not _are_close(again := formula(rewards), want):
+        problem = f"it returned {want} and then {again} for the rewards {rewards}"
+        fix = "Use no random numbers, and no state that a call changes"
+        raise AdvantageRefused(formula.target, problem, fix)
+    turned = formula(rewards[::-1])[::-1]
+    if len(set(rewards)) == len(rewards) and not _are_close(turned, want):
+        problem = (
+            f"it returned {want} for the rewards {rewards}, and {turned} for these samples in the "
+            "opposite order"
+        )
+        fix = (
+            "Compute a sample's advantage from the rewards, not from its place: places mean nothing"
+        )
+        raise AdvantageRefused(formula.target, problem, fix)
+
+
+def _are_close(first: Advantages, second: Advantages) -> bool:
+    scale = max(map(abs, (*first, *second)))
+    return all(abs(a - b) <= _RELATIVE * scale for a, b in zip(first, second, strict=True))
