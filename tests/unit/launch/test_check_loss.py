@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import offbeat
 from offbeat.config.by_value import give
+from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.user_code import check_advantage, check_loss
@@ -118,3 +120,19 @@ def test_an_advantage_is_a_function_of_rewards(folder: Path, target: str, proble
 def test_those_of_the_package_are_not_looked_for(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
     assert not [*check_loss(config, tmp_path), *check_advantage(config, tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (3, "argument loss: it has the type int"),
+        ("gspo", "argument loss: algorithm.loss.target=gspo does not name a function"),
+        ({"name": "gspo", "target": "a:b"}, "argument loss: algorithm.loss.target = 'a:b'"),
+    ],
+)
+def test_an_argument_that_is_no_loss_is_named(loss: Any, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        offbeat.train(
+            model="nowhere", loss=loss, steps=1, run_dir=tmp_path / "run", dry_run=True, quiet=True
+        )
+    assert problem in str(caught.value)
