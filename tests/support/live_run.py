@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 
 import psutil
 
+from offbeat.controller.commands import Stop
 from offbeat.launch.control import leave
 
 T = TypeVar("T")
@@ -217,7 +218,7 @@ class LiveRun:
 
     def stop(self) -> None:
         """Have the run end after the step in progress, as ``offbeat control RUN_DIR stop`` does."""
-        leave(self.run_dir, "stop")
+        leave(self.run_dir, Stop())
 
     def interrupt(self, number: signal.Signals, *, whole_group: bool = False) -> None:
         """Signal the driver alone, as ``kill`` does, or its whole group, as a terminal does."""
