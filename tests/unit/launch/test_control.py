@@ -95,7 +95,7 @@ def test_a_command_nobody_took_is_withdrawn_so_that_no_later_incarnation_obeys_i
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirUnusable, match="it holds no run"):
-        leave(tmp_path, "pause")
+        leave(tmp_path, COMMANDS["pause"])
     assert list(tmp_path.iterdir()) == []
 
 

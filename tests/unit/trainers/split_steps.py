@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.loss import PolicyGradientLossConfig, SapoLossConfig
+from offbeat.config.sections.loss import ClipRangeLossConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.torch import TorchTrainer
@@ -60,8 +60,7 @@ def naive_gradients(
     """
     model, total = trainer.module, torch.zeros((), dtype=torch.float64)
     tokens, sequences, config = 0, 0, loss.config
-    assert isinstance(config, PolicyGradientLossConfig)
-    assert not isinstance(config, SapoLossConfig)
+    assert isinstance(config, ClipRangeLossConfig)
     for group, group_advantages in zip(*step, strict=True):
         offsets = group["response_offsets"]
         for i, advantage in enumerate(group_advantages):
