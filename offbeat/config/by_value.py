@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.value_digest import digest_value, is_installed
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 
 _MODULE: Final = "offbeat.by_value"
@@ -52,6 +51,8 @@ def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
     Raises:
         CannotBeSent: It cannot be pickled.
     """
+    from offbeat.config.value_digest import digest_value  # noqa: PLC0415 -- imports numpy
+
     name = getattr(value, "__name__", type(value).__name__)
     try:
         pickled = _pickled(_cloudpickle(), value)
@@ -109,6 +110,8 @@ def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
 
 def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
     """Pickle with the code of the user's module: a child may not import that of a script."""
+    from offbeat.config.value_digest import is_installed  # noqa: PLC0415 -- imports numpy
+
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or is_installed(module):
         return cloudpickle.dumps(value)

@@ -164,7 +164,7 @@ def _read(
         section = columns.removesuffix(".columns")
         call = (
             f"Fix the row, or name every column that is used: {section}={{'columns': {{'prompt': "
-            "COLUMN, 'answer': COLUMN}}}}."
+            "COLUMN, 'answer': COLUMN}}."
         )
         in_python = call if broken.line and "." not in section else ""
         fix, in_python = (f"{broken.fix}.", "") if broken.fix else (fix, in_python)

@@ -114,7 +114,7 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
         ("trainer={backend: stub, threads: 2}", "Only trainer.backend=torch or megatron has it"),
         (
             "algorithm.loss={name: sft, tis_cap: 2}",
-            "Only algorithm.loss.name=clipped_pg or gspo or cispo or sapo has it",
+            "Only algorithm.loss.name=clipped_pg or gspo or cispo or sapo or custom has it",
         ),
         (
             "algorithm={preset: cispo, loss: {dual_clip: 3}}",

@@ -100,7 +100,7 @@ def test_a_conversation_in_the_key_prompt_is_told_its_key(tmp_path: Path) -> Non
             model=model, prompts=rows, reward=right, steps=1, run_dir=tmp_path / "run", quiet=True
         )
     assert "a chat is read from 'messages': rename it" in str(refused.value)
-    assert "data={'columns': {'prompt': ...}}" in str(refused.value)
+    assert "data={'columns': {'prompt': COLUMN, 'answer': COLUMN}}." in str(refused.value)
 
 
 def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Environment variables on their way to the actors of other machines."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,8 @@ print(logging.is_progress_bar_enabled())
 set_environment({})
 print(logging.is_progress_bar_enabled())
 """
+    unset = {name: value for name, value in os.environ.items() if "PROGRESS_BARS" not in name}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=unset
     )
     assert done.stdout == "True\nFalse\n"
