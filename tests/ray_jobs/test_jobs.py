@@ -16,6 +16,8 @@ from job_cluster import RAY, ROOT, Cluster, free_ports, give_token, until
 
 from offbeat.messages.versions import read_minor
 
+_MINOR = read_minor(version("ray"))
+TAKES_JOBS_WITHOUT_TOKEN = _MINOR is not None and _MINOR < (2, 60)
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
@@ -178,9 +180,7 @@ def test_a_token_in_the_home_directory_is_used(guarded: Cluster, tmp_path: Path)
     assert summary_of(run_dir)["outcome"] == "finished"
 
 
-@pytest.mark.skipif(
-    (read_minor(version("ray")) or (0, 0)) < (2, 60), reason="Ray 2.55 takes a job without a token"
-)
+@pytest.mark.skipif(TAKES_JOBS_WITHOUT_TOKEN, reason="Ray 2.55 takes a job without a token")
 def test_a_cluster_with_tokens_refuses_who_has_none_in_one_line(
     guarded: Cluster, tmp_path: Path
 ) -> None:
