@@ -61,12 +61,15 @@ def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, summary: str,
 def test_a_metric_that_is_not_there_is_named_with_those_like_it(tmp_path: Path) -> None:
     with pytest.raises(NoSuchMetric, match=r"no train/reward yet"):
         Run(tmp_path).plot()
-    record = MetricRecord(1, 1, 1.0, {"train/reward": 0.5})
-    (tmp_path / "metrics.jsonl").write_bytes(encode_line(record))
+    step = MetricRecord(1, 1, 1.0, {"train/reward": 0.5})
+    scored = MetricRecord(2, 2, 2.0, {"eval/reward": 0.75})
+    (tmp_path / "metrics.jsonl").write_bytes(encode_line(step) + encode_line(scored))
     with pytest.raises(KeyError, match=r"Did you mean train/reward\?"):
         Run(tmp_path).plot("train/rewad")
     curve = read_curve(tmp_path, "train/reward")
     assert (curve.versions, curve.values, curve.is_of_evaluations) == ((1,), (0.5,), False)
+    curve = read_curve(tmp_path, "eval/reward")
+    assert (curve.versions, curve.values, curve.is_of_evaluations) == ((2,), (0.75,), True)
 
 
 def test_samples_of_a_run_that_has_not_begun_are_asked_for_too_early(tmp_path: Path) -> None:
