@@ -7,7 +7,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -78,11 +78,12 @@ def _measured(task: RankTask) -> RankResult:
     loss = LossSpec.of(config)
     meter = meter_of(config.trainer)
     assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
+    make_trainer = _load_trainer(config)  # its libraries are no part of what is measured
     meter.start()
     before = meter.peak()
     with ExitStack() as stack:
         stack.enter_context(_limited(task.memory_mib))
-        trainer = _trainer(task, config, _peers(task, config), stack)
+        trainer = make_trainer(task, _peers(task, config), stack)
         made = fabricate_step(task.law, config, trainer.vocabulary)
         tokens = sum(map(tokens_of, made))
         assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
@@ -202,21 +203,39 @@ def _peers(task: RankTask, config: RunConfig) -> Peers:
     return join(task.at, task.rank, trainer_device(config.trainer), HOST)
 
 
-def _trainer(task: RankTask, config: RunConfig, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by backend
-    spec = TrainerSpec(config, str(Path.cwd()), task.rank, task.replicas.ranks)
+_Make = Callable[[RankTask, Peers, ExitStack], Any]  # a trainer, of a class by backend
+
+
+def _load_trainer(config: RunConfig) -> _Make:
+    """Import the backend's trainer, and return the call that makes a rank of it."""
     trainer = config.trainer
     if isinstance(trainer, MegatronTrainerConfig):
-        from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- an extra
-        from offbeat.trainers.megatron_grid.language import megatron_trainer_of  # noqa: PLC0415
+        return _load_megatron(config, trainer)
+    from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
 
+    def make(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by recipe
+        del stack
+        torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
+        return torch_trainer_of(_spec(task, config), peers)
+
+    return make
+
+
+def _load_megatron(config: RunConfig, trainer: MegatronTrainerConfig) -> _Make:
+    from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- an extra
+    from offbeat.trainers.megatron_grid.language import megatron_trainer_of  # noqa: PLC0415
+
+    def make(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by recipe
         torch.set_num_threads(trainer.threads)
         if trainer.device == "cpu":
             stack.enter_context(cpu_stands_in(trainer.device))
-        return megatron_trainer_of(spec, trainer, peers)
-    from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
+        return megatron_trainer_of(_spec(task, config), trainer, peers)
 
-    torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
-    return torch_trainer_of(spec, peers)
+    return make
+
+
+def _spec(task: RankTask, config: RunConfig) -> TrainerSpec:
+    return TrainerSpec(config, str(Path.cwd()), task.rank, task.replicas.ranks)
 
 
 @contextmanager
