@@ -15,8 +15,9 @@ from offbeat.trainers.torch.routing import routers_of
 
 
 def model_flops(model: PreTrainedModel) -> ModelFlops | None:
-    """Return the FLOPs of a causal LM; None for a model with other weights than matrices and experts.
+    """Return the FLOPs of a causal LM.
 
+    None for a model with other weights than matrices and experts, or with a layer that has no heads.
     Experts are counted where their router is known (``routing``), as many of them as a token is sent to.
     """
     head = model.get_output_embeddings()
@@ -29,11 +30,14 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
     others = (each for each in model.parameters() if id(each) not in seen | tables)
     if not isinstance(head, nn.Linear | Conv1D) or any(each.ndim > 1 for each in others):
         return None
+    layers = list(_config_of_each_layer(config))
+    if not all(hasattr(each, "num_attention_heads") for each in layers):
+        return None
     body = ((each, 1.0) for each in _weights(each for each in matrices if each is not head))
     return ModelFlops(
         token=sum(_per_weight(each) * each.numel() * part for each, part in (*body, *experts)),
         place=_per_weight(head.weight) * head.weight.numel(),
-        pair=PER_DIMENSION * sum(map(_dimensions_of_heads, _config_of_each_layer(config))),
+        pair=PER_DIMENSION * sum(map(_dimensions_of_heads, layers)),
     )
 
 
