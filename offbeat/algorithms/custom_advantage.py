@@ -26,7 +26,7 @@ _FORM: Final = "Return one finite number for each reward, in the same order"
 
 
 class AdvantageRefused(UserCodeRefused):
-    """The function of ``algorithm.advantage`` cannot be used, or does not return what it has to."""
+    """The function of ``algorithm.advantage`` cannot be used, or returns another form."""
 
     form = "algorithm.advantage={}: {}. {}"
 

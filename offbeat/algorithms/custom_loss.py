@@ -31,7 +31,7 @@ _PAIR: Final = 2
 
 
 class LossRefused(UserCodeRefused):
-    """The function of ``algorithm.loss.target`` cannot be used, or does not return what it has to."""
+    """The function of ``algorithm.loss.target`` cannot be used, or returns another form."""
 
     form = "algorithm.loss.target={}: {}. {}"
 
@@ -40,7 +40,7 @@ class TokenValues(NamedTuple):
     """Result of the user's function, checked: all values are [N]."""
 
     loss_N: Tensor  # floating; carries the gradient
-    shown_N: dict[str, Tensor]  # what the user wants to see, by name; without gradient
+    shown_N: dict[str, Tensor]  # values to show as metrics, by name; without gradient
 
 
 class CustomLoss:
@@ -75,7 +75,7 @@ class CustomLoss:
         return replace(sums, metrics=sums.metrics | shown)
 
     def values(self, tokens: LossTokens, options: Mapping[str, Any]) -> TokenValues:
-        """Return what the function computes of these tokens.
+        """Return the values that the function computes of these tokens.
 
         Raises:
             LossRefused: It raised, or returned something else.

@@ -54,7 +54,7 @@ class _Found:
 def prove_loss(
     loss: CustomLoss, config: CustomLossConfig, device: torch.device | None = None
 ) -> None:
-    """Prove on random tokens what a run needs of the user's function.
+    """Prove the properties that a run needs of the user's function, on random tokens.
 
     It is finite and has a gradient; it does not change its inputs; a second call returns the same; a
     token's loss is the same whatever other sequences and untrained tokens are in the call. With

@@ -91,7 +91,7 @@ def _explain_no_step(taken: int, config: RunConfig) -> str:
     if taken < config.steps:
         return ""
     model = ", the model is written" if config.checkpoint.final else ""
-    return f"{taken} steps are taken, and steps={config.steps}: none is trained{model}"
+    return f"step {taken} is taken, and steps={config.steps}: no step is trained{model}"
 
 
 def written_files(directory: Path) -> dict[str, Path]:

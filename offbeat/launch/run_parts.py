@@ -78,7 +78,7 @@ class RunSpec:
 
     @property
     def other_values(self) -> tuple[PackedValue, ...]:
-        """Return what was given by value for the controller and the environment workers."""
+        """Return the objects by value that the controller and the environment workers load."""
         return tuple(each for each in self.values if each not in self.loss_values)
 
 

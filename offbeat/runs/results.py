@@ -137,7 +137,7 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
 def _advantages(
     algorithm: AlgorithmConfig, receipt: Receipt, branches: BranchesBySample
 ) -> Sequence[float | None]:
-    """Return the advantages of a group; those of the user's function as logged: it is not called."""
+    """Return a group's advantages; a user's function is not called, its results are in the log."""
     if algorithm.advantage_target is None:
         return estimator(algorithm.advantage, pass_k=algorithm.pass_k)(
             receipt.rewards, receipt.valid

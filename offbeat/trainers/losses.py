@@ -1,4 +1,4 @@
-"""Losses of a rank by name: those of the package, and the user's own, loaded and proved."""
+"""Losses of a rank by name: the built-in ones, and the user's own, loaded and proved."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -76,7 +76,7 @@ class RankOptions(TypedDict, total=False):
     """The ranks of the world, whose process group exists; None, the default: one rank."""
 
     losses: Mapping[str, Loss]
-    """Losses by the name a recipe uses; those of the package by default."""
+    """Losses by the name a recipe uses; by default the built-in ones."""
 
 
 class TrainedGroups(NamedTuple):

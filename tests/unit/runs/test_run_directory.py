@@ -315,7 +315,7 @@ def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
     with ExitStack() as ours:
         opened = open_run(config("unused", steps=1), None, made, ours, {}, changed_code=False)
         opened.tell_changes(said.append)
-    assert said[-1] == "1 steps are taken, and steps=1: none is trained, the model is written"
+    assert said[-1] == "step 1 is taken, and steps=1: no step is trained, the model is written"
 
 
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
