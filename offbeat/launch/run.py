@@ -251,7 +251,7 @@ class Run:
         if not steps:
             return "It has not taken a step"
         call = f"offbeat.resume({str(self.directory)!r}, steps={steps})"
-        return f"It has {steps} steps, and was not ended in order: {call} writes its model"
+        return f"It ended early, after step {steps}: {call} writes its model"
 
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Load the newest exported model; return it and its tokenizer.
