@@ -376,7 +376,8 @@ class LiveRun(Run):
         """
         from offbeat.launch.control import leave  # imported already: it is slow
 
-        if not self._session.signals.begun:
+        has_begun = self._session.signals.begun or results.metric_rows(self.directory)
+        if not has_begun:  # rows may be there before the run has said so
             self._session.signals.stop(_STOPPED)
         elif self.is_alive:
             with contextlib.suppress(RunDirUnusable):  # it is about to end

@@ -3,13 +3,18 @@
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from offbeat.launch.run import NothingExported, Run
+from offbeat.controller.commands import Stop
+from offbeat.launch.control import take_commands
+from offbeat.launch.run import LiveRun, NothingExported, Run, RunRefused
+from offbeat.launch.session import RunEnd, Session
 from offbeat.runs.past_run import NotARun
 from offbeat.runs.results import NoSuchMetric, read_curve
 from offbeat.telemetry.records import MetricRecord, encode_line
@@ -76,6 +81,31 @@ def test_samples_of_a_run_that_has_not_begun_are_asked_for_too_early(tmp_path: P
     (tmp_path / "config.yaml").write_text("steps: 1\n")
     with pytest.raises(NotARun, match="has not begun yet"):
         Run(tmp_path).samples()
+
+
+@pytest.mark.parametrize("has_step", [True, False])
+def test_a_stop_lets_a_run_end_its_step_once_it_has_trained_one(
+    tmp_path: Path, *, has_step: bool
+) -> None:
+    (tmp_path / "config.yaml").write_text("steps: 9\n")
+    step = MetricRecord(1, 1, 1.0, {"train/reward": 0.5})
+    (tmp_path / "metrics.jsonl").write_bytes(encode_line(step) if has_step else b"")
+    session, may_end = Session.silent(), threading.Event()
+
+    def run() -> RunEnd:
+        session.directory = tmp_path
+        session.opened.set()
+        may_end.wait()
+        return RunEnd(2, problems=("the end of this test",))
+
+    live = LiveRun(session, run)
+    live.stop()
+    commands = [msgspec.json.decode(each, type=Stop) for each in take_commands(tmp_path)]
+    may_end.set()
+    with pytest.raises(RunRefused, match="the end of this test"):
+        live.wait()
+    assert commands == ([Stop("run.stop()")] if has_step else [])
+    assert session.signals.reason == ("" if has_step else "run.stop()")
 
 
 @pytest.mark.parametrize("name", ["wait", "stop", "is_alive"])
