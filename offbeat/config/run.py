@@ -21,10 +21,10 @@ from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.supervision import SupervisionConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
-from offbeat.config.sections.tensorboard import TensorBoardConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.config.sections.transfer_queue import TransferQueueConfig
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.tensorboard.section import TensorBoardConfig
+from offbeat.plugins.wandb.section import WandbConfig
 
 
 class RunConfig(Config):

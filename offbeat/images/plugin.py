@@ -23,7 +23,7 @@ from offbeat.messages.media import Media, Thumbnail
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from offbeat.launch.checks.finding import Finding
+    from offbeat.messages.finding import Finding
 
 __all__ = ["row_problem", "stub_media", "without_content"]
 

@@ -27,9 +27,9 @@ from offbeat.images.errors import (
 from offbeat.images.families import READ_FAMILIES, rules_of_config
 from offbeat.images.model_tokens import picture_tokens
 from offbeat.images.rows import names_pictures
-from offbeat.launch.checks.finding import Finding, Level, error, ok, warning
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.finding import Finding, Level, error, ok, warning
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line

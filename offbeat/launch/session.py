@@ -27,7 +27,6 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.bounded_call import StartedCall
 from offbeat.launch.checks.files import fetched_commits
-from offbeat.launch.checks.finding import Finding
 from offbeat.launch.checks.report import has_model, problems_before_start, problems_of_model
 from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
@@ -40,6 +39,7 @@ from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.screen import next_commands, screen
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.finding import Finding
 from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.config.sections.tensorboard import TensorBoardConfig
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.tensorboard.section import TensorBoardConfig
+from offbeat.plugins.tensorboard.sink import TensorBoardSink
+from offbeat.plugins.wandb.section import WandbConfig
+from offbeat.plugins.wandb.sink import WandbSink, resolved_mode
 from offbeat.run_files.line_file import LineFile
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.tensorboard_sink import TensorBoardSink
-from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
 
 
 class JsonlSink:

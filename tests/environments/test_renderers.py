@@ -15,7 +15,7 @@ from offbeat.endpoint.chat_bridge import BranchReason, ChatBridge
 from offbeat.endpoint.session import ChatTurn, SampleSession, Turn
 from offbeat.environments.factory import BadEnvironment
 from offbeat.launch.checks.agent import check_agent
-from offbeat.launch.checks.finding import Level
+from offbeat.messages.finding import Level
 from tests.support.agent_conversations import (
     ANSWERS,
     STEPS,

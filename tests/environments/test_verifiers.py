@@ -16,9 +16,9 @@ from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.factory import make_prompts, make_verifiers
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.task_libraries import check_verifiers
 from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.finding import Level
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.calls import EngineClient

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.plugins.tensorboard.sink import TensorBoardSink
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from tests.export.wandb_file import history
 
 

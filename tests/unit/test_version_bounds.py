@@ -8,9 +8,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from offbeat.generators.vllm import workarounds
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.software import TESTED
 from offbeat.launch.checks.vllm import check_version
+from offbeat.messages.finding import Level
 from offbeat.messages.versions import is_within, read_minor
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from offbeat.generators.vllm.lazy_import import load_library
 from offbeat.generators.vllm.outputs import sampling_arguments
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.workarounds import WORKAROUNDS
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.vllm import check_vllm
+from offbeat.messages.finding import Level
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 
 

@@ -12,8 +12,8 @@ import torch
 from offbeat.config.limits import lora_of, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.finding import Finding, ok, size, warning
 from offbeat.launch.checks.machine import Machine
+from offbeat.messages.finding import Finding, ok, size, warning
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.torch.activation_bytes import activation_bytes

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.lora import check_targets, targeted_modules
 

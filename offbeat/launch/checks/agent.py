@@ -12,7 +12,7 @@ from offbeat.endpoint.chat import ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
 from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.tokenizer import load_tokenizer
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.text import printable
 
 _SUBJECT = "agent"

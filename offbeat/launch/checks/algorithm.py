@@ -14,8 +14,8 @@ from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.loss import PolicyGradientLossConfig
-from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.checks.model_files import read_model
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.trainers.teacher import TeacherMismatch, check_tokenizers
 
 _SUBJECT: Final = "algorithm"

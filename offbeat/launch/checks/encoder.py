@@ -13,9 +13,9 @@ from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, t
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT
-from offbeat.launch.checks.finding import Finding, error, size
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.messages.finding import Finding, error, size
 from offbeat.multimodal.rules import MediaRules, media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.layout import Grid, Side, side_grid

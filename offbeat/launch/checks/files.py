@@ -22,8 +22,8 @@ from offbeat.environments.inputs import DATA, eval_key
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.prompts import PromptSource
 from offbeat.launch.bounded_call import bounded
-from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
+from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.messages.fixed_times import READ_PROMPTS_S
 
 _SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")

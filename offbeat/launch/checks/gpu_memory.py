@@ -4,7 +4,7 @@ from typing import Any
 
 from offbeat.config.limits import trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.trainers.rank_bytes import RankBytes
 
 

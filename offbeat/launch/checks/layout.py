@@ -9,8 +9,8 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
-from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
+from offbeat.messages.finding import Finding, error
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.architecture import (
     Architecture,

@@ -16,8 +16,8 @@ from offbeat.config.limits import (
     trainer_resources,
 )
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
+from offbeat.messages.finding import Finding, error, ok, size, warning
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from offbeat.config.run import RunConfig
 from offbeat.doors import find_option
-from offbeat.launch.checks.finding import Finding
+from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

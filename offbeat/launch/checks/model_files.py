@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.finding import Finding, error, ok, size
 
 _LONGEST_HEADER_BYTES: Final = 100 * 2**20  # the format's own bound
 _LENGTH_BYTES: Final = 8

@@ -20,8 +20,8 @@ from offbeat.generators.embedded.proof import prove_kind as prove_decoding
 from offbeat.generators.end_tokens import end_ids_of, end_ids_problem, has_tokenizer
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
 from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
-from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.checks.media import media_checks
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.model_proof.loading import (
     WeightsMismatch,
     WeightsNotFinite,

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import VllmGeneratorConfig
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.weight_sync.precision import (
     FP8_BLOCK,
     PrecisionRefused,

@@ -19,8 +19,8 @@ from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
 from offbeat.environments.tokenizer import load_tokenizer
-from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.groups import Prompt
 from offbeat.messages.text import first_line
 from offbeat.multimodal.prompt_tokens import MediaTokens, media_tokens

@@ -34,7 +34,6 @@ from offbeat.launch.checks.files import (
     check_run_dir,
     fetched_commits,
 )
-from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.machine import (
     DTYPE_BYTES,
@@ -74,6 +73,7 @@ from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded, FixableError
+from offbeat.messages.finding import Finding, Level, error, ok
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from offbeat.config.limits import encoder_ranks, lora_of, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.gcs_watch import connect
+from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
-from offbeat.telemetry.wandb_sink import resolved_mode
+from offbeat.plugins.wandb.sink import resolved_mode
 from offbeat.trainers.torch_versions import refuse_sharding
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")

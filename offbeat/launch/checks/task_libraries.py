@@ -12,7 +12,7 @@ from offbeat.environments.gym_tasks import GymOptions, GymUnusable, item_of
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.verifiers_options import VerifiersOptions
 from offbeat.environments.verifiers_tasks import TasksRequest, read_tasks
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 
 
 def check_gym(config: RunConfig) -> Iterator[Finding]:

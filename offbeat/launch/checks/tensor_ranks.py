@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.messages.finding import Finding, error
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze

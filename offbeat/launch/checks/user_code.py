@@ -20,7 +20,7 @@ from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
 from offbeat.environments.inputs import ADVANTAGE, find_module, resolved_program
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 
 _EXTRAS: Final = {
     "agents": "openai-agents",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from offbeat.launch.checks.finding import size
 from offbeat.launch.checks.machine import this_machine
+from offbeat.messages.finding import size
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _NAME: Final = re.compile(r"[\w.-]+")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.finding import Finding, error, ok, warning
 
 
 def check_vllm(config: RunConfig) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.config.sections.vllm import VllmConfig
-from offbeat.launch.checks.finding import Finding, ok, warning
+from offbeat.messages.finding import Finding, ok, warning
 
 
 def check_weight_sync(config: RunConfig) -> Iterator[Finding]:

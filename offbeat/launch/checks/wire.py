@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import wire_of
-from offbeat.launch.checks.finding import Finding, error, warning
+from offbeat.messages.finding import Finding, error, warning
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from typing import Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offbeat.config.sections.wandb import WandbConfig
 from offbeat.messages.failures import OffbeatError
+from offbeat.plugins.tensorboard.sink import TensorBoardSink
+from offbeat.plugins.wandb.section import WandbConfig
+from offbeat.plugins.wandb.sink import WandbSink
 from offbeat.run_files.disk import replacing
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.runs.report.recipe_values import readable_values
 from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.tensorboard_sink import TensorBoardSink
-from offbeat.telemetry.wandb_sink import WandbSink
 
 _HEAD: Final = ("step", "version", "time_s")
 _BATCH_ROWS: Final = 10_000

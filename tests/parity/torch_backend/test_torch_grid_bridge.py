@@ -11,7 +11,7 @@ from world import World
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.encoder import check_encoder
-from offbeat.launch.checks.finding import size
+from offbeat.messages.finding import size
 from tests.support.grid_steps import HEADER_NBYTES, Families, bridge_nbytes
 from tests.support.image_text_models import PLACEHOLDER, picture_groups
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.user_code import check_targets
+from offbeat.messages.finding import Level
 
 
 def offbeat(*args: str) -> Result:

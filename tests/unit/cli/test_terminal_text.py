@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
-from offbeat.launch.checks.finding import error
 from offbeat.launch.checks.report import print_findings
+from offbeat.messages.finding import error
 from tests.support import shown_run
 
 HOSTILE = "\x1b]0;title\x07\x9b2J\u202e\r"

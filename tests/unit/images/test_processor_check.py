@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from offbeat.config.run import RunConfig
 from offbeat.images.prompt_check import check_pictures
-from offbeat.launch.checks.finding import Finding
+from offbeat.messages.finding import Finding
 from tests.support.image_text_models import make
 from tests.support.picture_models import write_gemma3, write_qwen
 

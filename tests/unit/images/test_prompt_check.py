@@ -14,8 +14,8 @@ from PIL import Image
 from offbeat.config.run import RunConfig
 from offbeat.images.digits import picture
 from offbeat.images.prompt_check import check_pictures
-from offbeat.launch.checks.finding import Finding
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
+from offbeat.messages.finding import Finding
 
 
 def findings(model: str = "models/tiny-digits", **sections: Any) -> list[Finding]:

@@ -7,9 +7,9 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.agent import check_agent
-from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.user_code import check_targets
 from offbeat.launch.dry_run import dry
+from offbeat.messages.finding import Finding, Level
 from tests.support.agent_endpoint import CHATML, NO_END_TOKENS, byte_tokenizer
 
 

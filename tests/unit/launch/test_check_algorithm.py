@@ -7,7 +7,7 @@ import pytest
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.algorithm import check_algorithm, check_microbatches
-from offbeat.launch.checks.finding import Level
+from offbeat.messages.finding import Level
 
 
 def recipe(**values: Any) -> RunConfig:

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.launch.checks.encoder import check_encoder
-from offbeat.launch.checks.finding import Finding, Level, size
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
+from offbeat.messages.finding import Finding, Level, size
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
 from offbeat.trainers.grid.tower_plan import tower_plan

@@ -7,9 +7,9 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.encoder import check_encoder
-from offbeat.launch.checks.finding import Finding, Level, size
 from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.model_proof import check_model_proof, trained_parameters
+from offbeat.messages.finding import Finding, Level, size
 from tests.support.image_text_models import make
 from tests.support.model_families import family_model
 

@@ -10,8 +10,8 @@ import offbeat
 from offbeat.config.by_value import give
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.user_code import check_advantage, check_loss
+from offbeat.messages.finding import Finding, Level
 
 SOURCE = """
 raise RuntimeError('user code was run')

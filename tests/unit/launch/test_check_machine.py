@@ -21,7 +21,6 @@ from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
-from offbeat.launch.checks.finding import Finding, Level, ok, size
 from offbeat.launch.checks.machine import (
     Machine,
     check_cores,
@@ -54,6 +53,7 @@ from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.wire import Devices, check_wire
 from offbeat.launch.cluster import MachinesApart, check_one_machine
+from offbeat.messages.finding import Finding, Level, ok, size
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,8 +12,8 @@ from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.arguments import engine_arguments
 from offbeat.generators.vllm.coverage import coverage_of
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.precision import check_precision
+from offbeat.messages.finding import Level
 
 LAYER = "model.layers.0."
 SHAPES = {

@@ -10,8 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
+from offbeat.messages.finding import Finding, Level
 
 ALTERNATE = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"

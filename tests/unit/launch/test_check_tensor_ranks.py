@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, Level, size
 from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
+from offbeat.messages.finding import Finding, Level, size
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -9,8 +9,8 @@ import pytest
 
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.user_code import check_targets
+from offbeat.messages.finding import Finding, Level
 
 Row = Mapping[str, Any]
 

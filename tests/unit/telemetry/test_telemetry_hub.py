@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
-from offbeat.config.sections.tensorboard import TensorBoardConfig
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.tensorboard.section import TensorBoardConfig
+from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.records import read_metrics

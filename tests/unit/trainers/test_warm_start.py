@@ -16,13 +16,13 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.model_files import check_weights
 from offbeat.launch.initial_model import (
     INITIAL_MODEL,
     with_initial_model,
     with_start_deadlines,
 )
+from offbeat.messages.finding import Level
 from offbeat.trainers.checkpoints.manifest import CheckpointCorrupt, Identity
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.megatron.mapping import TensorBox

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.records import MetricRecord, is_evaluation
 from offbeat.telemetry.sinks import SinkUnusable, not_installed
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.records import read_metrics
-from offbeat.telemetry.wandb_sink import resolved_mode
+from offbeat.plugins.wandb.sink import resolved_mode
 
 _HEADER = 7  # of the file, and of each fragment of a record
 _BLOCK = 32 * 1024
@@ -70,12 +70,12 @@ from pathlib import Path
 import psutil
 from structlog.testing import capture_logs
 
-from offbeat.config.sections.wandb import WandbConfig
+from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import SinkUnusable
-from offbeat.telemetry.wandb_sink import WandbSink
+from offbeat.plugins.wandb.sink import WandbSink
 
 run_dir = Path(sys.argv[1])
 

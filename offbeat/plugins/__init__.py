@@ -1,0 +1,1 @@
+"""Options of a run, one folder each. The core finds them through ``offbeat.doors``."""
