@@ -1,18 +1,136 @@
-"""Finds options by name, so that the core imports none of them.
+"""Finds plug-ins by kind and name, so that the core imports none of them.
 
-An option registers here as a module. The core asks for it through a function in the room that uses
-it: the function returns the option under a protocol of that room.
+A plug-in of this package is a folder of ``offbeat/plugins``, whose ``plugin.py`` has one object of each
+kind that it brings, such as ``TRACKER``. Another package declares an entry point ``KIND.NAME`` in the
+group ``offbeat.plugins``. Entry points are read when a name is not one of this package, and code of
+another package is imported only when a recipe or a command names it.
 
+command  commands of ``offbeat``: a ``typer.Typer``
 media    pictures in prompts: arrays that a prompt carries next to its tokens
-local    runtime that executes a run in one process, without Ray
+runtime  executes a run: ``offbeat.launch.session.Runtime``
+tracker  receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 """
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Literal
 
-_MODULES: Final = {"media": "offbeat.images.plugin", "local": "offbeat.local.run"}
+from offbeat.messages.failures import FixableError
+
+Kind = Literal["command", "media", "runtime", "tracker"]
+
+GROUP: Final = "offbeat.plugins"
+"""Group of the entry points of other packages."""
+
+_IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "command": {},
+    "media": {"images": "offbeat.images.plugin"},
+    "runtime": {"local": "offbeat.local.run:LOCAL"},
+    "tracker": {
+        "wandb": "offbeat.plugins.wandb.plugin:TRACKER",
+        "tensorboard": "offbeat.plugins.tensorboard.plugin:TRACKER",
+    },
+}
+"""Module of each plug-in of this package, with the name in it; without a name: the module itself."""
 
 
-def find_option(name: str) -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
-    """Return the module that an option registers under this name."""
-    return import_module(_MODULES[name])
+class PluginUnusable(FixableError):
+    """A plug-in that was named cannot be used: there is none or there are several, or it is broken."""
+
+    is_absent: bool = False
+
+
+def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller casts it to the type of its kind
+    """Return the plug-in of this kind and name.
+
+    Raises:
+        PluginUnusable: There is none or there are several, or its import fails.
+    """
+    if name in _IN_TREE[kind]:
+        found = _load(kind, name)
+        if isinstance(found, PluginUnusable):
+            raise found
+        if found is not None:
+            return found
+    match _entry_points(f"{kind}.{name}"):
+        case []:
+            raise _unknown(kind, name)
+        case [entry]:
+            return _load_entry_point(entry)
+        case [*entries]:
+            packages = " and ".join(sorted(map(_package, entries)))
+            raise PluginUnusable(
+                f"{kind} {name}", f"{packages} each bring one", "Uninstall all but one"
+            )
+
+
+def plugins_of(kind: Kind) -> dict[str, Any]:
+    """Return the plug-ins of this package by name, without absent ones and broken ones."""
+    loaded = {name: _load(kind, name) for name in _IN_TREE[kind]}
+    return {
+        name: found
+        for name, found in loaded.items()
+        if found is not None and not isinstance(found, PluginUnusable)
+    }
+
+
+def find_problems() -> list[PluginUnusable]:
+    """Return the plug-ins of this package that are broken, and names that other packages repeat."""
+    loaded = {(kind, name): _load(kind, name) for kind in _IN_TREE for name in _IN_TREE[kind]}
+    broken = [found for found in loaded.values() if isinstance(found, PluginUnusable)]
+    of_others = dict[str, list[str]]()
+    for entry in _entry_points():
+        of_others.setdefault(entry.name, []).append(_package(entry))
+    ours = {f"{kind}.{name}" for (kind, name), found in loaded.items() if found is not None}
+    for name, packages in of_others.items():
+        claimants = sorted([*packages, "offbeat"] if name in ours else packages)
+        if len(claimants) > 1:
+            brought = f"{' and '.join(claimants)} each bring one"
+            fix = "Uninstall all but one, or ask for another name"
+            broken.append(PluginUnusable(name.replace(".", " "), brought, fix))
+    return broken
+
+
+@cache
+def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
+    """Return a plug-in of this package, why it is unusable, or None if its folder is not there."""
+    module_name, _, attribute = _IN_TREE[kind][name].partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # noqa: BLE001 -- a broken plug-in breaks nothing else
+        is_missing = isinstance(error, ModuleNotFoundError)
+        if is_missing and f"{module_name}.".startswith(f"{error.name}."):
+            return None
+        fix = f"Install it: pip install 'offbeat[{name}]'" if is_missing else "Reinstall offbeat"
+        return _broken(f"{kind} {name}", error, fix)
+    return getattr(module, attribute) if attribute else module
+
+
+def _load_entry_point(entry: EntryPoint) -> Any:  # noqa: ANN401 -- of any kind
+    try:
+        return entry.load()
+    except Exception as error:
+        fix = f"See the package {_package(entry)}"
+        raise _broken(entry.name.replace(".", " "), error, fix) from error
+
+
+def _broken(subject: str, error: Exception, fix: str) -> PluginUnusable:
+    return PluginUnusable(subject, f"its import fails with {type(error).__name__}: {error}", fix)
+
+
+def _unknown(kind: Kind, name: str) -> PluginUnusable:
+    known = ", ".join(plugins_of(kind))
+    use = f"Use one of {known}, or install" if known else "Install"
+    fix = f"{use} the package with the entry point {kind}.{name} of {GROUP}"
+    return PluginUnusable(f"{kind} {name}", "there is none of this name", fix, is_absent=True)
+
+
+def _entry_points(name: str | None = None) -> list[EntryPoint]:
+    chosen = entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name)
+    return list(chosen)
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value

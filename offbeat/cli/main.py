@@ -11,18 +11,38 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from offbeat import __version__
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
 from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
+from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.missing_package import PackageMissing, missing_package
 from offbeat.messages.text import printable_lines
 
+
+class _Commands(TyperGroup):
+    """The commands of this package, and any other command that a plug-in brings."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
+        """Return a command; look for a plug-in of its name if there is none."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or cmd_name.startswith("-"):
+            return found
+        try:
+            return typer.main.get_command(find_plugin("command", cmd_name))
+        except PluginUnusable as unusable:
+            for problem in find_problems() if unusable.is_absent else [unusable]:
+                typer.echo(f"offbeat: {problem}", err=True)
+            return None
+
+
 app = typer.Typer(
     name="offbeat",
+    cls=_Commands,
     help="Asynchronous reinforcement learning for language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +56,8 @@ config_app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(planning_app)
 app.add_typer(reading_app)
+for commands in plugins_of("command").values():
+    app.add_typer(commands)
 
 RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", help="Where everything is written; wins over run_dir.")

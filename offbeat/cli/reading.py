@@ -1,7 +1,7 @@
 """The commands that read run directories: of runs that go on, ended or were killed."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -83,7 +83,9 @@ def report(
 @reading_app.command()
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="csv, parquet, tensorboard, mlflow or wandb.")],
+    to: Annotated[
+        str, typer.Option("--to", help="csv, parquet, mlflow or a tracker: tensorboard, wandb.")
+    ],
     output: Annotated[
         str | None,
         typer.Option(
@@ -93,21 +95,22 @@ def export(
         ),
     ] = None,
     x_axis: Annotated[
-        str, typer.Option("--x-axis", help="Of tensorboard: steps or samples.")
+        str, typer.Option("--x-axis", help="steps or, of tensorboard, samples.")
     ] = "steps",
 ) -> None:
     """Copy a run's metrics into another tool's format, from the run directory alone."""
-    from offbeat.runs.export.exporting import TOOLS, Tool
+    from offbeat.runs.export.exporting import counts_samples, tools
     from offbeat.runs.export.exporting import export as exported
 
-    if to not in TOOLS:
-        refuse(f"--to {to}: no such format. Use one of {', '.join(TOOLS)}.")
+    if to not in tools():
+        refuse(f"--to {to}: no such format. Use one of {', '.join(tools())}.")
     if x_axis not in {"steps", "samples"}:
         refuse(f"--x-axis {x_axis}: no such axis. Use steps or samples.")
-    if x_axis == "samples" and to != "tensorboard":
-        refuse(f"--x-axis samples is of --to tensorboard; --to {to} has steps.")
+    if x_axis == "samples" and not counts_samples(to):
+        able = ", ".join(filter(counts_samples, tools()))
+        refuse(f"--x-axis samples is of --to {able}; --to {to} has steps.")
     with error_in_one_line():
-        written = exported(run, cast("Tool", to), output, in_samples=x_axis == "samples")
+        written = exported(run, to, output, in_samples=x_axis == "samples")
     typer.echo(f"{written.where}  {written.steps:,} steps of {written.metrics} metrics")
     if written.unreadable_lines:
         typer.echo(

@@ -42,6 +42,7 @@ from offbeat.config.limits import (
     trainer_resources,
 )
 from offbeat.config.mixture import environment_views, has_media, text_in
+from offbeat.config.plugin_sections import plugin_clashes
 from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
@@ -1204,6 +1205,7 @@ def _run_dir_is_a_path(config: RunConfig) -> Iterator[Clash]:
 
 
 _ALWAYS = (
+    plugin_clashes,
     _staleness_covers_the_sync_interval,
     sync_clashes,
     fleet_clashes,

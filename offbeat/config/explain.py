@@ -1,11 +1,16 @@
 """Explains a key of a recipe, for ``offbeat config explain``."""
 
 from textwrap import indent
+from typing import Final
 
 from offbeat.config import schema
 from offbeat.config.normalise import meant
+from offbeat.config.plugin_sections import section_of_plugin
 from offbeat.config.run import RunConfig
+from offbeat.doors import PluginUnusable
 from offbeat.messages.failures import OffbeatError
+
+_PLUGINS: Final = "plugins"  # key of the sections of other packages
 
 
 class NoSuchKey(OffbeatError):
@@ -32,6 +37,8 @@ def explain(key: str = "") -> str:
     known = schema.known(key)
     if known is None and (whole := _find_by_last_part(key)):
         return explain(whole)
+    if known is None and key.startswith(f"{_PLUGINS}."):
+        return _explain_plugin(key)
     if known is None:
         place, _, _ = key.rpartition(".")
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
@@ -43,6 +50,23 @@ def explain(key: str = "") -> str:
         head = f"{key}: {known.doc}{_only(known)}"
         return "\n".join([head, *_choices(known, docs), "", _table(known.key)])
     return f"{key}: {known.summary}\n    {known.doc}{_only(known)}"
+
+
+def _explain_plugin(key: str) -> str:
+    """Explain the section of a plug-in from another package, or a key of it."""
+    name = key.split(".")[1]
+    try:
+        section = section_of_plugin(name)
+    except PluginUnusable as unusable:
+        raise NoSuchKey(key, f"{unusable}.") from None
+    keys = {each.key: each for each in schema.keys_of(section, f"{_PLUGINS}.{name}.")}
+    if key in keys:
+        return f"{key}: {keys[key].summary}\n    {keys[key].doc}"
+    if key != f"{_PLUGINS}.{name}":
+        raise NoSuchKey(key, f"{name} has the keys {', '.join(section.model_fields)}.")
+    doc = " ".join((section.__doc__ or "").replace("``", "`").split())
+    entries = [f"{each.key}\n{indent(_entry(each), '    ')}" for each in keys.values()]
+    return "\n".join([f"{key}: {doc}", "", *entries])
 
 
 def _find_by_last_part(part: str) -> str:

@@ -1,10 +1,10 @@
 """The root of a recipe."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from offbeat.config.base import Config, RunName, SectionName
+from offbeat.config.base import Config, Options, RunName, SectionName
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.buffer import BufferConfig
 from offbeat.config.sections.checkpoint import CheckpointConfig
@@ -23,8 +23,7 @@ from offbeat.config.sections.supervision import SupervisionConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.config.sections.transfer_queue import TransferQueueConfig
-from offbeat.plugins.tensorboard.section import TensorBoardConfig
-from offbeat.plugins.wandb.section import WandbConfig
+from offbeat.doors import plugins_of
 
 
 class RunConfig(Config):
@@ -105,11 +104,26 @@ class RunConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
     """Processes that execute the run, and their environment."""
 
-    wandb: WandbConfig = WandbConfig()
-    """Weights & Biases."""
-
-    tensorboard: TensorBoardConfig = TensorBoardConfig()
-    """TensorBoard."""
+    plugins: dict[SectionName, Options] = {}
+    """Sections of trackers that other packages bring, by name. A tracker that is named here is on."""
 
     stub: StubConfig = StubConfig()
     """The cost model of stub backends."""
+
+
+def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:
+    """Return the model of a recipe with the sections of the plug-ins of this package."""
+    sections: dict[str, type[Config]] = {
+        name: tracker.section for name, tracker in plugins_of("tracker").items()
+    }
+    fields: dict[str, Any] = {
+        name: (section, Field(default=section(), description=section.__doc__))
+        for name, section in sections.items()
+    }
+    return create_model(
+        core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
+    )
+
+
+if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+    RunConfig = _with_sections_of_plugins(RunConfig)

@@ -85,6 +85,11 @@ def known_keys() -> dict[str, Key]:
     return known
 
 
+def keys_of(section: type[Config], prefix: str) -> list[Key]:
+    """Return the keys of a section that no model contains, with ``prefix`` before each."""
+    return list(_walk(section, prefix, ()))
+
+
 def known(key: str) -> Key | None:
     """Return a key by its place in a recipe, also below a name that the recipe chose."""
     found, declared = known_keys().get(key), ""
@@ -125,7 +130,7 @@ def only_with(key: Key) -> str:
     Empty for a key that its section always has.
     """
     section = key.key.rpartition(".")[0]
-    if not section:
+    if section not in known_keys():  # top level, or a plug-in of another package
         return ""
     if not key.variants or len(key.variants) == len(choices(section)):
         return only_with(known_keys()[section])

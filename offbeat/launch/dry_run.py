@@ -10,6 +10,7 @@ from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, wire_of
 from offbeat.config.sections.trainer import StubTrainerConfig
+from offbeat.telemetry.assembly import change_trackers
 
 STEPS: Final = 10
 ENGINES: Final = 4
@@ -79,8 +80,8 @@ def dry(config: RunConfig) -> RunConfig:
             "gpus": 0.0,
         },
         "sync": {"wire": "tcp"} if wire_of(config.sync) != "tcp" else {},
-        "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
+    change_trackers(values, config, lambda tracker, section: tracker.for_dry_run(section))
     if config.runtime.backend == "local":
         values["sync"] = kept(values["sync"] | {"transport": "object_store"}, ObjectStoreSyncConfig)
     values["model"]["weights"] = None

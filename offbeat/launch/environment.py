@@ -7,9 +7,11 @@ the arguments of actors, which it does not log.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, cast
 
 from offbeat.config.secrets import is_secret_variable
+from offbeat.telemetry.assembly import all_trackers
 
 _PREFIXES: Final = (
     "CUDA_",
@@ -26,7 +28,6 @@ _PREFIXES: Final = (
     "TRITON_",
     "UCX_",
     "VLLM_",
-    "WANDB_",
 )
 _NAMES: Final = (
     "HUGGING_FACE_HUB_TOKEN",
@@ -52,10 +53,12 @@ def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Environm
 
     Variables that a Ray job sets for all of its processes are left out: Ray refuses duplicates.
     """
+    of_trackers = (tracker.variable_prefixes for tracker in all_trackers().values())
+    prefixes = (*_PREFIXES, *chain.from_iterable(of_trackers))
     own = {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_PREFIXES) or name in _NAMES) and name not in _OF_RAY
+        if (name.startswith(prefixes) or name in _NAMES) and name not in _OF_RAY
     }
     every = own | dict(recipe)
     secret = {name: value for name, value in every.items() if is_secret_variable(name)}

@@ -11,6 +11,7 @@ from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.launch.dry_run import changed, kept
 from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
+from offbeat.telemetry.assembly import change_trackers
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation, render_scores
 
 _CONFIG: Final = "config.yaml"
@@ -61,8 +62,8 @@ def evaluation_only(config: RunConfig) -> RunConfig:
         "generator": {"min_engines": 1},
         "checkpoint": {"interval": 0, "final": False},
         "eval": {"interval": 1, "at_start": True},
-        "wandb": {"mode": "disabled"},
     }
+    change_trackers(values, config, lambda tracker, section: tracker.for_evaluation(section))
     return changed(values, changes, steps=1, name=f"{config.name}-eval")
 
 

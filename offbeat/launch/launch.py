@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.user_code import check_starts_run
-from offbeat.doors import find_option
+from offbeat.doors import find_plugin
 from offbeat.launch.process_environment import set_environment
 from offbeat.messages.missing_package import named_if_missing
 
@@ -64,7 +64,7 @@ def find_runtime(config: RunConfig) -> "Runtime":
         PackageMissing: Ray is not installed.
     """
     if config.runtime.backend == "local":
-        return find_option("local").LOCAL
+        return find_plugin("runtime", "local")
     # Ray reads its variables when it is imported.
     with named_if_missing():
         from offbeat.launch.driver import RAY

@@ -22,6 +22,7 @@ from offbeat.runs.directory import (
 )
 from offbeat.runs.inputs import read_inputs
 from offbeat.runs.unsaved import unsaved_steps
+from offbeat.telemetry.assembly import all_trackers
 
 log = structlog.stdlib.get_logger()
 _NOT_BEGUN: Final = ("starting", "aborted", "failed")
@@ -100,8 +101,7 @@ def written_files(directory: Path) -> dict[str, Path]:
         "config": "config.yaml",
         "metrics": "metrics.jsonl",
         "summary": SUMMARY,
-        "wandb": "wandb",
-        "tensorboard": "tensorboard",
+        **{tracker: tracker for tracker in all_trackers()},
         "journal": JOURNAL,
         "timeline": "trace.json",
         "rollouts": "rollouts",

@@ -49,6 +49,7 @@ from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
+from offbeat.telemetry.tracker import TrackedRun
 from offbeat.transfer_queue.spool_reader import SpoolReader
 
 log = structlog.stdlib.get_logger()
@@ -179,15 +180,14 @@ def _make_controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) 
 
 def _make_telemetry(spec: RunSpec) -> Telemetry:
     config = spec.config
-    return run_telemetry(
-        config.wandb,
-        tensorboard=config.tensorboard,
-        samples_per_step=config.groups_per_step * config.samples_per_group,
-        run_dir=spec.run_dir,
-        run_id=spec.run_id,
-        run_name=config.name,
-        recipe=yaml.safe_load(to_yaml(config, os.environ)),
+    run = TrackedRun(
+        spec.run_id,
+        config.name,
+        spec.run_dir,
+        yaml.safe_load(to_yaml(config, os.environ)),
+        config.groups_per_step * config.samples_per_group,
     )
+    return run_telemetry(config, run)
 
 
 def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:

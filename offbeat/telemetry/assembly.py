@@ -1,17 +1,17 @@
 """Creates the telemetry of a run from its config."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from offbeat.plugins.tensorboard.section import TensorBoardConfig
-from offbeat.plugins.tensorboard.sink import TensorBoardSink
-from offbeat.plugins.wandb.section import WandbConfig
-from offbeat.plugins.wandb.sink import WandbSink, resolved_mode
+from offbeat.config.base import Config
+from offbeat.config.run import RunConfig
+from offbeat.doors import find_plugin, plugins_of
 from offbeat.run_files.line_file import LineFile
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.tracker import TrackedRun, Tracker
 
 
 class JsonlSink:
@@ -40,34 +40,45 @@ class JsonlSink:
 
 
 METRICS_FILE: Final = "metrics.jsonl"
-TENSORBOARD_FOLDER: Final = "tensorboard"
 
 
-def run_telemetry(
-    wandb: WandbConfig,
-    *,
-    tensorboard: TensorBoardConfig | None = None,
-    samples_per_step: int = 1,
-    run_dir: Path,
-    run_id: str,
-    run_name: str,
-    recipe: Mapping[str, Any],
-) -> Telemetry:
-    """Create the telemetry of a run: ``metrics.jsonl``, unless disabled W&B, on request TensorBoard.
+def run_telemetry(config: RunConfig, run: TrackedRun) -> Telemetry:
+    """Create the telemetry of a run, not started: ``metrics.jsonl``, and the trackers that it wants.
 
-    Not started yet.
-
-    ``recipe`` is shown in W&B: pass it redacted.
+    Raises:
+        PluginUnusable: The recipe names a tracker that cannot be used.
     """
-    sinks: list[Sink] = [JsonlSink(run_dir / METRICS_FILE)]
-    mode = resolved_mode(wandb)
-    if mode != "disabled":
-        sinks.append(
-            WandbSink(
-                wandb, mode=mode, run_id=run_id, run_name=run_name, run_dir=run_dir, recipe=recipe
-            )
-        )
-    if tensorboard is not None and tensorboard.enabled:
-        per_version = samples_per_step if tensorboard.x_axis == "samples" else 1
-        sinks.append(TensorBoardSink(run_dir / TENSORBOARD_FOLDER, per_version=per_version))
+    sinks: list[Sink] = [JsonlSink(run.run_dir / METRICS_FILE)]
+    for _, tracker, section in trackers_of(config):
+        if (sink := tracker.make_sink(section, run)) is not None:
+            sinks.append(sink)
     return Telemetry(sinks)
+
+
+def trackers_of(config: RunConfig) -> Iterator[tuple[str, Tracker[Any], Config]]:
+    """Yield name, tracker and section of each tracker that a recipe can have, or names.
+
+    Raises:
+        PluginUnusable: It names one that cannot be used.
+    """
+    for name, tracker in all_trackers().items():
+        yield name, tracker, getattr(config, name)
+    for name, options in config.plugins.items():
+        named = cast("Tracker[Any]", find_plugin("tracker", name))
+        yield name, named, named.section.model_validate(options)
+
+
+def change_trackers(
+    values: dict[str, Any],
+    config: RunConfig,
+    change: Callable[[Tracker[Any], Config], Mapping[str, object]],
+) -> None:
+    """Change the keys that ``change`` returns for a tracker's section, in the plain recipe ``values``."""
+    for name, tracker, section in trackers_of(config):
+        sections = values["plugins"] if name in config.plugins else values
+        sections[name] = {**sections[name], **change(tracker, section)}
+
+
+def all_trackers() -> dict[str, Tracker[Any]]:
+    """Return the trackers of this package by name."""
+    return cast("dict[str, Tracker[Any]]", plugins_of("tracker"))

@@ -49,6 +49,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
+        "doors.py _load_entry_point",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
         "environments/killable.py Child.start",
@@ -127,6 +128,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     SURVIVED: (
         "controller/controller.py Controller._close_one",
+        "doors.py _load",
         "simulation/loop.py _dispose",  # what a killed process was about to do
         "telemetry/spool.py SinkWriter._close",
         "trainers/backend.py logged_failure",

@@ -149,7 +149,7 @@ def test_the_layers_shown_to_a_contributor_are_those_of_the_linter() -> None:
     )
     linted = " > ".join(layer.replace("(", "").replace(")", "") for layer in contract["layers"])
     (shown,) = re.findall(
-        r"^    (cli >[^`]*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+        r"^    (plugins >[^`]*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
     assert " ".join(shown.split()) == linted
 

@@ -52,8 +52,7 @@ from offbeat.launch.checks.software import (
     check_one_process,
     check_packages,
     check_ray_address,
-    check_tensorboard,
-    check_wandb,
+    check_trackers,
     count_gpus,
 )
 from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
@@ -176,8 +175,7 @@ def find_beside_model(
             checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
             adapter_bytes=_adapter_bytes(config) if model else None,
         ),
-        check_wandb(config, os.environ),
-        check_tensorboard(config),
+        check_trackers(config, os.environ),
         check_one_process(os.environ) if is_local else check_ray_address(os.environ),
     )
 

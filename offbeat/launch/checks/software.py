@@ -1,18 +1,17 @@
 """Checks of packages, W&B, the cluster and devices that the run needs."""
 
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from offbeat.config.limits import encoder_ranks, lora_of, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
+from offbeat.doors import find_problems
 from offbeat.launch.gcs_watch import connect
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
-from offbeat.plugins.wandb.sink import resolved_mode
+from offbeat.telemetry.assembly import trackers_of
 from offbeat.trainers.torch_versions import refuse_sharding
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
@@ -72,44 +71,12 @@ def _extras(config: RunConfig) -> dict[str, str]:
     return {} if lora_of(config) is None else {"peft": "lora"}
 
 
-def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that a sink requested by name is available; ``auto`` goes without."""
-    mode = config.wandb.mode
-    if resolved_mode(config.wandb, environ) == "disabled":
-        yield ok("wandb", "disabled" if mode == "disabled" else "disabled by WANDB_MODE")
-        return
-    if importlib.util.find_spec("wandb") is None:
-        fix = "Install it with pip install 'offbeat[wandb]', or set wandb.mode to disabled."
-        report = warning if mode == "auto" else error
-        yield report("wandb", f"is not installed; wandb.mode={mode}", fix)
-        return
-    key = bool(environ.get("WANDB_API_KEY")) or _has_login(environ)
-    if mode == "online" and not key:
-        fix = "Run wandb login, set WANDB_API_KEY, or set wandb.mode to offline."
-        yield error("wandb", "wandb.mode=online and no API key was found", fix)
-    else:
-        yield ok("wandb", f"{resolved_mode(config.wandb, environ)}, project {config.wandb.project}")
-
-
-def check_tensorboard(config: RunConfig) -> Iterator[Finding]:
-    """Check that TensorBoard's package is there, if the recipe has files of events written."""
-    if not config.tensorboard.enabled:
-        return
-    if importlib.util.find_spec("tensorboard") is None:
-        fix = (
-            "Install it with pip install 'offbeat[tensorboard]', or set tensorboard.enabled=false."
-        )
-        yield error("tensorboard", "is not installed; tensorboard.enabled=true", fix)
-    else:
-        yield ok("tensorboard", f"x axis in {config.tensorboard.x_axis}")
-
-
-def _has_login(environ: Mapping[str, str]) -> bool:
-    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~")).expanduser() / ".netrc")
-    try:
-        return "api.wandb.ai" in netrc.read_text(errors="ignore")
-    except OSError:
-        return False
+def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the trackers that the recipe can have or names, and that no plug-in is broken."""
+    for problem in find_problems():
+        yield warning(problem.subject, problem.problem, f"{problem.fix}.")
+    for _, tracker, section in trackers_of(config):
+        yield from tracker.check(section, environ)
 
 
 def check_ray_address(

@@ -8,21 +8,20 @@ import csv
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.plugins.tensorboard.sink import TensorBoardSink
-from offbeat.plugins.wandb.section import WandbConfig
-from offbeat.plugins.wandb.sink import WandbSink
 from offbeat.run_files.disk import replacing
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.runs.report.recipe_values import readable_values
+from offbeat.telemetry.assembly import all_trackers
 from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.tracker import TrackedRun
 
 _HEAD: Final = ("step", "version", "time_s")
 _BATCH_ROWS: Final = 10_000
@@ -63,8 +62,17 @@ def write_parquet(records: StepRecords, path: Path) -> None:
             writer.write_table(pa.Table.from_pylist(batch, schema))
 
 
-Tool = Literal["csv", "parquet", "tensorboard", "mlflow", "wandb"]
-TOOLS: Final[tuple[str, ...]] = get_args(Tool)
+_OWN_TOOLS: Final = ("csv", "parquet", "mlflow")
+
+
+def tools() -> tuple[str, ...]:
+    """Return the names that an export can have: tables, and trackers."""
+    return (*_OWN_TOOLS, *all_trackers())
+
+
+def counts_samples(tool: str) -> bool:
+    """Return whether the x axis of this tool can count samples."""
+    return tool not in _OWN_TOOLS and all_trackers()[tool].can_count_samples
 
 
 class NotExported(OffbeatError):
@@ -88,17 +96,17 @@ class Exported:
     unreadable_lines: int
 
 
-def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = False) -> Exported:
-    """Write the metrics of ``run_dir`` for ``tool``.
+def export(run_dir: Path, tool: str, output: str | None, *, in_samples: bool = False) -> Exported:
+    """Write the metrics of ``run_dir`` for one of ``tools()``.
 
-    ``output`` is a file (csv, parquet), a directory (tensorboard, wandb) or a tracking URI
-    (mlflow); None: a place inside the run directory. ``in_samples``: TensorBoard's x axis counts
-    samples.
+    ``output`` is a file (csv, parquet), a tracking URI (mlflow) or a directory (trackers); None: a
+    place inside the run directory. ``in_samples``: the x axis counts samples.
 
     Raises:
         NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
         NotExported: The place is taken or cannot be one, or the x axis is not known.
         SinkUnusable: The tool is not installed, or does not answer.
+        FixableError: A tracker cannot use the place.
         OSError: The place cannot be written.
     """
     records = StepRecords(run_dir)
@@ -112,37 +120,23 @@ def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = 
         case "parquet":
             where = output or str(run_dir / "metrics.parquet")
             write_parquet(records, _table(where, tool))
-        case "tensorboard":
-            folder = Path(output) / run_dir.resolve().name if output else run_dir / "tensorboard"
-            per_version = _samples_per_step(recipe) if in_samples else 1
-            where, look = str(folder), f"tensorboard --logdir {output or run_dir}"
-            if folder.is_dir() and any(folder.glob("events.out.tfevents.*")):
-                raise NotExported(
-                    f"{folder} has files of events already",
-                    "Name another directory with --output, or remove them",
-                )
-            _write(records, TensorBoardSink(folder, per_version=per_version))
         case "mlflow":
             where = output or f"sqlite:///{(run_dir / 'mlflow.db').resolve()}"
             look = f"mlflow ui --backend-store-uri {where}"
             sink = MlflowSink(where, run_id=records.run_id, run_name=name, recipe=recipe)
             _write(records, sink)
-        case "wandb":
-            where = output or str(run_dir)
-            look = f"wandb sync {where}/wandb/offline-run-*"
-            sink = WandbSink(
-                WandbConfig(project=str(recipe.get("wandb.project", "offbeat"))),
-                mode="offline",
-                run_id=records.run_id,
-                run_name=name,
-                run_dir=Path(where),
-                recipe=recipe,
-            )
-            _write(records, sink)
+        case _:
+            per_step = _samples_per_step(recipe) if in_samples else 1
+            run = TrackedRun(records.run_id, name, run_dir, recipe, per_step)
+            place = all_trackers()[tool].export_place(run, output)
+            if place is None:
+                raise NotExported(f"{tool} has no export", f"Use one of {', '.join(_OWN_TOOLS)}")
+            where, look = place.where, place.look
+            _write(records, place.sink)
     return Exported(len(records), len(records.names), where, look, records.unreadable_lines)
 
 
-def _table(where: str, tool: Tool) -> Path:
+def _table(where: str, tool: str) -> Path:
     """Return the path of a table, whose ending keeps ``--output`` from replacing another file."""
     path = Path(where)
     if path.suffix != f".{tool}" or (path.exists() and not path.is_file()):

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from offbeat.plugins.wandb.section import WandbConfig
-from offbeat.telemetry.records import read_metrics
 from offbeat.plugins.wandb.sink import resolved_mode
+from offbeat.telemetry.records import read_metrics
 
 _HEADER = 7  # of the file, and of each fragment of a record
 _BLOCK = 32 * 1024

@@ -163,6 +163,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "sync.slowest_mib_s": st.floats(10, 99),
     "sync.slack_s": st.floats(0.1, 9),
     "sync.wire_dtype": st.none(),
+    "plugins": st.just({}),  # of packages that are installed
     "sync.delta": st.sampled_from([False]),  # refused beside some wires
 }
 

@@ -40,7 +40,6 @@ from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
-    check_wandb,
     gpus_wanted,
 )
 from offbeat.launch.checks.user_code import (
@@ -1105,35 +1104,6 @@ def test_rows_that_are_sure_to_end_the_run_are_an_error(tmp_path: Path) -> None:
 
 def test_built_in_environments_need_no_target() -> None:
     assert list(check_targets(config(), Path())) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "environ", "level", "message"),
-    [
-        ("disabled", {}, Level.OK, "disabled"),
-        ("offline", {}, Level.OK, "offline"),
-        ("auto", {}, Level.OK, "offline"),
-        ("auto", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
-        ("auto", {"WANDB_MODE": "disabled"}, Level.OK, "disabled by WANDB_MODE"),
-        ("online", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
-        ("online", {}, Level.ERROR, "no API key was found"),
-    ],
-)
-def test_wandb_goes_online_only_with_a_key(
-    tmp_path: Path, mode: str, environ: dict[str, str], level: Level, message: str
-) -> None:
-    pytest.importorskip("wandb")
-    finding = one(check_wandb(config(wandb={"mode": mode}), {"HOME": str(tmp_path), **environ}))
-    assert finding.level is level
-    assert message in finding.message
-    assert "canary" not in str(finding)
-
-
-def test_a_login_in_netrc_is_a_key(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password canary")
-    online = config(wandb={"mode": "online"})
-    assert one(check_wandb(online, {"HOME": str(tmp_path)})).level is Level.OK
 
 
 def test_a_cluster_elsewhere_is_pointed_out() -> None:

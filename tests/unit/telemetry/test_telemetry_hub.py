@@ -3,19 +3,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
-from offbeat.plugins.tensorboard.section import TensorBoardConfig
-from offbeat.plugins.wandb.section import WandbConfig
+from offbeat.config.run import RunConfig
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.records import read_metrics
 from offbeat.telemetry.sinks import SinkUnusable
 from offbeat.telemetry.spool import SinkCounts
+from offbeat.telemetry.tracker import TrackedRun
 
 DOWN = ConnectionError("down")
 
@@ -206,27 +205,18 @@ def test_a_value_that_is_no_number_costs_no_other_metric_and_no_record() -> None
     ]
 
 
-def test_a_run_writes_metrics_jsonl_into_its_directory_and_no_wandb_when_disabled(
+def test_a_run_writes_metrics_jsonl_into_its_directory_and_nothing_that_it_does_not_want(
     tmp_path: Path,
 ) -> None:
-    telemetry = run_telemetry(
-        WandbConfig(mode="disabled"), run_dir=tmp_path, run_id="r", run_name="n", recipe={}
+    config = RunConfig.model_validate(
+        {"steps": 2, "model": {"path": "."}, "wandb": {"mode": "disabled"}}
     )
+    telemetry = run_telemetry(config, TrackedRun("r", "n", tmp_path, {}))
     telemetry.start()
     emit_steps(telemetry, 1, 2)
     tallies = telemetry.close(30)
     assert [tally.sink for tally in tallies] == ["metrics.jsonl"]
     assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_tensorboard_is_a_sink_where_the_recipe_asks_for_it(tmp_path: Path, enabled: bool) -> None:
-    telemetry = run_telemetry(
-        WandbConfig(mode="disabled"), tensorboard=TensorBoardConfig(enabled=enabled),
-        run_dir=tmp_path, run_id="r", run_name="n", recipe={},
-    )  # fmt: skip
-    names = [tally.sink for tally in telemetry.tallies()]
-    assert names == ["metrics.jsonl", "tensorboard"][: 1 + enabled]
 
 
 def test_after_close_nothing_is_taken() -> None:

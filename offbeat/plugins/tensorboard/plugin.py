@@ -1,0 +1,63 @@
+"""TensorBoard as a tracker: files of events in the run's directory."""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from offbeat.messages.failures import FixableError
+from offbeat.messages.finding import Finding, error, ok
+from offbeat.plugins.tensorboard.section import TensorBoardConfig
+from offbeat.plugins.tensorboard.sink import TensorBoardSink
+from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.tracker import ExportPlace, TrackedRun, Tracker
+
+_FOLDER: Final = "tensorboard"
+
+
+class EventsThere(FixableError):
+    """A directory has files of events already: TensorBoard would show both."""
+
+
+class TensorBoardTracker(Tracker[TensorBoardConfig]):
+    """Writes files of events, on request."""
+
+    section = TensorBoardConfig
+    can_count_samples = True
+
+    def make_sink(self, section: TensorBoardConfig, run: TrackedRun) -> Sink | None:
+        """Return a sink in ``tensorboard/`` of the run's directory, if the recipe asks for it."""
+        if not section.enabled:
+            return None
+        per_version = run.samples_per_step if section.x_axis == "samples" else 1
+        return TensorBoardSink(run.run_dir / _FOLDER, per_version=per_version)
+
+    def check(self, section: TensorBoardConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+        """Check that TensorBoard's package is there, if the recipe has files of events written."""
+        del environ
+        if not section.enabled:
+            return
+        if find_spec("tensorboard") is None:
+            fix = (
+                "Install it with pip install 'offbeat[tensorboard]', or set "
+                "tensorboard.enabled=false."
+            )
+            yield error("tensorboard", "is not installed; tensorboard.enabled=true", fix)
+        else:
+            yield ok("tensorboard", f"x axis in {section.x_axis}")
+
+    def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace:
+        """Return a directory of files of events: the run's, or one of its name in ``output``.
+
+        Raises:
+            EventsThere: It has such files.
+        """
+        folder = Path(output) / run.run_dir.resolve().name if output else run.run_dir / _FOLDER
+        if folder.is_dir() and any(folder.glob("events.out.tfevents.*")):
+            fix = "Name another directory with --output, or remove them"
+            raise EventsThere(str(folder), "it has files of events already", fix)
+        sink = TensorBoardSink(folder, per_version=run.samples_per_step)
+        return ExportPlace(sink, str(folder), f"tensorboard --logdir {output or run.run_dir}")
+
+
+TRACKER: Final = TensorBoardTracker()

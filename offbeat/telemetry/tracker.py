@@ -1,0 +1,81 @@
+"""Interface of a tracker: a plug-in that receives the metrics of each step.
+
+``metrics.jsonl`` is the complete record; trackers get the same records. The models of a recipe import
+this module, so it imports none of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from offbeat.config.base import Config
+from offbeat.messages.finding import Finding
+from offbeat.telemetry.sinks import Sink
+
+S = TypeVar("S", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """Facts about a run that trackers show."""
+
+    run_id: str
+    name: str
+    run_dir: Path
+    recipe: Mapping[str, Any]
+    """Redacted: a tracker may show it."""
+    samples_per_step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlace:
+    """A sink for an export, its place, and the command that shows it."""
+
+    sink: Sink
+    where: str
+    look: str
+
+
+class Tracker(ABC, Generic[S]):
+    """Receives the metrics of each step; each method gets the tracker's section of the recipe."""
+
+    section: type[S]
+    """Model of its section; a recipe has it under the tracker's name."""
+
+    variable_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that it reads, by their beginning: processes of a run get them."""
+
+    can_count_samples: ClassVar[bool] = False
+    """Whether its x axis can count samples: ``offbeat export --x-axis samples``."""
+
+    @abstractmethod
+    def make_sink(self, section: S, run: TrackedRun) -> Sink | None:
+        """Return the sink of a run, not opened; None: the recipe wants none."""
+
+    def check(self, section: S, environ: Mapping[str, str]) -> Iterator[Finding]:
+        """Yield findings about the recipe and this machine, for ``offbeat check``."""
+        del section, environ
+        yield from ()
+
+    def for_dry_run(self, section: S) -> Mapping[str, object]:
+        """Return the keys that a dry run changes, such as to make no connection."""
+        del section
+        return {}
+
+    def for_evaluation(self, section: S) -> Mapping[str, object]:
+        """Return the keys that ``offbeat eval`` changes: it makes no steps."""
+        del section
+        return {}
+
+    def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace | None:
+        """Return where ``offbeat export`` writes the metrics of an ended run; None: it cannot.
+
+        ``output`` is the place that the user named.
+
+        Raises:
+            FixableError: The place cannot be used.
+        """
+        del run, output
+        return None

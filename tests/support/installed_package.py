@@ -1,0 +1,74 @@
+"""A package of somebody else with plug-ins, installed into a folder of the path."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def install_package(folder: Path, package: str, sources: Mapping[str, str]) -> None:
+    """Write a package with one module per entry point; each module defines ``PLUGIN``.
+
+    ``sources``: the source of each module by its entry point, such as ``tracker.board``.
+    """
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    points = [f"{name} = {module_of(package, name)}:PLUGIN" for name in sources]
+    (metadata / "entry_points.txt").write_text("\n".join(["[offbeat.plugins]", *points]))
+    for name, source in sources.items():
+        (folder / f"{module_of(package, name)}.py").write_text(source)
+
+
+def module_of(package: str, name: str) -> str:
+    """Return the name of the module of an entry point."""
+    return f"{package}_{name.replace('.', '_')}"
+
+
+TRACKER = """
+from pathlib import Path
+
+from offbeat.config.base import Config
+from offbeat.messages.finding import ok
+from offbeat.telemetry.tracker import Tracker
+
+
+class BoardConfig(Config):
+    '''A board of somebody else.'''
+
+    path: str
+    '''File of the board.'''
+
+    dry: bool = False
+    '''Whether this is a dry run.'''
+
+
+class BoardSink:
+    def __init__(self, path):
+        self.name, self.path = "board", Path(path)
+
+    def open(self):
+        pass
+
+    def write(self, record):
+        with self.path.open("a") as file:
+            file.write(f"{record.step} {sorted(record.metrics)}\\n")
+
+    def close(self):
+        pass
+
+
+class Board(Tracker):
+    section = BoardConfig
+
+    def make_sink(self, section, run):
+        return BoardSink(section.path)
+
+    def check(self, section, environ):
+        yield ok("board", section.path)
+
+    def for_dry_run(self, section):
+        return {"dry": True}
+
+
+PLUGIN = Board()
+"""
+"""Source of a module with a tracker."""

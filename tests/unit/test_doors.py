@@ -1,0 +1,105 @@
+"""Plug-ins are found by kind and name: of this package, and of other packages by entry points."""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer
+
+from offbeat.cli.main import app
+from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.telemetry.tracker import Tracker
+from tests.support.installed_package import install_package, module_of
+
+Install = Callable[[str, Mapping[str, str]], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    monkeypatch.syspath_prepend(tmp_path)
+    return partial(install_package, tmp_path)
+
+
+def test_plugins_of_this_package_are_found_by_kind_and_name() -> None:
+    trackers = plugins_of("tracker")
+    assert [*trackers] == ["wandb", "tensorboard"]
+    assert all(isinstance(each, Tracker) for each in trackers.values())
+    assert find_plugin("tracker", "wandb") is trackers["wandb"]
+
+
+def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> None:
+    with pytest.raises(PluginUnusable) as refused:
+        find_plugin("tracker", "leaderboard")
+    assert str(refused.value) == (
+        "tracker leaderboard: there is none of this name. Use one of wandb, tensorboard, or install "
+        "the package with the entry point tracker.leaderboard of offbeat.plugins"
+    )
+
+
+def test_code_of_another_package_is_imported_only_when_it_is_named(install: Install) -> None:
+    install(
+        "boards", {"tracker.leaderboard": "PLUGIN = 'a tracker'", "tracker.other": "PLUGIN = 1"}
+    )
+    assert "leaderboard" not in plugins_of("tracker")
+    assert find_problems() == []
+    assert module_of("boards", "tracker.leaderboard") not in sys.modules
+    assert find_plugin("tracker", "leaderboard") == "a tracker"
+    assert module_of("boards", "tracker.other") not in sys.modules
+
+
+def test_a_plugin_whose_import_fails_is_named_with_its_error(install: Install) -> None:
+    install(
+        "torn",
+        {"tracker.torn": "raise RuntimeError('no such board')", "tracker.good": "PLUGIN = 1"},
+    )
+    with pytest.raises(PluginUnusable, match="RuntimeError: no such board"):
+        find_plugin("tracker", "torn")
+    assert find_plugin("tracker", "good") == 1
+
+
+def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+    install("one", {"tracker.board": "PLUGIN = 1"})
+    install("two", {"tracker.board": "PLUGIN = 2"})
+    with pytest.raises(PluginUnusable, match="one and two each bring one"):
+        find_plugin("tracker", "board")
+    assert [str(each) for each in find_problems()] == [
+        "tracker board: one and two each bring one. Uninstall all but one, or ask for another name"
+    ]
+
+
+def test_a_package_that_repeats_a_name_of_ours_is_reported_and_not_used(install: Install) -> None:
+    install("copy", {"tracker.wandb": "PLUGIN = 'not ours'"})
+    assert isinstance(find_plugin("tracker", "wandb"), Tracker)
+    assert [each.problem for each in find_problems()] == ["copy and offbeat each bring one"]
+
+
+COMMAND = """
+import typer
+
+PLUGIN = typer.Typer()
+
+
+@PLUGIN.command()
+def board(name: str) -> None:
+    typer.echo(f"the board of {name}")
+"""
+
+
+def test_a_command_of_another_package_is_one_of_offbeat(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("boards", {"command.board": COMMAND, "command.torn": "raise RuntimeError('no board')"})
+    assert (run_offbeat("board", "words"), capsys.readouterr().out) == (0, "the board of words\n")
+    assert run_offbeat("torn") == 2
+    shown = capsys.readouterr().err
+    assert "command torn: its import fails with RuntimeError: no board" in shown
+    assert run_offbeat("repotr") == 2
+    assert "No such command 'repotr'. Did you mean 'report'" in capsys.readouterr().err
+
+
+def run_offbeat(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        typer.main.get_command(app)([*arguments], prog_name="offbeat")
+    return int(end.value.code or 0)
