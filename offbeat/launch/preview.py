@@ -24,7 +24,7 @@ from offbeat.messages.evaluations import ScoredSample
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
 from offbeat.run_files.files import FAILURES
-from offbeat.runs.report.metrics_file import whole_lines
+from offbeat.runs.metrics_file import whole_lines
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 
 PROMPTS: Final = 16

@@ -44,7 +44,7 @@ from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable
 from offbeat.runs.inputs import read_inputs, targets
-from offbeat.runs.report.recipe_values import readable_values
+from offbeat.runs.recipe_values import readable_values
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
 from offbeat.telemetry.logs import log_to

@@ -25,7 +25,7 @@ from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_secon
 from offbeat.planning.shared_cores import CoreUse
 from offbeat.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.report.metrics_file import read_metrics_file
+from offbeat.runs.metrics_file import read_metrics_file
 from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.time_accounting import TrainerTime

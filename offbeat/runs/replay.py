@@ -15,8 +15,8 @@ from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
+from offbeat.runs.limits import SUMMARY_BYTES, read_limited
 from offbeat.runs.past_run import clock_time, folded, journal_of, never_began
-from offbeat.runs.report.limits import SUMMARY_BYTES, read_limited
 from offbeat.telemetry.summary import Summary
 
 _LONGEST: Final = 200  # characters of a value

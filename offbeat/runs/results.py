@@ -16,9 +16,9 @@ from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG
+from offbeat.runs.logged_samples import BranchesBySample, logged_rows, prompt_of, token_text
+from offbeat.runs.metrics_file import ValidRecords, decoded, whole_lines
 from offbeat.runs.past_run import read_events, run_directory
-from offbeat.runs.report.examples import BranchesBySample, logged_rows, prompt_of, token_text
-from offbeat.runs.report.metrics_file import ValidRecords, decoded, whole_lines
 from offbeat.telemetry.records import MetricRecord
 
 _METRICS: Final = "metrics.jsonl"

@@ -120,7 +120,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "model_proof/tiny_model.py tiny_model",  # a cut of its config
         "trainers/torch/proof.py _compare",
     ),
-    FILE_OF_A_USER: ("runs/report/examples.py token_text",),
+    FILE_OF_A_USER: ("runs/logged_samples.py token_text",),
     OTHER_RANKS: (
         "trainers/checkpoints/rank_store.py RankCheckpoints._carry_out",
         "trainers/ranks/peers.py run_and_reduce_max",

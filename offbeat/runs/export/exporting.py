@@ -18,7 +18,7 @@ from offbeat.run_files.disk import replacing
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
-from offbeat.runs.report.recipe_values import readable_values
+from offbeat.runs.recipe_values import readable_values
 from offbeat.telemetry.assembly import all_trackers
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.tracker import TrackedRun

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.controller.aggregates import STEP_FIELDS, Aggregates
-from offbeat.runs.report.limits import METRIC_NAMES
-from offbeat.runs.report.metrics_file import MetricsFile
+from offbeat.runs.limits import METRIC_NAMES
+from offbeat.runs.metrics_file import MetricsFile
 from offbeat.telemetry.records import MetricRecord
 
 Floats = NDArray[np.float64]

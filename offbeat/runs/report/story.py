@@ -13,18 +13,18 @@ from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.page_files import METRICS
-from offbeat.runs.report.examples import LoggedGroups, TokenText, logged_rows, token_text
-from offbeat.runs.report.group_rows import GroupColumns, GroupRows
-from offbeat.runs.report.limits import (
+from offbeat.runs.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
     NoRegularFile,
     read_limited,
 )
-from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
-from offbeat.runs.report.recipe_values import recipe_values
+from offbeat.runs.logged_samples import LoggedGroups, TokenText, logged_rows, token_text
+from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
+from offbeat.runs.page_files import METRICS
+from offbeat.runs.recipe_values import recipe_values
+from offbeat.runs.report.group_rows import GroupColumns, GroupRows
 from offbeat.runs.report.steps import AppliedSteps, evaluated, joined
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.verdicts import State

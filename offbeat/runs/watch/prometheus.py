@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from offbeat.runs.limits import LINE_BYTES, NoRegularFile, regular_bytes
+from offbeat.runs.metrics_file import decoded, with_evaluation
 from offbeat.runs.page_files import METRICS
-from offbeat.runs.report.limits import LINE_BYTES, NoRegularFile, regular_bytes
-from offbeat.runs.report.metrics_file import decoded, with_evaluation
 from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")

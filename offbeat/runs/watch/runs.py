@@ -10,15 +10,15 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.runs.directory import JOURNAL, SUMMARY
-from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
-from offbeat.runs.report.document import fitting, stories
-from offbeat.runs.report.limits import (
+from offbeat.runs.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
     NoRegularFile,
     read_limited,
 )
+from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
+from offbeat.runs.report.document import fitting, stories
 from offbeat.runs.report.packing import packed
 from offbeat.runs.report.verdicts import State
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord

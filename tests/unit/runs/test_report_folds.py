@@ -36,8 +36,8 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.messages.failures import Component
+from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.group_rows import GroupRows
-from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.packing import packed
 from offbeat.runs.report.shares import covered_shares, merged, per_interval
 from offbeat.runs.report.steps import (

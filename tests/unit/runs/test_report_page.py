@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.controller.events import DropReason, ReturnKind
-from offbeat.runs.report import limits
+from offbeat.runs import limits
+from offbeat.runs.limits import FileTooLarge, read_limited
 from offbeat.runs.report.document import document
-from offbeat.runs.report.limits import FileTooLarge, read_limited
 from offbeat.runs.report.page import SCRIPTS, page
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import Incident, IncidentKind

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
+from offbeat.runs import logged_samples as examples
 from offbeat.runs.inputs import keep_tokenizer
-from offbeat.runs.report import examples
-from offbeat.runs.report.examples import (
+from offbeat.runs.logged_samples import (
     TokenText,
     example_samples,
     logged_rows,

@@ -17,7 +17,7 @@ from yaml.composer import ComposerError
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import leaves
-from offbeat.runs.report.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
+from offbeat.runs.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from offbeat.images.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.messages.groups import Receipt
 from offbeat.runs.inputs import TOKENIZER
-from offbeat.runs.report.limits import (
+from offbeat.runs.limits import (
     ROLLOUT_BYTES,
     ROLLOUT_FILE_BYTES,
     TOKENIZER_BYTES,
