@@ -24,9 +24,9 @@ from offbeat.messages.groups import Receipt
 from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
 from offbeat.planning.shared_cores import CoreUse
 from offbeat.planning.virtual_ports import Costs, GroupWork
+from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.metrics_file import read_metrics_file
-from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.time_accounting import TrainerTime
 

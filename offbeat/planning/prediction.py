@@ -25,7 +25,7 @@ from offbeat.planning.virtual_ports import (
     VirtualRollouts,
     VirtualTrainer,
 )
-from offbeat.runs.report.steps import AppliedSteps
+from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.quiet_log import quiet_log

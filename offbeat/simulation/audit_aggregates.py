@@ -14,7 +14,7 @@ import msgspec
 
 from offbeat.controller.aggregates import STEP_FIELDS, Aggregates, CarriedState, RunAggregates
 from offbeat.controller.events import AnyEvent, Opened
-from offbeat.runs.report.steps import AppliedSteps
+from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.plain_sums import PlainPart, PlainSums
 

@@ -8,10 +8,10 @@ from typing import BinaryIO
 import numpy as np
 from msgspec.structs import replace
 
+from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.limits import LINE_BYTES, regular_bytes
 from offbeat.runs.metrics_file import ValidRecords, decoded, whole_lines, with_evaluation
 from offbeat.runs.page_files import METRICS
-from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, decode_line
 

@@ -2,9 +2,8 @@
 
 story     one pass over the journal: every fold below      timeline    lanes, incidents, quiet spells
 steps     applied steps, joined with their metrics         group_rows  a row per prompt group
-shares    shares of time per interval                      examples    text of some groups
+shares    shares of time per interval                      examples    samples of some groups
 verdicts  how the run ended, and what to do                document    what the page is made of
 packing   numbers as typed columns                         page        the HTML file around it
-limits    which files of a run are not read: too large, a pipe; recipe_values: those of config.yaml
 web/      the page's own code and style
 """

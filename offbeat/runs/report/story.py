@@ -12,6 +12,7 @@ from offbeat.controller.events import AnyEvent, Committed
 from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.files import FAILURES
+from offbeat.runs.applied_steps import AppliedSteps, evaluated, joined
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.limits import (
     STATUS_BYTES,
@@ -25,7 +26,6 @@ from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.recipe_values import recipe_values
 from offbeat.runs.report.group_rows import GroupColumns, GroupRows
-from offbeat.runs.report.steps import AppliedSteps, evaluated, joined
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.run_journal import JournalState, RunJournal

@@ -36,17 +36,17 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.messages.failures import Component
-from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
-from offbeat.runs.report.group_rows import GroupRows
-from offbeat.runs.report.packing import packed
-from offbeat.runs.report.shares import covered_shares, merged, per_interval
-from offbeat.runs.report.steps import (
+from offbeat.runs.applied_steps import (
     AppliedSteps,
     binned,
     evaluated,
     joined,
     last_of_bins,
 )
+from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
+from offbeat.runs.report.group_rows import GroupRows
+from offbeat.runs.report.packing import packed
+from offbeat.runs.report.shares import covered_shares, merged, per_interval
 from offbeat.runs.report.timeline import IncidentKind, Timeline
 from offbeat.telemetry.records import MetricRecord, encode_line
 from tests.support.recorded_runs import RecordedRun, receipt

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.controller.events import DropReason, ReturnKind
-from offbeat.runs import limits
+from offbeat.runs import report
 from offbeat.runs.limits import FileTooLarge, read_limited
 from offbeat.runs.report.document import document
 from offbeat.runs.report.page import SCRIPTS, page
@@ -112,7 +112,7 @@ def test_the_page_loads_nothing_and_its_policy_names_its_script_and_style(run: R
 
 
 def test_no_file_of_the_page_builds_html_from_text_or_evaluates_any() -> None:
-    web = Path(limits.__file__).parent / "web"
+    web = Path(report.__file__).parent / "web"
     own = [web / name for name in (*SCRIPTS, "runs.js") if not name.startswith("vendor/")]
     assert {path.name for path in web.glob("*.js")} == {path.name for path in own}
     forbidden = re.compile(

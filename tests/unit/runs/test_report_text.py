@@ -12,17 +12,9 @@ from msgspec.structs import replace
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
-from offbeat.runs import logged_samples as examples
 from offbeat.runs.inputs import keep_tokenizer
-from offbeat.runs.logged_samples import (
-    TokenText,
-    example_samples,
-    logged_rows,
-    pictures_of,
-    prompt_of,
-    rest_of,
-    token_text,
-)
+from offbeat.runs.logged_samples import TokenText, logged_rows, prompt_of, token_text
+from offbeat.runs.report.examples import example_samples, pictures_of, rest_of
 from tests.support.recorded_runs import receipt
 
 IDS = TokenText(None)
@@ -120,7 +112,7 @@ def test_a_group_is_shown_with_the_rest_of_its_row_and_without_where_an_older_lo
 def test_the_tokenizer_is_the_run_s_copy_or_that_of_its_exported_model_or_recipe(
     tmp_path: Path,
 ) -> None:
-    model = Path(examples.__file__).parents[3] / "models" / "tiny-addition"
+    model = Path(__file__).parents[3] / "models" / "tiny-addition"
     assert token_text(tmp_path, str(model)).of([5]) != "[5]"
     assert token_text(tmp_path, "no/such/model").of([5, 6]) == "[5][6]"
     broken = tmp_path / "checkpoints" / "step_3"
