@@ -44,7 +44,7 @@ from offbeat.controller.journal.reading import (
 )
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
-from offbeat.runs.report.story import RECORDS
+from offbeat.plugins.report.story import RECORDS
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, encode_line
 
@@ -251,7 +251,7 @@ def _write_metrics(path: Path, run: LongRun) -> None:
 REPORT = """
 import resource, sys, time
 from pathlib import Path
-from offbeat.runs.report.document import write_report
+from offbeat.plugins.report.document import write_report
 wall, cpu = time.perf_counter(), time.process_time()
 written = write_report([Path(sys.argv[1])], Path(sys.argv[2]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from offbeat.runs.report.document import write_report
+from offbeat.plugins.report.document import write_report
 from tests.support.shown_run import finished
 
 GROUPS_PER_STEP = 16

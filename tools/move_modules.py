@@ -243,9 +243,11 @@ def tracked() -> list[Path]:
 
 def _write(groups: dict[str, list[str]], texts: dict[str, str]) -> None:
     for new, olds in groups.items():
-        target = Path(*new.split(".")).with_suffix(".py")
-        target.parent.mkdir(parents=True, exist_ok=True)
         keeper = next((name for name in olds if name == new), olds[0])
+        is_package = path_of(keeper).name == "__init__.py"
+        place = Path(*new.split("."))
+        target = place / "__init__.py" if is_package else place.with_suffix(".py")
+        target.parent.mkdir(parents=True, exist_ok=True)
         if keeper != new:
             subprocess.run(["git", "mv", path_of(keeper), target], check=True)
         if texts[new]:

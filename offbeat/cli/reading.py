@@ -73,7 +73,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
-    from offbeat.runs.report.document import write_report
+    from offbeat.plugins.report.document import write_report
 
     with error_in_one_line():
         written = write_report(runs, output)
@@ -99,8 +99,8 @@ def export(
     ] = "steps",
 ) -> None:
     """Copy a run's metrics into another tool's format, from the run directory alone."""
-    from offbeat.runs.export.exporting import counts_samples, tools
-    from offbeat.runs.export.exporting import export as exported
+    from offbeat.plugins.export.exporting import counts_samples, tools
+    from offbeat.plugins.export.exporting import export as exported
 
     if to not in tools():
         refuse(f"--to {to}: no such format. Use one of {', '.join(tools())}.")
@@ -131,7 +131,7 @@ def watch(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
 ) -> None:
     """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
-    from offbeat.runs.watch.server import serve
+    from offbeat.plugins.watch.server import serve
 
     with error_in_one_line():
         serve(runs, host, port)

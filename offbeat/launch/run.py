@@ -176,7 +176,7 @@ class Run:
 
         ``path`` is ``report.html`` in the run's directory by default.
         """
-        from offbeat.runs.report.document import write_report  # slow to import
+        from offbeat.plugins.report.document import write_report  # slow to import
 
         return Report(write_report([self.directory], None if path is None else Path(path)).path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.runs.report.document import write_report
+from offbeat.plugins.report.document import write_report
 from tests.support import shown_run
 
 HOSTILE = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.runs.watch.runs import WatchedRuns
-from offbeat.runs.watch.server import WatchServer
+from offbeat.plugins.watch.runs import WatchedRuns
+from offbeat.plugins.watch.server import WatchServer
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.plugins.export.step_records import StepRecords
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
-from offbeat.runs.export.step_records import StepRecords
 from offbeat.telemetry.records import MetricRecord
 from tests.export.wandb_file import history
 

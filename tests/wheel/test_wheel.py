@@ -78,7 +78,7 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
             "cli/starters/reward/model/model.safetensors",
         ),
         *("cli/starters/agent/agent.py", "cli/starters/agent/model/chat_template.jinja"),
-        *("runs/report/web/main.js", "runs/report/web/vendor/uPlot.iife.min.js"),
+        *("plugins/report/web/main.js", "plugins/report/web/vendor/uPlot.iife.min.js"),
     ):
         assert f"offbeat/{name}" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)

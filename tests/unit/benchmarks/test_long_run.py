@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.long_run import LongRun, make
-from offbeat.runs.report.document import stories
+from offbeat.plugins.report.document import stories
 
 
 def test_the_page_reads_every_part_of_it(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 import csv
 from pathlib import Path
 
-from offbeat.runs.export.exporting import write_csv
-from offbeat.runs.export.step_records import StepRecords
+from offbeat.plugins.export.exporting import write_csv
+from offbeat.plugins.export.step_records import StepRecords
+from offbeat.plugins.watch.prometheus import last_record
 from offbeat.runs.limits import METRICS_BYTES, SAMPLED_LINES
 from offbeat.runs.metrics_file import read_metrics_file
-from offbeat.runs.watch.prometheus import last_record
 from offbeat.telemetry.records import MetricRecord, encode_line
 from tests.support.shown_run import ShownRun
 

@@ -9,10 +9,10 @@ import pytest
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import StepApplied
 from offbeat.controller.journal import read_journal, read_parts
+from offbeat.plugins.report.document import PAGE_BYTES, document, fitting, stories
+from offbeat.plugins.report.timeline import Timeline
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.replay import replay
-from offbeat.runs.report.document import PAGE_BYTES, document, fitting, stories
-from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.run_journal import RunJournal
 from offbeat.runs.why import why
 from tests.support import shown_run

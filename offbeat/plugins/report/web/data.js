@@ -1,4 +1,4 @@
-/* Unpacks what offbeat/runs/report/packing.py packed: gzip( u32 | JSON head | columns ). */
+/* Unpacks what offbeat/plugins/report/packing.py packed: gzip( u32 | JSON head | columns ). */
 
 async function unpack(base64) {
   const packed = Uint8Array.from(atob(base64.trim()), char => char.charCodeAt(0));

@@ -19,14 +19,14 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.controller.events import DropReason, ReturnKind
-from offbeat.runs import report
+from offbeat.plugins import report
+from offbeat.plugins.report.document import document
+from offbeat.plugins.report.page import SCRIPTS, page
+from offbeat.plugins.report.story import RunStory
+from offbeat.plugins.report.timeline import Incident, IncidentKind
+from offbeat.plugins.report.verdicts import verdict_of
+from offbeat.plugins.watch.prometheus import last_record
 from offbeat.runs.limits import FileTooLarge, read_limited
-from offbeat.runs.report.document import document
-from offbeat.runs.report.page import SCRIPTS, page
-from offbeat.runs.report.story import RunStory
-from offbeat.runs.report.timeline import Incident, IncidentKind
-from offbeat.runs.report.verdicts import verdict_of
-from offbeat.runs.watch.prometheus import last_record
 from offbeat.runs.why import why
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status_file import NamedWait

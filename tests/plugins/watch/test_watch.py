@@ -20,12 +20,12 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.plugins.report.document import write_report
+from offbeat.plugins.watch.access import COOKIE, Access
+from offbeat.plugins.watch.prometheus import exposition
+from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns, run_lines
+from offbeat.plugins.watch.server import MAX_CONNECTIONS, MAX_STREAMS, WatchServer
 from offbeat.runs.page_files import LinkRefused
-from offbeat.runs.report.document import write_report
-from offbeat.runs.watch.access import COOKIE, Access
-from offbeat.runs.watch.prometheus import exposition
-from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
-from offbeat.runs.watch.server import MAX_CONNECTIONS, MAX_STREAMS, WatchServer
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.summary import GroupCounts, Summary
 from tests.support import shown_run

@@ -11,6 +11,9 @@ import yaml
 from offbeat.controller.events import AnyEvent, Committed
 from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
+from offbeat.plugins.report.group_rows import GroupColumns, GroupRows
+from offbeat.plugins.report.timeline import Timeline
+from offbeat.plugins.report.verdicts import State
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.applied_steps import AppliedSteps, evaluated, joined
 from offbeat.runs.directory import CONFIG, SUMMARY
@@ -25,9 +28,6 @@ from offbeat.runs.logged_samples import LoggedGroups, TokenText, logged_rows, to
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.recipe_values import recipe_values
-from offbeat.runs.report.group_rows import GroupColumns, GroupRows
-from offbeat.runs.report.timeline import Timeline
-from offbeat.runs.report.verdicts import State
 from offbeat.runs.run_journal import JournalState, RunJournal
 from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord

@@ -22,8 +22,8 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.messages.failures import Component
+from offbeat.plugins.report.shares import Floats, covered_shares, merged, per_interval
 from offbeat.runs.applied_steps import PAUSE, steps_of
-from offbeat.runs.report.shares import Floats, covered_shares, merged, per_interval
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 CONTROLLER: Final = "controller"

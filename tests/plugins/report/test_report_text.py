@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.plugins.report.examples import example_samples, pictures_of, rest_of
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.runs.inputs import keep_tokenizer
 from offbeat.runs.logged_samples import TokenText, logged_rows, prompt_of, token_text
-from offbeat.runs.report.examples import example_samples, pictures_of, rest_of
 from tests.support.recorded_runs import receipt
 
 IDS = TokenText(None)

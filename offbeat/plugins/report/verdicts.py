@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.runs.report.timeline import Incident, IncidentKind
+from offbeat.plugins.report.timeline import Incident, IncidentKind
 from offbeat.telemetry.status_file import NamedWait
 from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import NOTICEABLE, Bottleneck, tuning

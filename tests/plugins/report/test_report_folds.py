@@ -36,6 +36,10 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.messages.failures import Component
+from offbeat.plugins.report.group_rows import GroupRows
+from offbeat.plugins.report.packing import packed
+from offbeat.plugins.report.shares import covered_shares, merged, per_interval
+from offbeat.plugins.report.timeline import IncidentKind, Timeline
 from offbeat.runs.applied_steps import (
     AppliedSteps,
     binned,
@@ -44,10 +48,6 @@ from offbeat.runs.applied_steps import (
     last_of_bins,
 )
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
-from offbeat.runs.report.group_rows import GroupRows
-from offbeat.runs.report.packing import packed
-from offbeat.runs.report.shares import covered_shares, merged, per_interval
-from offbeat.runs.report.timeline import IncidentKind, Timeline
 from offbeat.telemetry.records import MetricRecord, encode_line
 from tests.support.recorded_runs import RecordedRun, receipt
 

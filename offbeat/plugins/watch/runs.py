@@ -9,6 +9,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from offbeat.plugins.report.document import fitting, stories
+from offbeat.plugins.report.packing import packed
+from offbeat.plugins.report.verdicts import State
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.limits import (
     STATUS_BYTES,
@@ -18,9 +21,6 @@ from offbeat.runs.limits import (
     read_limited,
 )
 from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
-from offbeat.runs.report.document import fitting, stories
-from offbeat.runs.report.packing import packed
-from offbeat.runs.report.verdicts import State
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 

@@ -15,12 +15,12 @@ import msgspec
 import typer
 
 from offbeat.messages.failures import FixableError, OffbeatError
+from offbeat.plugins.report.page import body_text, read_web, script_text, style_text
+from offbeat.plugins.watch.access import Access
+from offbeat.plugins.watch.prometheus import exposition, last_record
+from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns, run_lines
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.nearby_runs import run_around, runs_below, what_to_name
-from offbeat.runs.report.page import body_text, read_web, script_text, style_text
-from offbeat.runs.watch.access import Access
-from offbeat.runs.watch.prometheus import exposition, last_record
-from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
 
 
 class PageConnections:

@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 
 from offbeat.messages.groups import group_id
+from offbeat.plugins.report.examples import example_samples, pictures_of, rest_of
+from offbeat.plugins.report.group_rows import MAX_ROWS
+from offbeat.plugins.report.page import page
+from offbeat.plugins.report.story import RunStory
+from offbeat.plugins.report.timeline import as_bytes
+from offbeat.plugins.report.verdicts import NOTHING, verdict_of
 from offbeat.runs.applied_steps import AXES, binned, last_of_bins
 from offbeat.runs.logged_samples import prompt_of
 from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
-from offbeat.runs.report.examples import example_samples, pictures_of, rest_of
-from offbeat.runs.report.group_rows import MAX_ROWS
-from offbeat.runs.report.page import page
-from offbeat.runs.report.story import RunStory
-from offbeat.runs.report.timeline import as_bytes
-from offbeat.runs.report.verdicts import NOTHING, verdict_of
 from offbeat.telemetry.metric_table import ROWS
 from offbeat.telemetry.summary import Summary, duration, write_atomically
 

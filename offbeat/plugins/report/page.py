@@ -11,9 +11,9 @@ import html
 from importlib.resources import files
 from typing import Any, Final
 
-from offbeat.runs.report.packing import packed
+from offbeat.plugins.report.packing import packed
 
-_WEB: Final = files("offbeat.runs.report") / "web"
+_WEB: Final = files("offbeat.plugins.report") / "web"
 SCRIPTS: Final = (
     "vendor/uPlot.iife.min.js",
     "dom.js",

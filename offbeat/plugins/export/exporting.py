@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.plugins.export.mlflow_sink import MlflowSink
+from offbeat.plugins.export.step_records import StepRecords
 from offbeat.run_files.disk import replacing
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.export.mlflow_sink import MlflowSink
-from offbeat.runs.export.step_records import StepRecords
 from offbeat.runs.recipe_values import readable_values
 from offbeat.telemetry.assembly import all_trackers
 from offbeat.telemetry.sinks import Sink
