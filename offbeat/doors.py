@@ -7,6 +7,7 @@ another package is imported only when a recipe or a command names it.
 
 command  commands of ``offbeat``: a ``typer.Typer``
 media    pictures in prompts: arrays that a prompt carries next to its tokens
+page     writes one page on runs: ``offbeat.launch.run.WritePage``
 runtime  executes a run: ``offbeat.launch.session.Runtime``
 tracker  receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 """
@@ -19,14 +20,19 @@ from typing import Any, Final, Literal
 
 from offbeat.messages.failures import FixableError
 
-Kind = Literal["command", "media", "runtime", "tracker"]
+Kind = Literal["command", "media", "page", "runtime", "tracker"]
 
 GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
 
 _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
-    "command": {},
+    "command": {
+        "export": "offbeat.plugins.export.plugin:COMMANDS",
+        "report": "offbeat.plugins.report.plugin:COMMANDS",
+        "watch": "offbeat.plugins.watch.plugin:COMMANDS",
+    },
     "media": {"images": "offbeat.images.plugin"},
+    "page": {"report": "offbeat.plugins.report.plugin:PAGE"},
     "runtime": {"local": "offbeat.local.run:LOCAL"},
     "tracker": {
         "wandb": "offbeat.plugins.wandb.plugin:TRACKER",

@@ -24,6 +24,7 @@ OverridesArgument = Annotated[
     ),
 ]
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]
 
 _CLOSE: Final = 0.8
 

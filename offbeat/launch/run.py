@@ -7,10 +7,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import yaml
 
@@ -19,6 +19,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
 from offbeat.controller.commands import Stop
+from offbeat.doors import find_plugin
 from offbeat.launch.progress_bars import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
@@ -92,6 +93,14 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
     @property
     def run(self) -> "Run":
         return open_run(self.run_dir)
+
+
+class WritePage(Protocol):
+    """Writes one page on runs."""
+
+    def __call__(self, run_dirs: Sequence[Path], output: Path | None) -> Path:
+        """Write it to ``output``, by default beside the first run; return its path."""
+        ...
 
 
 class Report(NamedTuple):
@@ -176,9 +185,8 @@ class Run:
 
         ``path`` is ``report.html`` in the run's directory by default.
         """
-        from offbeat.plugins.report.document import write_report  # slow to import
-
-        return Report(write_report([self.directory], None if path is None else Path(path)).path)
+        write = cast("WritePage", find_plugin("page", "report"))
+        return Report(write([self.directory], None if path is None else Path(path)))
 
     def preview(self, *, reward: "Rewards | None" = None, agent: Any = None) -> "Preview":
         """Sample and reward the first prompts with the newest exported model, else the initial one.

@@ -5,7 +5,7 @@ Depends on the option ``images``: the page shows small copies.
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -70,9 +70,10 @@ def pictures_of(rows: BranchesBySample | None) -> list[dict[str, Any]]:
     if not rows:
         return []
     logged = next(iter(rows.values()))[0].get("pictures")  # an older log has no such column
+    pictures = cast("list[dict[str, Any]]", logged) if isinstance(logged, list) else []
     return [
         each | {"rgb": base64.b64encode(each["rgb"]).decode()}
-        for each in (logged if isinstance(logged, list) else [])[:THUMBNAILS]
+        for each in pictures[:THUMBNAILS]
         if _is_picture(each)
     ]
 

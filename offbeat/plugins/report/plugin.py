@@ -1,0 +1,39 @@
+"""``offbeat report``: one page on a run, or on several."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from offbeat.cli.arguments import error_in_one_line
+
+
+def write_page(run_dirs: Sequence[Path], output: Path | None) -> Path:
+    """Write the page on these runs to ``output``, by default beside the first run; return its path."""
+    from offbeat.plugins.report.document import write_report  # slow to import
+
+    return write_report(run_dirs, output).path
+
+
+PAGE: Final = write_page
+COMMANDS: Final = typer.Typer(rich_markup_mode=None)
+
+
+@COMMANDS.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN [RUN2]...", help="Directories of runs; the first in full."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file; default: report.html in the first run."),
+    ] = None,
+) -> None:
+    """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
+    from offbeat.plugins.report.document import write_report
+
+    with error_in_one_line():
+        written = write_report(runs, output)
+    typer.echo(f"{written.path}  {written.nbytes / 1e3:,.0f} kB")

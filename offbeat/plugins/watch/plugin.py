@@ -1,0 +1,27 @@
+"""``offbeat watch``: the page of ``offbeat report``, live."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from offbeat.cli.arguments import error_in_one_line
+
+COMMANDS: Final = typer.Typer(rich_markup_mode=None)
+
+
+@COMMANDS.command()
+def watch(
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS_DIR", help="Directory of runs, or one run.")
+    ] = Path("runs"),
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; default: this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+) -> None:
+    """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
+    from offbeat.plugins.watch.server import serve
+
+    with error_in_one_line():
+        serve(runs, host, port)
