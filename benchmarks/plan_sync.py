@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.busiest_sender import optimal_busiest
-from offbeat.planning.grid_text import parse_grid
-from offbeat.planning.sync_plan import SyncLayouts, plan_of
+from offbeat.plugins.planning.grid_text import parse_grid
+from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
 from offbeat.weight_sync.dtypes import WirePolicy
 
 MODELS = Path(__file__).resolve().parents[1] / "tests" / "data" / "model_configs"

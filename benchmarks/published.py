@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from offbeat.config.run import RunConfig
-from offbeat.planning.prediction import predict
-from offbeat.planning.virtual_ports import Costs, GroupWork
+from offbeat.plugins.planning.prediction import predict
+from offbeat.plugins.planning.virtual_ports import Costs, GroupWork
 
 _GROUPS: Final = 1024  # of which work is drawn, in turn
 _RULES: Final = "examples.samplers.policies"

@@ -13,9 +13,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from offbeat.planning.fabricated import LengthLaw
-from offbeat.planning.sweep import SweepRequest, measure
-from offbeat.planning.sweep_points import SweepPoint
+from offbeat.plugins.planning.fabricated import LengthLaw
+from offbeat.plugins.planning.sweep import SweepRequest, measure
+from offbeat.plugins.planning.sweep_points import SweepPoint
 
 
 def main() -> None:

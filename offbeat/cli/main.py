@@ -15,13 +15,13 @@ from typer.core import TyperGroup
 
 from offbeat import __version__
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
-from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
 from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.missing_package import PackageMissing, missing_package
 from offbeat.messages.text import printable_lines
+from offbeat.plugins.planning.plugin import planning_app
 
 
 class _Commands(TyperGroup):

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 
-from offbeat.planning.sweep_task import RankFailed, RankResult, receive_task, reply_on
+from offbeat.plugins.planning.sweep_task import RankFailed, RankResult, receive_task, reply_on
 
 
 def main(kind: str, descriptor: int, parent_pid: int) -> None:

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region

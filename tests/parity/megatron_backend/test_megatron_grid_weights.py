@@ -17,7 +17,7 @@ from parity_cases import MegatronCut as Cut
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes

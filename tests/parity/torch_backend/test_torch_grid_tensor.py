@@ -12,7 +12,7 @@ from parity_cases import TOKENS, Cut, Step
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.rank_bytes import largest_of_side
 from offbeat.trainers.grid.sides import inventory_of

@@ -23,7 +23,7 @@ from parity_table import ParityTable
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.torch.rank_bytes import largest_rank
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import WirePolicy

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.planning.sync_plan import sender_grid
+from offbeat.plugins.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 
 IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}

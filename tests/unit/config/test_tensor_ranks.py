@@ -7,7 +7,7 @@ import pytest
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
-from offbeat.planning.sync_plan import sender_grid
+from offbeat.plugins.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.weight_sync.grid import ModelGrid
 

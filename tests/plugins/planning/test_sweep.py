@@ -18,9 +18,9 @@ from benchmarks.trainer_cases import write_model
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.config.loss_spec import LossSpec
-from offbeat.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
-from offbeat.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
-from offbeat.planning.sweep_points import (
+from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
+from offbeat.plugins.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
+from offbeat.plugins.planning.sweep_points import (
     Outcome,
     SweepFile,
     SweepPoint,
@@ -28,8 +28,8 @@ from offbeat.planning.sweep_points import (
     combinations,
     table,
 )
-from offbeat.planning.sweep_rank import WHOLE, PhaseTimes, one_step
-from offbeat.planning.sweep_task import RankFailed, RankTask, share_of_minibatches
+from offbeat.plugins.planning.sweep_rank import WHOLE, PhaseTimes, one_step
+from offbeat.plugins.planning.sweep_task import RankFailed, RankTask, share_of_minibatches
 from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import SingleRank

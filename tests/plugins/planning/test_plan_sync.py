@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.planning.grid_text import describe_grid, parse_grid
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.grid_text import describe_grid, parse_grid
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout

@@ -14,8 +14,8 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
-from offbeat.planning.shared_cores import SharedCores
-from offbeat.planning.virtual_ports import (
+from offbeat.plugins.planning.shared_cores import SharedCores
+from offbeat.plugins.planning.virtual_ports import (
     Costs,
     GroupWork,
     NoMetrics,

@@ -53,7 +53,7 @@ def plan_sync(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Plan a weight sync between two layouts, without weights or a GPU: who sends what to whom."""
-    from offbeat.cli.plan_sync import plan_or_exit
+    from offbeat.plugins.planning.plan_sync import plan_or_exit
 
     typer.echo(
         plan_or_exit(
@@ -85,7 +85,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Predict what other settings would do to the speed of a run, from its own times."""
-    from offbeat.planning.run_plan import plan_run
+    from offbeat.plugins.planning.run_plan import plan_run
 
     with error_in_one_line():
         planned = plan_run(
@@ -137,10 +137,10 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     loaded = read_with_model(recipe, overrides)
 
     from offbeat.config.loader import resolve_run_dir
-    from offbeat.planning.fabricated import LengthLaw, UnusableLengths
-    from offbeat.planning.sweep import SweepRequest
-    from offbeat.planning.sweep import sweep as swept
-    from offbeat.planning.sweep_points import SweepPoint, UnusableSweep, table
+    from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths
+    from offbeat.plugins.planning.sweep import SweepRequest
+    from offbeat.plugins.planning.sweep import sweep as swept
+    from offbeat.plugins.planning.sweep_points import SweepPoint, UnusableSweep, table
 
     def say(point: SweepPoint) -> None:
         what = f"{point.step_s:.3g} s/step" if point.outcome == "ok" else point.outcome

@@ -32,7 +32,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
-from offbeat.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
+from offbeat.plugins.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
 
 FINISH_SHARE: Final = 0.1
 """Part of a step's time that does not depend on its groups: the optimizer, and what surrounds it."""

@@ -13,9 +13,9 @@ from offbeat.config.limits import shares_weights
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
-from offbeat.planning.measured_run import MeasuredRun, measured_run
-from offbeat.planning.prediction import PLANNED_KEYS, NotPlanned, Pace, predict
-from offbeat.planning.virtual_ports import Costs, GroupWork
+from offbeat.plugins.planning.measured_run import MeasuredRun, measured_run
+from offbeat.plugins.planning.prediction import PLANNED_KEYS, NotPlanned, Pace, predict
+from offbeat.plugins.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.directory import CONFIG
 
 Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]

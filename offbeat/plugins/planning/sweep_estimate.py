@@ -12,8 +12,8 @@ from offbeat.launch.checks.activations import estimated_activations
 from offbeat.launch.checks.layout import held_by_megatron_rank
 from offbeat.launch.checks.tensor_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
-from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
-from offbeat.planning.sweep_task import fabricate_step, share_of_minibatches
+from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
+from offbeat.plugins.planning.sweep_task import fabricate_step, share_of_minibatches
 from offbeat.trainers.ranks.dispatch import Replicas
 
 if TYPE_CHECKING:

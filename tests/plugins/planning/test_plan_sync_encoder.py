@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.planning.grid_text import parse_grid
-from offbeat.planning.model_tensors import model_tensors
-from offbeat.planning.sync_plan import SyncLayouts, plan_of
+from offbeat.plugins.planning.grid_text import parse_grid
+from offbeat.plugins.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.weight_sync.dtypes import WirePolicy

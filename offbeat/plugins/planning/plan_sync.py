@@ -8,8 +8,8 @@ from offbeat.cli.arguments import refuse
 from offbeat.cli.recipes import read_with_model
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
-from offbeat.planning.grid_text import parse_grid
-from offbeat.planning.sync_plan import (
+from offbeat.plugins.planning.grid_text import parse_grid
+from offbeat.plugins.planning.sync_plan import (
     ENGINE_KEYS,
     MIB,
     OPTION_NAMES,

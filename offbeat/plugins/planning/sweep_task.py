@@ -10,7 +10,7 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.parent_death import die_with_parent
-from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
+from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.spec import WorldRendezvous
 

@@ -28,8 +28,8 @@ from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerC
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.planning.fabricated import FabricatedGroup, tokens_of
-from offbeat.planning.sweep_task import (
+from offbeat.plugins.planning.fabricated import FabricatedGroup, tokens_of
+from offbeat.plugins.planning.sweep_task import (
     HOST,
     RankFailed,
     RankResult,

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
-from offbeat.planning.measured_run import measured_run, pace_per_token
-from offbeat.planning.prediction import NotPlanned, Pace, predict
-from offbeat.planning.run_plan import plan_run
-from offbeat.planning.shared_cores import SharedCores
-from offbeat.planning.virtual_ports import Costs, GroupWork, SharedEngine
+from offbeat.plugins.planning.measured_run import measured_run, pace_per_token
+from offbeat.plugins.planning.prediction import NotPlanned, Pace, predict
+from offbeat.plugins.planning.run_plan import plan_run
+from offbeat.plugins.planning.shared_cores import SharedCores
+from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.runs.past_run import NotARun
 from offbeat.simulation.loop import VirtualLoop
 from tests.support import shown_run

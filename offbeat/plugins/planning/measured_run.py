@@ -21,9 +21,9 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig, VllmGener
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.controller.events import Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
-from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
-from offbeat.planning.shared_cores import CoreUse
-from offbeat.planning.virtual_ports import Costs, GroupWork
+from offbeat.plugins.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
+from offbeat.plugins.planning.shared_cores import CoreUse
+from offbeat.plugins.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.metrics_file import read_metrics_file

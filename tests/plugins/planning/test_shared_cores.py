@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
-from offbeat.planning.measured_run import WallSeconds, core_use
-from offbeat.planning.prediction import predict
-from offbeat.planning.shared_cores import CoreUse, SharedCores
-from offbeat.planning.virtual_ports import Costs, GroupWork, SharedEngine
+from offbeat.plugins.planning.measured_run import WallSeconds, core_use
+from offbeat.plugins.planning.prediction import predict
+from offbeat.plugins.planning.shared_cores import CoreUse, SharedCores
+from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.simulation.loop import VirtualLoop
 from tests.support import shown_run
 

@@ -25,17 +25,17 @@ from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
-from offbeat.planning.fabricated import LengthLaw
-from offbeat.planning.model_tensors import model_tensors
-from offbeat.planning.sweep_estimate import estimate
-from offbeat.planning.sweep_points import (
+from offbeat.plugins.planning.fabricated import LengthLaw
+from offbeat.plugins.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.sweep_estimate import estimate
+from offbeat.plugins.planning.sweep_points import (
     SweepFile,
     SweepPoint,
     UnusableSweep,
     combinations,
 )
-from offbeat.planning.sweep_task import HOST, REPLY, RankFailed, RankResult, RankTask
-from offbeat.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_grid
+from offbeat.plugins.planning.sweep_task import HOST, REPLY, RankFailed, RankResult, RankTask
+from offbeat.plugins.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -47,7 +47,7 @@ from offbeat.weight_sync.reshard.declared import placement
 _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
-_RANK: Final = (sys.executable, "-m", "offbeat.planning.sweep_rank")
+_RANK: Final = (sys.executable, "-m", "offbeat.plugins.planning.sweep_rank")
 _UNDER_A_LIMIT: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """Makes what fits repeatable. glibc gives blocks of 64 KiB and more back when they are freed, as a device's
 memory is reused: what it would keep instead depends on the order of frees. transformers loads in one thread:

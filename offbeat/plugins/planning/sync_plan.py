@@ -13,8 +13,8 @@ from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import wire_of
 from offbeat.messages.failures import OffbeatError
-from offbeat.planning.grid_text import describe_grid
-from offbeat.planning.model_tensors import model_tensors
+from offbeat.plugins.planning.grid_text import describe_grid
+from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
 from offbeat.trainers.torch.tensor_parallel import RECIPE_NAMES, SizeNames
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy

@@ -12,8 +12,8 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.trainer_cases import write_model
-from offbeat.planning.sweep import TOKENS
-from offbeat.planning.sweep_points import SweepPoint
+from offbeat.plugins.planning.sweep import TOKENS
+from offbeat.plugins.planning.sweep_points import SweepPoint
 
 pytestmark = [
     pytest.mark.long,
