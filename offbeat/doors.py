@@ -28,6 +28,7 @@ GROUP: Final = "offbeat.plugins"
 _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     "command": {
         "export": "offbeat.plugins.export.plugin:COMMANDS",
+        "planning": "offbeat.plugins.planning.plugin:COMMANDS",
         "report": "offbeat.plugins.report.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },

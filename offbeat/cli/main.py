@@ -21,7 +21,6 @@ from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.missing_package import PackageMissing, missing_package
 from offbeat.messages.text import printable_lines
-from offbeat.plugins.planning.plugin import planning_app
 
 
 class _Commands(TyperGroup):
@@ -54,7 +53,6 @@ config_app = typer.Typer(
     help="What a recipe may say, and what it comes to.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(config_app, name="config")
-app.add_typer(planning_app)
 app.add_typer(reading_app)
 for commands in plugins_of("command").values():
     app.add_typer(commands)
@@ -373,6 +371,36 @@ def simulate(
         write=partial(typer.echo, nl=False),
     )
     raise SystemExit(exit_code)
+
+
+@app.command()
+def stage(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Model of the Hugging Face Hub."),
+    ],
+    target: Annotated[
+        Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
+    ],
+    others: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
+    stall_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            min=1.0,
+            help="Seconds without a new byte after which a download is killed and continued.",
+        ),
+    ] = 120.0,
+) -> None:
+    """Download a model to this machine, or with RAY_ADDRESS to every node of that cluster.
+
+    Every file is compared with its checksum. Exit code 1: a node lacks the model.
+    """
+    from offbeat.cli.stage import stage_or_exit
+
+    removed = [*(others or []), *(["--part", part] if part else [])]
+    stage_or_exit(model, removed, target, stall_timeout_s)
 
 
 @app.command()

@@ -1,7 +1,7 @@
-"""The commands that plan, measure and prepare before a run."""
+"""``offbeat plan``, ``plan-sync`` and ``sweep``: predict and measure before a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,10 +15,10 @@ from offbeat.cli.arguments import (
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.text import printable_lines
 
-planning_app = typer.Typer(rich_markup_mode=None)
+COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@planning_app.command("plan-sync", cls=RecipeCommand)
+@COMMANDS.command("plan-sync", cls=RecipeCommand)
 def plan_sync(
     recipe: Annotated[
         Path | None,
@@ -63,7 +63,7 @@ def plan_sync(
     )
 
 
-@planning_app.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand)
 def plan(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with some steps.")],
     overrides: OverridesArgument = None,
@@ -99,7 +99,7 @@ def plan(
     typer.echo(planned.to_json() if as_json else printable_lines(planned.to_text()), nl=False)
 
 
-@planning_app.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand)
 def sweep(  # noqa: PLR0917 -- the options of a command line
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -165,33 +165,3 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     typer.echo(printable_lines(f"\n{table(points)}\n{file}"))
     if all(point.outcome != "ok" for point in points):
         raise typer.Exit(FAILED)
-
-
-@planning_app.command()
-def stage(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Model of the Hugging Face Hub."),
-    ],
-    target: Annotated[
-        Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
-    ],
-    others: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
-    part: Annotated[str | None, typer.Option(hidden=True)] = None,
-    stall_timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--stall-timeout",
-            min=1.0,
-            help="Seconds without a new byte after which a download is killed and continued.",
-        ),
-    ] = 120.0,
-) -> None:
-    """Download a model to this machine, or with RAY_ADDRESS to every node of that cluster.
-
-    Every file is compared with its checksum. Exit code 1: a node lacks the model.
-    """
-    from offbeat.cli.stage import stage_or_exit
-
-    removed = [*(others or []), *(["--part", part] if part else [])]
-    stage_or_exit(model, removed, target, stall_timeout_s)
