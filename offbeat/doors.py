@@ -73,6 +73,15 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
             )
 
 
+def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
+    """Return the plug-in of pictures in prompts.
+
+    Raises:
+        PluginUnusable: It is not there, or its import fails.
+    """
+    return find_plugin("media", "images")
+
+
 def plugins_of(kind: Kind) -> dict[str, Any]:
     """Return the plug-ins of this package by name, without absent ones and broken ones."""
     loaded = {name: _load(kind, name) for name in _IN_TREE[kind]}

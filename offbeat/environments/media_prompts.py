@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
@@ -87,4 +87,4 @@ class MediaPrompts(Protocol):
 
 def media_prompts() -> MediaPrompts:
     """Return the registered option."""
-    return cast("MediaPrompts", find_plugin("media", "images"))
+    return cast("MediaPrompts", find_media())

@@ -6,7 +6,7 @@ that load a large library are imported when they are called.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.prompts import PromptSource
@@ -15,7 +15,14 @@ from offbeat.images.encoder import PictureEncoder
 from offbeat.images.families import rules_of_config
 from offbeat.images.model_tokens import picture_tokens
 from offbeat.images.pictures import Pictures
-from offbeat.images.rows import PICTURE_KEYS, names_pictures, row_problem, without_content
+from offbeat.images.rows import (
+    PICTURE_KEYS,
+    names_pictures,
+    pictures_of,
+    row_problem,
+    shown,
+    without_content,
+)
 from offbeat.images.stub import stub_media
 from offbeat.images.thumbnails import thumbnails
 from offbeat.messages.media import Media, Thumbnail
@@ -38,6 +45,12 @@ names_media = names_pictures
 def check(media: Media) -> None:
     """Check the arrays of pictures against each other."""
     Pictures.of(media)
+
+
+def names_in(row: Mapping[str, Any]) -> list[str]:
+    """Return the pictures that a row names, each in a form to be shown."""
+    named: object = pictures_of(row)
+    return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
 
 
 def digits(

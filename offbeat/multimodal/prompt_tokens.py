@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 
@@ -68,5 +68,5 @@ def media_tokens(
         OSError: The config cannot be read.
         ValueError: It is of a model type that transformers does not know.
     """
-    option = cast("_MediaTokenizers", find_plugin("media", "images"))
+    option = cast("_MediaTokenizers", find_media())
     return option.tokens(path, tokenizer, trust_remote_code=trust_remote_code)

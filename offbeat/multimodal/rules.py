@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.messages.media import Media
 
 Ints = NDArray[np.int64]
@@ -115,4 +115,4 @@ class _MediaModels(Protocol):
 
 def media_rules(config: Any) -> MediaRules:  # noqa: ANN401 -- transformers' config, which it does not type
     """Return the rules of a model by its config; ``TEXT_ONLY`` if no option reads its media."""
-    return cast("_MediaModels", find_plugin("media", "images")).rules(config) or TEXT_ONLY
+    return cast("_MediaModels", find_media()).rules(config) or TEXT_ONLY

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.messages.media import Media, Thumbnail
 
 
@@ -25,4 +25,4 @@ class MediaLog(Protocol):
 
 def media_log() -> MediaLog:
     """Return the registered option."""
-    return cast("MediaLog", find_plugin("media", "images"))
+    return cast("MediaLog", find_media())

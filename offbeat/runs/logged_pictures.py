@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.images.rows import pictures_of, shown
+from offbeat.doors import find_media
 from offbeat.messages.text import printable
 
 _COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")
@@ -79,6 +79,5 @@ def _names(rest_of_row: str | None) -> list[str]:
         return []
     if not isinstance(row, Mapping):
         return []
-    named = pictures_of(row)
-    named = named if isinstance(named, list) else []
-    return [printable(shown(each)) for each in named[:_NAMED]]
+    names: list[str] = find_media().names_in(row)
+    return [printable(each) for each in names[:_NAMED]]

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.messages.media import Thumbnail
 
 TYPE: Final = pa.list_(
@@ -21,7 +21,7 @@ class _Previews(Protocol):
 
 def column_name() -> str:
     """Return the name of the column, which the registered option chooses."""
-    return cast("_Previews", find_plugin("media", "images")).PREVIEW_COLUMN
+    return cast("_Previews", find_media()).PREVIEW_COLUMN
 
 
 def written(previews: Iterable[Thumbnail]) -> list[dict[str, Any]] | None:

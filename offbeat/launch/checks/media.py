@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from offbeat.config.run import RunConfig
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
@@ -25,4 +25,4 @@ class MediaChecks(Protocol):
 
 def media_checks() -> MediaChecks:
     """Return the checks of the registered option."""
-    return cast("MediaChecks", find_plugin("media", "images"))
+    return cast("MediaChecks", find_media())

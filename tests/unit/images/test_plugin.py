@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_media
 from offbeat.environments.media_prompts import MediaPrompts
 from offbeat.images import plugin
 from offbeat.launch.checks.media import MediaChecks
@@ -23,7 +23,7 @@ CHECKS: MediaChecks = plugin
 def test_the_option_has_everything_that_a_room_asks_for(protocol: type) -> None:
     names = {name for name in (*vars(protocol), *protocol.__annotations__) if name[0] != "_"}
     assert names
-    assert {name for name in names if not hasattr(find_plugin("media", "images"), name)} == set()
+    assert {name for name in names if not hasattr(find_media(), name)} == set()
 
 
 def test_a_model_of_another_family_reads_text_only() -> None:
