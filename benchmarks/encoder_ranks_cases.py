@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 PLACEHOLDER: Final = 60  # token id
 _OPEN, _CLOSE, _LEAST, _MOST = 61, 62, 2, 50  # ids around a picture, and those of text

@@ -32,7 +32,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "report": "offbeat.plugins.report.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
-    "media": {"images": "offbeat.images.plugin"},
+    "media": {"images": "offbeat.plugins.images.plugin"},
     "page": {"report": "offbeat.plugins.report.plugin:PAGE"},
     "runtime": {"local": "offbeat.local.run:LOCAL"},
     "tracker": {

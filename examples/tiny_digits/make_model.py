@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from offbeat.images.digits import SIDE, picture
+from offbeat.plugins.images.digits import SIDE, picture
 
 SEED = 0
 TARGET_ACCURACY = 0.25

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from offbeat.controller.events import Committed
-from offbeat.images.digits import picture
+from offbeat.plugins.images.digits import picture
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 from tests.support.run_records import RunRecords
 from tests.support.starting import ROOT, Start

@@ -20,7 +20,7 @@ from offbeat.controller.events import (
     Returned,
     StepApplied,
 )
-from offbeat.images.digits import picture
+from offbeat.plugins.images.digits import picture
 from tests.support.run_records import RunRecords
 from tests.support.starting import ROOT, Start
 

@@ -30,8 +30,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 PLACEHOLDER = 60
 _VOCABULARY = 64

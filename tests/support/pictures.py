@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.passes import Features
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 
 def pixels(*sizes: tuple[int, int, int], seed: int = 0) -> Media:

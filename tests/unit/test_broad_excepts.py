@@ -55,7 +55,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py Child.start",
         "environments/killable.py RewardPool.call",
         "environments/killable.py RewardPool.start",
-        "images/processors.py load_processor",  # the files of a model's processor
+        "plugins/images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",
         "config/by_value.py give",  # a class of the user that cannot be pickled
         "config/user_code.py load_target",
@@ -104,12 +104,12 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/response_text.py decode_for_reader",  # a tokenizer may be code of the model
         "environments/episode_serving.py serve_episodes",
-        "images/decoding.py decoded",  # a picture, whose bytes are theirs too
+        "plugins/images/decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "environments/verifiers_tasks.py main",
-        "images/prompt_check.py check_processor",  # the files of a model's processor
-        "images/prompt_check.py _encoded",  # these, and a chat template
+        "plugins/images/prompt_check.py check_processor",  # the files of a model's processor
+        "plugins/images/prompt_check.py _encoded",  # these, and a chat template
         "launch/checks/prompt_lengths.py _longest",  # a chat template
     ),
     MODEL_CLASS: (

@@ -11,12 +11,12 @@ from releases import CHUNK_BYTES, Weights, move_to, released
 from transformers import AutoModelForImageTextToText
 
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.images.digits import drawn
-from offbeat.images.processors import load_processor
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import Canary
 from offbeat.multimodal.canaries import canary_prompts
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.images.digits import drawn
+from offbeat.plugins.images.processors import load_processor
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32
 from offbeat.weight_sync.source import ModuleSource

@@ -11,9 +11,9 @@ from pictured import digits_of, pictured, worst_error
 from shared_engine import Shared, TakenOver, load, serve
 
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.images.pictures import Pictures
 from offbeat.messages.failures import CanaryFailed, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.plugins.images.pictures import Pictures
 
 pytestmark = pytest.mark.skipif(
     getattr(transformers.Idefics3ImageProcessorPil, "is_dummy", False),

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from offbeat.generators.vllm.lazy_import import Library
-from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import MediaRules
+from offbeat.plugins.images.pictures import Pictures
 
 _MODALITY = "image"
 

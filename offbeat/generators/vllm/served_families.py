@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.generators.vllm.errors import PicturesUnserved
-from offbeat.images.families import FAMILIES
+from offbeat.plugins.images.families import FAMILIES
 
 SERVED: Final = ("idefics3",)
 """Values of ``model_type``: those whose pictures vLLM was compared with transformers on."""

@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from offbeat.images.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.messages.groups import Receipt
+from offbeat.plugins.images.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.runs.logged_samples import (
     SAMPLE_CHARACTERS,
     SAMPLE_TOKENS,

@@ -13,9 +13,9 @@ from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
 from torch_backend.torch_jobs import as_arrays
 from world import COLLECTIVE_S
 
-from offbeat.images.pictures import Pictures
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.images.pictures import Pictures
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 

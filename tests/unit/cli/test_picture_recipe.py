@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
-from offbeat.images.digits import picture
+from offbeat.plugins.images.digits import picture
 
 ROOT = Path(__file__).parents[3]
 

@@ -19,10 +19,10 @@ from yarl import URL
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.images.errors import STRAY_TOKEN
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.multimodal.prompt_tokens import MediaTokens
+from offbeat.plugins.images.errors import STRAY_TOKEN
 from tests.support.agent_endpoint import CHATML, DrawnBytes, encode, session, template
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}

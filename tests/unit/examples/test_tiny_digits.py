@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from offbeat.images.digits import SIDE, picture
+from offbeat.plugins.images.digits import SIDE, picture
 
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from offbeat.generators.vllm.prompt_inputs import PromptInputs
-from offbeat.images.families import PixelRules
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
+from offbeat.plugins.images.families import PixelRules
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 RULES = PixelRules(placeholder=9, size=(3, 4, 4), tokens=2)
 PROMPT = (1, 9, 9, 2, 9, 9, 3, 9)  # the last was sampled

@@ -8,9 +8,9 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.generators.vllm.errors import PicturesUnserved
 from offbeat.generators.vllm.served_families import SERVED, check_family
-from offbeat.images.families import FAMILIES
 from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.messages.finding import Level
+from offbeat.plugins.images.families import FAMILIES
 
 UNSERVED = sorted(set(FAMILIES) - set(SERVED))
 

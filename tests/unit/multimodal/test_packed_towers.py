@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.images.pictures import merge
+from offbeat.plugins.images.pictures import merge
 from tests.support.image_text_models import make, patched
 from tests.support.pictures import features
 

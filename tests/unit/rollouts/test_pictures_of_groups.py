@@ -9,12 +9,12 @@ import pytest
 
 from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.images.encoder import PictureEncoder
-from offbeat.images.errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.media import media_of
+from offbeat.plugins.images.encoder import PictureEncoder
+from offbeat.plugins.images.errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.samples import SampleFailurePolicy

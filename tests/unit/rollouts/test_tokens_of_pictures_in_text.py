@@ -15,12 +15,12 @@ from offbeat.environments.protocol import (
     Response,
     SingleTurn,
 )
-from offbeat.images.errors import STRAY_TOKEN, UNUSABLE
-from offbeat.images.families import PixelRules
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.multimodal.prompt_tokens import MediaTokens
+from offbeat.plugins.images.errors import STRAY_TOKEN, UNUSABLE
+from offbeat.plugins.images.families import PixelRules
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.samples import SampleFailurePolicy

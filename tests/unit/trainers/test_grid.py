@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.images.pictures import MediaKind, Pictures, merge
 from offbeat.messages.failures import SchemaError
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.grid.errors import AbsentModule, BridgeMismatch, ProvenanceMismatch

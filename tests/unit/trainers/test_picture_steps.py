@@ -13,9 +13,9 @@ from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
-from offbeat.images.pictures import Pictures
 from offbeat.messages.fences import StepKey
 from offbeat.messages.media import media_of
+from offbeat.plugins.images.pictures import Pictures
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
 from offbeat.transfer_queue.tensordict_codec import build_chunk

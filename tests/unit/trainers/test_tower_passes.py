@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.images.families import PatchRules, PixelRules
-from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import MediaRules
+from offbeat.plugins.images.families import PatchRules, PixelRules
+from offbeat.plugins.images.pictures import Pictures
 from offbeat.trainers.grid.encoding import TowerPasses
 from tests.support.image_text_models import patched, pictures
 

@@ -12,10 +12,10 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 
 from offbeat.config.run import RunConfig
-from offbeat.images.digits import picture
-from offbeat.images.prompt_check import check_pictures
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.messages.finding import Finding
+from offbeat.plugins.images.digits import picture
+from offbeat.plugins.images.prompt_check import check_pictures
 
 
 def findings(model: str = "models/tiny-digits", **sections: Any) -> list[Finding]:

@@ -14,15 +14,15 @@ from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
 from offbeat.environments.text import UnreadByTemplate, encode_prompt
-from offbeat.images.errors import (
+from offbeat.messages.groups import Prompt
+from offbeat.plugins.images.errors import (
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
-from offbeat.images.pictures import MediaKind, Pictures
-from offbeat.images.processors import PictureProcessor, load_processor
-from offbeat.images.thumbnails import thumbnails
-from offbeat.messages.groups import Prompt
+from offbeat.plugins.images.pictures import MediaKind, Pictures
+from offbeat.plugins.images.processors import PictureProcessor, load_processor
+from offbeat.plugins.images.thumbnails import thumbnails
 from tests.support.picture_models import write_gemma3, write_qwen
 
 TINY_DIGITS = "models/tiny-digits"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from offbeat.images.thumbnails import picture_sizes, thumbnails
 from offbeat.messages.media import Media
+from offbeat.plugins.images.thumbnails import picture_sizes, thumbnails
 from offbeat.telemetry import preview_column
 
 PREVIEW_COLUMN: Final = "pictures"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.prompts import PromptSource
-from offbeat.images.digits import DigitPrompts
-from offbeat.images.encoder import PictureEncoder
-from offbeat.images.families import rules_of_config
-from offbeat.images.model_tokens import picture_tokens
-from offbeat.images.pictures import Pictures
-from offbeat.images.rows import (
+from offbeat.messages.media import Media, Thumbnail
+from offbeat.plugins.images.digits import DigitPrompts
+from offbeat.plugins.images.encoder import PictureEncoder
+from offbeat.plugins.images.families import rules_of_config
+from offbeat.plugins.images.model_tokens import picture_tokens
+from offbeat.plugins.images.pictures import Pictures
+from offbeat.plugins.images.rows import (
     PICTURE_KEYS,
     names_pictures,
     pictures_of,
@@ -23,9 +24,8 @@ from offbeat.images.rows import (
     shown,
     without_content,
 )
-from offbeat.images.stub import stub_media
-from offbeat.images.thumbnails import thumbnails
-from offbeat.messages.media import Media, Thumbnail
+from offbeat.plugins.images.stub import stub_media
+from offbeat.plugins.images.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,7 +70,7 @@ def encoder(config: RunConfig) -> PictureEncoder | None:
     images = config.environment.images
     if images is None or config.environment.name == "stub":
         return None
-    from offbeat.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
+    from offbeat.plugins.images.processors import load_processor
 
     model = config.model
     processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
@@ -84,27 +84,27 @@ def previews(media: Media | None) -> tuple[Thumbnail, ...]:
 
 def log_columns() -> Mapping[str, Any]:
     """Return the Arrow type of each column of the rollout files by its name."""
-    from offbeat.images.log_columns import log_columns  # noqa: PLC0415 -- loads pyarrow
+    from offbeat.plugins.images.log_columns import log_columns
 
     return log_columns()
 
 
 def log_values(media: Media | None) -> tuple[Mapping[str, Any], int]:
     """Return the value of each of these columns for a group, and the bytes of all of them."""
-    from offbeat.images.log_columns import log_values  # noqa: PLC0415 -- loads pyarrow
+    from offbeat.plugins.images.log_columns import log_values
 
     return log_values(media)
 
 
 def check_model(config: RunConfig, model: "PreTrainedModel") -> "Iterator[Finding]":
     """Check that the model reads the pictures of the prompts."""
-    from offbeat.images.prompt_check import check_model  # noqa: PLC0415 -- of a room above workers
+    from offbeat.plugins.images.prompt_check import check_model
 
     return check_model(config, model)
 
 
 def check_media(config: RunConfig, commits: Mapping[str, str]) -> "Iterator[Finding]":
     """Encode pictures of the first rows as a worker does."""
-    from offbeat.images.prompt_check import check_pictures  # noqa: PLC0415 -- as above
+    from offbeat.plugins.images.prompt_check import check_pictures
 
     return check_pictures(config, commits)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.media import Media, media_of
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 from offbeat.transfer_queue.schema import check, payload_bytes
 from offbeat.transfer_queue.spool import SpoolWriter, read
 from tests.support.pictures import patches, pixels

@@ -5,8 +5,8 @@ from typing import Final
 
 from PIL import Image, ImageOps
 
-from offbeat.images.errors import BadPicture
 from offbeat.messages.text import first_line
+from offbeat.plugins.images.errors import BadPicture
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP")
 """Formats that are read; Pillow knows some sixty more, each another parser of untrusted bytes."""

@@ -14,8 +14,9 @@ import pytest
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.row_checks import row_check
-from offbeat.images.errors import BadPicture
-from offbeat.images.rows import (
+from offbeat.messages.groups import Prompt
+from offbeat.plugins.images.errors import BadPicture
+from offbeat.plugins.images.rows import (
     names_pictures,
     picture_bytes,
     pictures_of,
@@ -23,7 +24,6 @@ from offbeat.images.rows import (
     shown,
     without_content,
 )
-from offbeat.messages.groups import Prompt
 
 MOST = 1024
 READS_PICTURES = EnvironmentConfig.model_validate(

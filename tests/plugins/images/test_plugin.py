@@ -8,9 +8,9 @@ import pytest
 
 from offbeat.doors import find_media
 from offbeat.environments.media_prompts import MediaPrompts
-from offbeat.images import plugin
 from offbeat.launch.checks.media import MediaChecks
 from offbeat.multimodal.rules import TEXT_ONLY, media_rules
+from offbeat.plugins.images import plugin
 from offbeat.rollouts.media_log import MediaLog
 from tests.support.image_text_models import make
 
@@ -34,5 +34,7 @@ def test_a_model_of_another_family_reads_text_only() -> None:
 
 def test_the_option_loads_no_library_of_models_before_it_is_asked_to_compute() -> None:
     heavy = "{'torch', 'transformers', 'PIL', 'pyarrow'}"
-    script = f"import sys, offbeat.images.plugin; sys.exit(bool({heavy} & set(sys.modules)))"
+    script = (
+        f"import sys, offbeat.plugins.images.plugin; sys.exit(bool({heavy} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)

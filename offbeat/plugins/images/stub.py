@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 _PICTURE: Final = (3, 32, 32)
 _SIZES_BYTES: Final = 16  # of one picture: three sides and the kind

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.passes import Features
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 
 def tower_features(model: PreTrainedModel, media: Media, *, is_flat: bool) -> Features:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.placing import RowSpan, placed
 from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.plugins.images.pictures import Pictures
 from tests.support.image_text_models import PLACEHOLDER, make, patched, pictures, prompt_with
 from tests.support.pictures import pixels
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from offbeat.images.pictures import MediaKind, Pictures, merge
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import Ints, MediaRules, Tokens
+from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 
 _VALUE_BYTES: Final = 4  # float32
 _PIXELS: Final = ("idefics3", "smolvlm")
@@ -62,12 +62,12 @@ class PictureRules(MediaRules):
         return parts
 
     def encode(self, model: Any, media: Sequence[Media]) -> Any:  # noqa: ANN401 -- torch is not loaded here
-        from offbeat.images.features import tower_features  # noqa: PLC0415 -- loads torch
+        from offbeat.plugins.images.features import tower_features  # noqa: PLC0415 -- loads torch
 
         return tower_features(model, merge(media), is_flat=self.opens_attention)
 
     def plain_inputs(self, model: Any, media: Media, ids_RT: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
-        from offbeat.images.features import picture_inputs  # noqa: PLC0415 -- loads torch
+        from offbeat.plugins.images.features import picture_inputs  # noqa: PLC0415 -- loads torch
 
         inputs = picture_inputs(model, media, is_flat=self.opens_attention)
         if self.has_axes or self.opens_attention:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media, Thumbnail
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 THUMBNAILS: Final = 4
 """Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""

@@ -16,17 +16,6 @@ from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompts import PromptSource
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.images.encoder import PictureEncoder
-from offbeat.images.errors import (
-    PLACE,
-    BadPicture,
-    NoPictures,
-    StrayPlaceholder,
-    WrongPlaces,
-)
-from offbeat.images.families import READ_FAMILIES, rules_of_config
-from offbeat.images.model_tokens import picture_tokens
-from offbeat.images.rows import names_pictures
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.finding import Finding, Level, error, ok, warning
@@ -34,12 +23,23 @@ from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
 from offbeat.multimodal.prompt_tokens import MediaTokens
+from offbeat.plugins.images.encoder import PictureEncoder
+from offbeat.plugins.images.errors import (
+    PLACE,
+    BadPicture,
+    NoPictures,
+    StrayPlaceholder,
+    WrongPlaces,
+)
+from offbeat.plugins.images.families import READ_FAMILIES, rules_of_config
+from offbeat.plugins.images.model_tokens import picture_tokens
+from offbeat.plugins.images.rows import names_pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedModel
 
-    from offbeat.images.processors import PictureProcessor
+    from offbeat.plugins.images.processors import PictureProcessor
 
 
 _SUBJECT: Final = "pictures"
@@ -101,7 +101,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
         yield error(_SUBJECT, "Pillow is not installed", "pip install 'offbeat[vision]'")
         return
     # Of transformers and Pillow.
-    from offbeat.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
+    from offbeat.plugins.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
 
     model = config.model
     try:

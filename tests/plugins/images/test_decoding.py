@@ -12,8 +12,8 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from PIL import Image
 
-from offbeat.images.decoding import decoded
-from offbeat.images.errors import BadPicture
+from offbeat.plugins.images.decoding import decoded
+from offbeat.plugins.images.errors import BadPicture
 
 MOST = 2**16
 

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.images.errors import STRAY_TOKEN, UNUSABLE
 from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.images.errors import STRAY_TOKEN, UNUSABLE
 
 _ATTRIBUTES: Final = ("image_token_id", "boi_token_index", "video_token_id")
 """Attributes of the configs of image-text models that name such a token."""

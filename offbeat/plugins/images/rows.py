@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.row_checks import LOOK_AWAY
-from offbeat.images.errors import PLACE, BadPicture
 from offbeat.messages.groups import Prompt
+from offbeat.plugins.images.errors import PLACE, BadPicture
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")  # surrogates are no UTF-8

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from offbeat.images.model_tokens import picture_tokens
 from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
+from offbeat.plugins.images.model_tokens import picture_tokens
 from tests.support.image_text_models import PLACEHOLDER, make, pictures, prompt_with
 
 

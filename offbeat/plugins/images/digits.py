@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.environments.prompts import RowPrompts
-from offbeat.images.errors import BadPicture
+from offbeat.plugins.images.errors import BadPicture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

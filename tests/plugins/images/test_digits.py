@@ -14,13 +14,13 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.images.digits import DigitPrompts, drawn, picture
-from offbeat.images.encoder import PictureEncoder
-from offbeat.images.errors import BadPicture
-from offbeat.images.pictures import Pictures
-from offbeat.images.processors import load_processor
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
+from offbeat.plugins.images.digits import DigitPrompts, drawn, picture
+from offbeat.plugins.images.encoder import PictureEncoder
+from offbeat.plugins.images.errors import BadPicture
+from offbeat.plugins.images.pictures import Pictures
+from offbeat.plugins.images.processors import load_processor
 
 FILE_PROMPT = {"prompt": "<image>=", "image": "a.png"}
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.images.digits import drawn, is_drawn
-from offbeat.images.errors import BadPicture
-from offbeat.images.rows import names_pictures, picture_bytes, pictures_of, shown
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import Media, media_bytes
+from offbeat.plugins.images.digits import drawn, is_drawn
+from offbeat.plugins.images.errors import BadPicture
+from offbeat.plugins.images.rows import names_pictures, picture_bytes, pictures_of, shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from offbeat.images.processors import PictureProcessor
+    from offbeat.plugins.images.processors import PictureProcessor
 
 _MIB = 2**20
 
@@ -65,7 +65,7 @@ class PictureEncoder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _picture(self, prompt: Prompt, picture: object) -> "Image":
-        from offbeat.images.decoding import decoded  # noqa: PLC0415 - loads Pillow
+        from offbeat.plugins.images.decoding import decoded  # noqa: PLC0415 - loads Pillow
 
         if is_drawn(picture):
             return drawn(picture)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from offbeat.images.pictures import MediaKind, Pictures
-from offbeat.images.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from offbeat.messages.media import Media
+from offbeat.plugins.images.pictures import MediaKind, Pictures
+from offbeat.plugins.images.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from tests.support.pictures import patches, pixels
 
 

@@ -19,15 +19,15 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.text import rendered_prompt
-from offbeat.images.errors import (
+from offbeat.messages.media import Media
+from offbeat.plugins.images.errors import (
     PLACE,
     BadPicture,
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
-from offbeat.images.pictures import MediaKind, Pictures
-from offbeat.messages.media import Media
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 
 class PictureProcessor(abc.ABC):
