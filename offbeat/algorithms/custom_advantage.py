@@ -75,9 +75,19 @@ def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstim
     except TargetNotFound as error:
         raise AdvantageRefused(target, error.problem, error.fix) from error
     formula = CustomFormula(function, target, working_dir)
+    prove_formula(formula)
+    return AdvantageEstimator(target, formula)
+
+
+def prove_formula(formula: CustomFormula) -> None:
+    """Try the user's function on the rewards of some groups.
+
+    Raises:
+        AdvantageRefused: It returns no finite number per sample, or returns others in a second call or
+            when the samples are in another order.
+    """
     for rewards in _EXAMPLES:
         _check_repeats(formula, rewards)
-    return AdvantageEstimator(target, formula)
 
 
 def _check_repeats(formula: CustomFormula, rewards: Rewards) -> None:

@@ -270,13 +270,21 @@ def init(
         bool,
         typer.Option("--agent", help="An agent with a tool, and tasks, in the place of a reward."),
     ] = False,
+    loss: Annotated[
+        bool,
+        typer.Option("--loss", help="A loss with its test, too; only these where a recipe is."),
+    ] = False,
 ) -> None:
     """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
+    if agent and loss:
+        refuse("--agent and --loss: give one of them. An agent's recipe takes a loss as well.")
+
     from offbeat.cli.starter import Starter, write_starter
 
     if not folder:  # as of a variable that is not set; it is not the working directory
         refuse('DIRECTORY is "". Name one, or leave it out: offbeat init')
-    write_starter(Path(folder), Starter.AGENT if agent else Starter.REWARD)
+    chosen = Starter.AGENT if agent else Starter.LOSS if loss else Starter.REWARD
+    write_starter(Path(folder), chosen)
 
 
 @app.command(cls=RecipeCommand)

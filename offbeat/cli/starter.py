@@ -17,6 +17,9 @@ from offbeat.messages.text import list_names
 _RENAMED: Final = {"gitignore": ".gitignore"}
 """Names of files that would act on this repository under their own name."""
 
+_RECIPE: Final = "recipe.yaml"
+_WITH_LOSS: Final = "algorithm.loss.target=losses:loss"
+
 _MOST_NAMED: Final = 3
 """Files that a refusal lists; an old starter has all of them."""
 
@@ -26,6 +29,7 @@ class Starter(enum.StrEnum):
 
     REWARD = "reward"
     AGENT = "agent"
+    LOSS = "loss"
 
     @property
     def run(self) -> str:
@@ -38,7 +42,9 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
 
     No existing file is replaced: exit code 2, before anything is written.
     """
-    sources = _walk(files("offbeat.cli") / "starters" / starter, "")
+    sources = _sources(starter)
+    if starter is Starter.LOSS and not (folder / _RECIPE).exists():
+        sources += _sources(Starter.REWARD)
     content = {name: each for name, each in sources if not name.startswith("__pycache__/")}
     try:
         taken = [name for name in content if os.path.lexists(folder / name)]
@@ -59,6 +65,10 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
     except OSError as error:
         _cannot_write(folder, error)
     typer.echo(_next_steps(folder, len(content), starter))
+
+
+def _sources(starter: Starter) -> list[tuple[str, Traversable]]:
+    return _walk(files("offbeat.cli") / "starters" / starter, "")
 
 
 def _cannot_write(folder: Path, error: OSError) -> NoReturn:
@@ -83,6 +93,19 @@ def _next_steps(folder: Path, written: int, starter: Starter) -> str:
         start.append("  pip install 'offbeat[agents]'   OpenAI's client, which agent.py imports")
     checked = "model, tasks, agent" if is_agent else "model, prompts, reward"
     lasts = "some minutes" if is_agent else "a minute"
+    if starter is Starter.LOSS:
+        return "\n".join(
+            [
+                f"{folder}: {written} files",
+                "",
+                *start,
+                "  python test_losses.py                                        proves the loss",
+                f"  offbeat check {_RECIPE} {_WITH_LOSS}   the loss too",
+                f"  offbeat train {_RECIPE} {_WITH_LOSS}   or write it into the recipe",
+                "",
+                "losses.py says what a loss gets and returns; more: docs/algorithms.md#your-own-loss",
+            ]
+        )
     return "\n".join(
         [
             f"{folder}: {written} files",

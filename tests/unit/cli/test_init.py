@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
-from offbeat.launch.checks.user_code import check_targets
+from offbeat.launch.checks.user_code import check_loss, check_targets
 from offbeat.messages.finding import Level
 
 
@@ -67,6 +67,25 @@ def test_a_starter_says_what_to_type_next(
         ["offbeat", name] for name in ("check", "train", "report")
     ]
     assert commands[-1][2] == run
+
+
+def test_a_loss_comes_with_its_test_and_with_a_recipe_where_there_is_none(tmp_path: Path) -> None:
+    printed = offbeat("init", "--loss", str(tmp_path)).output
+    assert "offbeat train recipe.yaml algorithm.loss.target=losses:loss" in printed
+    config = load_recipe(tmp_path / "recipe.yaml", ["algorithm.loss.target=losses:loss"]).config
+    (finding,) = check_loss(config, tmp_path)
+    assert finding.level is Level.OK
+    subprocess.run([sys.executable, "test_losses.py"], cwd=tmp_path, check=True)
+
+
+def test_a_recipe_that_is_there_gets_the_loss_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("mine")
+    assert offbeat("init", "--loss", str(tmp_path)).exit_code == 0
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "recipe.yaml", "losses.py", "test_losses.py"
+    }  # fmt: skip
+    assert (tmp_path / "recipe.yaml").read_text() == "mine"
+    assert "give one of them" in offbeat("init", "--loss", "--agent", str(tmp_path)).stderr
 
 
 def test_no_file_is_replaced_and_none_is_written_beside_it(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Proofs for a user's own tests: the same that a run makes when it starts."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from offbeat.algorithms.custom_advantage import CustomFormula, prove_formula
+
+
+def prove_loss(
+    loss: Callable[..., Any], options: Mapping[str, Any] | None = None, **keys: object
+) -> None:
+    """Prove that a run can use a loss: on random tokens, in any division into calls.
+
+    It is finite, has a gradient, repeats, changes no input, and a token's loss depends on its own
+    sequence only.
+
+    Args:
+        loss: The function that ``algorithm.loss.target`` would name.
+        options: Its second argument.
+        **keys: Other keys of ``algorithm.loss``, such as ``reference=True``.
+
+    Raises:
+        LossRefused: It lacks one of these properties. The error names it, with two figures and a fix.
+    """
+    from offbeat.algorithms.custom_loss import CustomLoss  # imports torch
+    from offbeat.algorithms.loss_proof import prove_loss as prove
+    from offbeat.config.sections.loss import CustomLossConfig
+
+    target = _name(loss)
+    config = CustomLossConfig.model_validate({"target": target, "options": options or {}, **keys})
+    prove(CustomLoss(loss, target, Path.cwd()), config)
+
+
+def prove_advantage(advantage: Callable[..., Any]) -> None:
+    """Prove that a run can use an advantage estimator: on the rewards of some groups.
+
+    It returns one finite number per reward, repeats, and does not depend on the order of samples.
+
+    Raises:
+        AdvantageRefused: It lacks one of these properties.
+    """
+    prove_formula(CustomFormula(advantage, _name(advantage), Path.cwd()))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
