@@ -80,6 +80,7 @@ class Controller:
         *,
         sampler: Sampler,
         advantages: Advantages,
+        advantages_within_s: float | None = None,
         loss: LossSpec,
         max_group_bytes: int,
         rng: random.Random,
@@ -99,6 +100,7 @@ class Controller:
             ports: Everything outside the controller.
             sampler: The staleness policy.
             advantages: Function from the rewards of a group to its samples' advantages.
+            advantages_within_s: It may block, and has so long for a chunk; None: it does not.
             loss: Loss of every step.
             max_group_bytes: Maximum bytes of one group's columns.
             rng: Random numbers for the jitter of back-offs.
@@ -127,7 +129,14 @@ class Controller:
             spares_prompts=spares_prompts,
         )
         self._recovery = self._new_recovery(groups_per_turn)
-        step = TrainStep(state, self._trainer_client, sync, advantages=advantages, loss=loss)
+        step = TrainStep(
+            state,
+            self._trainer_client,
+            sync,
+            advantages=advantages,
+            advantages_within_s=advantages_within_s,
+            loss=loss,
+        )
         self._train_pump = self._new_train_pump(step)
         self._engine_pumps = [EnginePump(state, each, sync) for each in ports.generators.values()]
         self._cause: BaseException | None = None

@@ -26,11 +26,13 @@ from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.trainer_client import TrainerClient
+from offbeat.messages.failures import Component, DeadlineExceeded, UserCodeRefused
 from offbeat.messages.fences import StepKey
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.training import Chunk, StepResult
 from offbeat.sampler.policy import earliest_step
 from offbeat.telemetry.time_accounting import TrainerTime
+from offbeat.weight_sync.background import start_in_thread
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
@@ -62,10 +64,12 @@ class TrainStep:
         sync: WeightSync,
         *,
         advantages: Advantages,
+        advantages_within_s: float | None = None,
         loss: LossSpec,
     ) -> None:
         self._state, self._trainer_client, self._sync = state, trainer_client, sync
         self._advantages, self._loss = advantages, loss
+        self._advantages_within_s = advantages_within_s
         trainer = state.config.trainer
         self._min_tokens = trainer.min_tokens_per_chunk or microbatch_tokens(
             trainer
@@ -235,15 +239,39 @@ class TrainStep:
                 raise AssertionError(f"{group} was claimed past the staleness bound")
             receipts.append(group.receipt)
         with measures.timed("advantage"):
-            advantages = tuple(
-                self._advantages(receipt.rewards, receipt.valid) for receipt in receipts
-            )
+            advantages = await self._advantages_of(receipts)
         measures.add(receipts, advantages, state.ledger.trainer_version)
         loss = self._loss.config
         if loss.needs_policy_logprobs or loss.needs_reference_logprobs or loss.teacher_path:
             with measures.timed("prepare_logprobs"):
                 await self._prepare_logprobs(receipts)
         return self._chunk(receipts, advantages)
+
+    async def _advantages_of(self, receipts: Sequence[Receipt]) -> tuple[tuple[float, ...], ...]:
+        """Return the advantages of each group; a function that may block runs in a thread.
+
+        Raises:
+            UserCodeRefused: It has not returned in time. Its thread is left behind.
+        """
+
+        def compute() -> tuple[tuple[float, ...], ...]:
+            return tuple(self._advantages(each.rewards, each.valid) for each in receipts)
+
+        if self._advantages_within_s is None:
+            return compute()
+        try:
+            return await self._state.waits.call(
+                f"advantages of step {self._state.step}",
+                target="the user's estimator",
+                component=Component.ENVIRONMENT,
+                deadline_s=self._advantages_within_s,
+                reply=asyncio.wrap_future(start_in_thread(compute, "advantages")),
+            )
+        except DeadlineExceeded as late:
+            groups = ", ".join(group_id(each.prompt_index) for each in receipts)
+            problem = f"no answer within {self._advantages_within_s:g} s for the groups {groups}"
+            name = f"algorithm.advantage={self._state.config.algorithm.advantage}"
+            raise UserCodeRefused(name, problem, "Repair the function, then resume") from late
 
     async def _prepare_logprobs(self, receipts: Sequence[Receipt]) -> None:
         """Have the trainer write the columns that the loss needs and the groups do not have.

@@ -38,7 +38,7 @@ from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
-from offbeat.messages.fixed_times import READ_JOURNAL_S, READ_PROMPTS_S
+from offbeat.messages.fixed_times import ADVANTAGE_S, READ_JOURNAL_S, READ_PROMPTS_S
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.inputs import record_input, targets
@@ -168,6 +168,7 @@ def _make_controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) 
         ports,
         sampler=_make_sampler(spec),
         advantages=_make_advantages(spec),
+        advantages_within_s=ADVANTAGE_S if config.algorithm.advantage_target else None,
         loss=LossSpec.of(config),
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),

@@ -8,6 +8,9 @@ from typing import Final
 RETRY_S: Final = 0.25
 """Seconds between two attempts to reach a process that is starting."""
 
+ADVANTAGE_S: Final = 60.0
+"""Seconds that a user's advantage estimator may take for the groups of one chunk."""
+
 READ_PROMPTS_S: Final = 3600.0
 """Seconds to download and read the prompt files: tens of gigabytes, from the hub."""
 

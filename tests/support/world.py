@@ -55,6 +55,7 @@ class World:
     scores: FakeEvaluationLog = field(default_factory=FakeEvaluationLog)
     reached: Failpoints = no_failpoints
     advantages: Advantages = lambda rewards, _valid: rewards
+    advantages_within_s: float | None = None
     groups_per_turn: int = GROUPS_PER_TURN
     evaluates_only: bool = False
     spares_prompts: bool = False
@@ -98,6 +99,7 @@ class World:
             ),
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=self.advantages,
+            advantages_within_s=self.advantages_within_s,
             loss=self.loss,
             max_group_bytes=1000,
             rng=random.Random(0),

@@ -1,6 +1,8 @@
 """One step and its calls: what a failed attempt leaves to the next one."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -90,3 +92,34 @@ def test_a_group_past_the_bound_is_not_trained_though_a_policy_selects_it() -> N
     with pytest.raises(RunFailed, match="was claimed past the staleness bound"):
         run(main())
     assert len(world.trainer.steps) < world.config.steps
+
+
+def test_an_advantage_of_the_user_is_computed_beside_the_event_loop() -> None:
+    threads = set[threading.Thread]()
+
+    def advantages(rewards: tuple[float, ...], _: Sequence[bool]) -> tuple[float, ...]:
+        threads.add(threading.current_thread())
+        return rewards
+
+    world = World({"steps": 2}, advantages=advantages, advantages_within_s=60.0)
+    asyncio.run(world.go())
+    assert threading.main_thread() not in threads
+    world.assert_ledger_agrees()
+
+
+def test_an_advantage_that_hangs_ends_the_run_and_is_named_with_its_groups() -> None:
+    answer = threading.Event()
+
+    def advantages(rewards: tuple[float, ...], _: Sequence[bool]) -> tuple[float, ...]:
+        answer.wait()
+        return rewards
+
+    settings = {"steps": 1, "algorithm": {"advantage": "mine:hangs"}}
+    world = World(settings, advantages=advantages, advantages_within_s=60.0)
+    failed = world.fail()
+    answer.set()
+    assert failed.is_of_user_code
+    assert "algorithm.advantage=mine:hangs: no answer within 60 s for the groups g-00000" in str(
+        failed
+    )
+    assert not world.trainer.steps
