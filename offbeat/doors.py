@@ -30,6 +30,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "export": "offbeat.plugins.export.plugin:COMMANDS",
         "planning": "offbeat.plugins.planning.plugin:COMMANDS",
         "report": "offbeat.plugins.report.plugin:COMMANDS",
+        "simulation": "offbeat.plugins.simulation.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
     "media": {"images": "offbeat.plugins.images.plugin"},

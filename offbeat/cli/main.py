@@ -6,7 +6,6 @@ Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 import io
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -337,48 +336,6 @@ def submit(
     from offbeat.launch.submit import submit_job
 
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
-
-
-@app.command(cls=RecipeCommand)
-def simulate(
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Episodes to run.")] = 100,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Run this episode alone, in full detail.")
-    ] = None,
-    base: Annotated[
-        int | None, typer.Option("--base", help="First seed; default: drawn, and printed.")
-    ] = None,
-    faults: Annotated[
-        str,
-        typer.Option(
-            "--faults", help="none, engines, trainer, machines, controller, network, data, all."
-        ),
-    ] = "all",
-    schedule: Annotated[
-        Path | None,
-        typer.Option("--schedule", help="JSON file of faults to play instead of drawn ones."),
-    ] = None,
-) -> None:
-    """Run the controller in the deterministic simulator, and audit every episode."""
-    from offbeat.cli.recipes import read_or_exit
-
-    loaded = read_or_exit(recipe, overrides, dry_run=True)
-
-    from offbeat.simulation.cli import simulate as simulated
-
-    exit_code = simulated(
-        loaded.config,
-        recipe=(str(recipe), *(overrides or ())),
-        seeds=seeds,
-        seed=seed,
-        base=base,
-        faults=faults,
-        schedule=schedule,
-        write=partial(typer.echo, nl=False),
-    )
-    raise SystemExit(exit_code)
 
 
 @app.command()

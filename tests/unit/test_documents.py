@@ -154,7 +154,7 @@ def test_the_layers_shown_to_a_contributor_are_those_of_the_linter() -> None:
     assert " ".join(shown.split()) == linted
 
 
-@pytest.mark.parametrize("page", ["offbeat/cli/main.py", "docs/simulator.md"])
+@pytest.mark.parametrize("page", ["offbeat/plugins/simulation/commands.py", "docs/simulator.md"])
 def test_every_profile_of_faults_is_offered_where_a_user_looks_for_it(page: str) -> None:
     (line,) = (
         line
