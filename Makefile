@@ -144,7 +144,7 @@ test-verifiers: $(VERIFIERS_STAMP)
 	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_renderers.py tests/environments/test_live_verifiers.py $(ARGS)
 
 test-properties: $(DEV_STAMP)
-	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
+	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/plugins $(ARGS)
 
 test-trl: $(DEV_STAMP) $(TRL_STAMP)
 	$(BIN)/python -m pytest tests/trl $(ARGS)

@@ -95,7 +95,7 @@ def prepare_simulator() -> Work:
 
 def _import_episode() -> ModuleType:
     """Import the module of episodes. The pinned commit has it in another room."""
-    room, pinned_room = "offbeat.plugins.simulation", "offbeat.simulation"
+    room, pinned_room = "offbeat.plugins.simulation", "offbeat.plugins.simulation"
     try:
         return import_module(f"{room}.episode")
     except ModuleNotFoundError:

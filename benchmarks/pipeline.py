@@ -48,8 +48,8 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.messages.fences import Fence
+from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.sampler.build import build_sampler
-from offbeat.simulation.loop import VirtualLoop
 from offbeat.telemetry.time_accounting import TrainerTime
 
 COSTS: Final = Costs()

@@ -48,7 +48,7 @@ again, one at a time, in a copy of the tree (`ARGS="--only F012,F030"`: some). I
 that the simulator or a user once found. `python -m tests.faults --page` writes this page from
 `faults.toml`, which holds the edits.
 
-Larger bugs of the controller are classes in `simulation/planted`: `test_a_planted_bug_is_caught`
+Larger bugs of the controller are classes in `plugins/simulation/planted`: `test_a_planted_bug_is_caught`
 plants each of them at every run of the tests. So do `test_planted_layouts.py` and the tests in
 `parity` with bugs that other systems had.
 

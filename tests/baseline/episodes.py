@@ -10,9 +10,9 @@ import structlog
 
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.episode import EpisodeResult, run_episode
-from offbeat.simulation.quiet_log import SILENT
+from offbeat.plugins.simulation.campaign import violations_of
+from offbeat.plugins.simulation.episode import EpisodeResult, run_episode
+from offbeat.plugins.simulation.quiet_log import SILENT
 
 RECIPE = Path("recipes/quickstart.yaml")
 SEEDS = range(300)

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 from offbeat.config.run import RunConfig
 from offbeat.messages.fences import Fence
-from offbeat.simulation.context import SimulationContext
-from offbeat.simulation.controller_ports import Caller
-from offbeat.simulation.faults import Faults
-from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.network import SimulatedNetwork
-from offbeat.simulation.processes import Process
-from offbeat.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.context import SimulationContext
+from offbeat.plugins.simulation.controller_ports import Caller
+from offbeat.plugins.simulation.faults import Faults
+from offbeat.plugins.simulation.loop import VirtualLoop
+from offbeat.plugins.simulation.network import SimulatedNetwork
+from offbeat.plugins.simulation.processes import Process
+from offbeat.plugins.simulation.schedule import PlannedFault
 
 
 def simulate(

@@ -28,10 +28,10 @@ from offbeat.local.hosted import Hosted
 from offbeat.local.ports import LocalGenerator
 from offbeat.local.threads import LoopThread, WorkThread
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.simulation.context import SimulationContext
-from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
-from offbeat.simulation.engine import FakeEngine
-from offbeat.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.context import SimulationContext
+from offbeat.plugins.simulation.controller_ports import Caller, SimulatedGenerator
+from offbeat.plugins.simulation.engine import FakeEngine
+from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator

@@ -30,12 +30,16 @@ from offbeat.local.ports import LocalGenerator, LocalRollouts
 from offbeat.local.threads import LoopThread
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
+from offbeat.plugins.simulation.context import SimulationContext
+from offbeat.plugins.simulation.controller_ports import (
+    Caller,
+    SimulatedGenerator,
+    SimulatedRollouts,
+)
+from offbeat.plugins.simulation.engine import FakeEngine
+from offbeat.plugins.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.worker import FakeWorker
 from offbeat.rollouts.worker import EnvironmentSpec
-from offbeat.simulation.context import SimulationContext
-from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts
-from offbeat.simulation.engine import FakeEngine
-from offbeat.simulation.schedule import PlannedFault
-from offbeat.simulation.worker import FakeWorker
 from tests.support.fakes import FakeGenerator, FakeRollouts
 from tests.support.virtual_time import run
 

@@ -25,11 +25,11 @@ from offbeat.local.hosted import Hosted
 from offbeat.local.parts import make_rank
 from offbeat.local.ports import LocalTrainer, Payload
 from offbeat.messages.training import Chunk
-from offbeat.simulation.context import SimulationContext
-from offbeat.simulation.controller_ports import Caller, SimulatedTrainer
-from offbeat.simulation.payloads import SimulatedPayload
-from offbeat.simulation.schedule import PlannedFault
-from offbeat.simulation.trainer import FakeTrainer as SimulatedGang
+from offbeat.plugins.simulation.context import SimulationContext
+from offbeat.plugins.simulation.controller_ports import Caller, SimulatedTrainer
+from offbeat.plugins.simulation.payloads import SimulatedPayload
+from offbeat.plugins.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.trainer import FakeTrainer as SimulatedGang
 from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns

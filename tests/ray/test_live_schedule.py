@@ -11,10 +11,10 @@ import pytest
 from offbeat.config.loader import load_recipe
 from offbeat.controller.events import Served
 from offbeat.controller.ledger import Ledger
-from offbeat.simulation import schedule
-from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.draws import EpisodePlan
-from offbeat.simulation.episode import EpisodeResult, play
+from offbeat.plugins.simulation import schedule
+from offbeat.plugins.simulation.campaign import violations_of
+from offbeat.plugins.simulation.draws import EpisodePlan
+from offbeat.plugins.simulation.episode import EpisodeResult, play
 from tests.support.live_run import LiveRun
 from tests.support.live_schedule import ENGINES, draw, strike_live, totals
 from tests.support.run_records import RunRecords

@@ -11,9 +11,9 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
 from offbeat.controller.failpoints import Failpoint
-from offbeat.simulation.draws import EpisodePlan
-from offbeat.simulation.episode import play as play_episode
-from offbeat.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.draws import EpisodePlan
+from offbeat.plugins.simulation.episode import play as play_episode
+from offbeat.plugins.simulation.schedule import PlannedFault
 from tests.support.scenarios import SurvivingPayloads, next_incarnation, outcome, play
 from tests.support.world import World
 

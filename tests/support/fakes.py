@@ -37,7 +37,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
-from offbeat.simulation.step_keys import StepKeys
+from offbeat.plugins.simulation.step_keys import StepKeys
 
 
 class HighestFence:

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from offbeat.controller.ledger import Ledger
-from offbeat.simulation.schedule import PlannedFault
+from offbeat.plugins.simulation.schedule import PlannedFault
 from tests.support.live_run import LiveRun, until
 
 ENGINES: Final = 2

@@ -129,7 +129,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     SURVIVED: (
         "controller/controller.py Controller._close_one",
         "doors.py _load",
-        "simulation/loop.py _dispose",  # what a killed process was about to do
+        "plugins/simulation/loop.py _dispose",  # what a killed process was about to do
         "telemetry/spool.py SinkWriter._close",
         "trainers/backend.py logged_failure",
         "telemetry/spool.py SinkWriter._persist",
@@ -143,7 +143,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     REPEATED: ("controller/signal.py Signal._look",),
     LAST_WORD: (
         "local/threads.py WorkThread.submit",
-        "simulation/cluster.py Cluster._live",
+        "plugins/simulation/cluster.py Cluster._live",
         "weight_sync/transports/reshard_server.py ReshardServer._stream",
         "weight_sync/transports/reshard_server.py ReshardServer._work",
     ),

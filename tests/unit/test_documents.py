@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.simulation.faults import PROFILES
+from offbeat.plugins.simulation.faults import PROFILES
 from tests.support.architecture import traced
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,10 +25,10 @@ from offbeat.plugins.planning.virtual_ports import (
     VirtualRollouts,
     VirtualTrainer,
 )
+from offbeat.plugins.simulation.loop import VirtualLoop
+from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.sampler.build import build_sampler
-from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.quiet_log import quiet_log
 from offbeat.telemetry.time_accounting import TrainerTime
 
 _GROUPS: Final = 2048

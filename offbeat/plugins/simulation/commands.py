@@ -35,7 +35,7 @@ def simulate(
 
     loaded = read_or_exit(recipe, overrides, dry_run=True)
 
-    from offbeat.simulation.cli import simulate as simulated
+    from offbeat.plugins.simulation.cli import simulate as simulated
 
     exit_code = simulated(
         loaded.config,

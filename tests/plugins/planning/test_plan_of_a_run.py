@@ -20,8 +20,8 @@ from offbeat.plugins.planning.prediction import NotPlanned, Pace, predict
 from offbeat.plugins.planning.run_plan import plan_run
 from offbeat.plugins.planning.shared_cores import SharedCores
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
+from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.runs.past_run import NotARun
-from offbeat.simulation.loop import VirtualLoop
 from tests.support import shown_run
 
 TIMES = Costs(

@@ -15,7 +15,7 @@ from offbeat.plugins.planning.measured_run import WallSeconds, core_use
 from offbeat.plugins.planning.prediction import predict
 from offbeat.plugins.planning.shared_cores import CoreUse, SharedCores
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
-from offbeat.simulation.loop import VirtualLoop
+from offbeat.plugins.simulation.loop import VirtualLoop
 from tests.support import shown_run
 
 CPU: tuple[str, ...] = ("cpu/trainer_s", "cpu/controller_s", "cpu/engines_s", "cpu/workers_s")

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.growth import journal_bytes, run, run_config
 from benchmarks.noop_ports import StepClock
-from offbeat.simulation.quiet_log import quiet_log
+from offbeat.plugins.simulation.quiet_log import quiet_log
 
 EARLY, LATE = 100, 600
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
+from offbeat.plugins.simulation.schedule import PlannedFault, dump
 from offbeat.runs.directory import make_run_dir
-from offbeat.simulation.schedule import PlannedFault, dump
 from tests.support import shown_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -287,7 +287,7 @@ def test_a_campaign_that_is_interrupted_says_how_far_it_came_and_leaves_no_trace
 
 MASK_OF_A_WORKER = """
 import signal
-from offbeat.simulation.campaign import _pool
+from offbeat.plugins.simulation.campaign import _pool
 if __name__ == "__main__":
     with _pool(1) as pool:
         print(signal.SIGINT in pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ())))

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.simulation.step_keys import StepKeys
+from offbeat.plugins.simulation.step_keys import StepKeys
 from offbeat.trainers.step_guard import StepCall, StepGuard
 
 

@@ -1,0 +1,77 @@
+"""Calls of reward functions, recounted from the workers' records and the journal: I20."""
+
+from collections import Counter, defaultdict
+
+from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import Dispatched, Returned, ReturnKind, RewardCallsMade
+from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
+from offbeat.plugins.simulation.audit_groups import IN_FLIGHT, AuditedGroups
+from offbeat.plugins.simulation.records import Fault, RewardsCalled
+
+
+class AuditedRewards(AuditTable):
+    """Calls that each worker's process has made, and those that the journal knows of."""
+
+    def __init__(self, config: RunConfig, groups: AuditedGroups, findings: Findings) -> None:
+        super().__init__(findings)
+        self._budget, self._groups = config.rollout.reward_call_budget, groups
+        self._per_group = max_reward_calls(config)
+        self._per_evaluation = max_evaluation_calls(config)
+        self._made = defaultdict[str, list[int]](list)  # counts of each process, in order
+        self._is_quiet = True  # no fault, and no group cancelled
+        self._known = Counter[str]()  # calls of each process, by the journal
+
+    def on_fault(self, record: Fault) -> None:
+        del record
+        self._is_quiet = False
+
+    def on_called(self, record: RewardsCalled) -> None:
+        self._made[record.process].append(record.calls)
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the journal's calls leave too few for one more group and an evaluation."""
+        return self._budget is not None and not self._covers(1, self._per_evaluation)
+
+    def on_reported(self, event: RewardCallsMade) -> None:
+        """Check a count that the controller recorded."""
+        if self._budget is None:
+            self._add("I20", f"{event.process} called rewards that nobody counts")
+            return
+        if event.calls not in self._made.get(event.process, ()):
+            self._add(
+                "I20",
+                f"the journal has {event.calls} calls of {event.process}; its counts were "
+                f"{self._made.get(event.process, [])}",
+            )
+        if event.calls <= self._known[event.process]:
+            self._add("I20", f"the count of {event.process} does not rise: {event.calls}")
+        self._known[event.process] = event.calls
+
+    def on_dispatched(self, event: Dispatched) -> None:
+        """Check that what is left covers every group in flight, the new one included."""
+        del event
+        in_flight = self._groups.counts[IN_FLIGHT]
+        if self._budget is not None and not self._covers(in_flight):
+            self._add(
+                "I20",
+                f"{in_flight} groups of up to {self._per_group} calls are in flight after "
+                f"{self._known.total()} calls; the budget is {self._budget}",
+            )
+
+    def on_returned(self, event: Returned) -> None:
+        self._is_quiet &= event.kind is not ReturnKind.CANCELLED
+
+    def check_end(self) -> None:
+        """Check a run in which nothing was lost: each call is counted, and the budget kept."""
+        if self._budget is None or not self._is_quiet:
+            return
+        made = sum(counts[-1] for counts in self._made.values())
+        if made != self._known.total():
+            self._add("I20", f"{made} calls were made; the journal has {self._known.total()}")
+        if made > self._budget:
+            self._add("I20", f"{made} calls were made; the budget is {self._budget}")
+
+    def _covers(self, groups: int, others: int = 0) -> bool:
+        return self._known.total() + groups * self._per_group + others <= (self._budget or 0)

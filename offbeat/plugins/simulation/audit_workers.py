@@ -1,0 +1,117 @@
+"""Environment workers that were lost, by the journal and by the workers' own records: I23."""
+
+from collections import defaultdict
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import Dispatched, Joined, Opened, Returned, WorkerLost
+from offbeat.messages.failures import WORKER_LOST, Component
+from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
+from offbeat.plugins.simulation.audit_world import World
+from offbeat.plugins.simulation.faults import KINDS
+from offbeat.plugins.simulation.records import WorkerDied, WorkerStarted
+
+
+class AuditedWorkers(AuditTable):
+    """Processes of each worker that the journal counts on, and those that it says are lost."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._started = defaultdict[str, set[str]](set)
+        self._mortal = set[str]()  # workers of which a process died
+        self._driver: str | None = None
+        self._present = dict[str, str]()  # process of each worker that joined last
+        self._lost = set[str]()
+        self._moves = 0  # dispatches, losses and returns of workers so far
+        self._changed_at = 0  # the last of them that was about a worker
+        self._dispatched_at = dict[int, int]()
+
+    def on_started(self, record: WorkerStarted) -> None:
+        self._started[record.worker].add(record.process)
+
+    def on_died(self, record: WorkerDied) -> None:
+        self._mortal.add(record.worker)
+
+    def on_opened(self, event: Opened) -> None:
+        if event.driver != self._driver:  # its workers are others
+            self._present.clear()
+            self._lost.clear()
+        self._driver = event.driver
+        self._dispatched_at.clear()
+
+    def on_lost(self, event: WorkerLost) -> None:
+        """Check that a worker is lost once, and only if a process of it has died."""
+        if event.worker not in self._mortal:
+            self._add("I23", f"{event.worker} is said to be lost; it never died")
+        if event.worker in self._lost:
+            self._add("I23", f"{event.worker} is lost twice, and was not back between")
+        self._lost.add(event.worker)
+        self._change()
+
+    def on_joined(self, event: Joined) -> None:
+        """Check that a process that joins is one, and that the loss of the one before is known."""
+        if event.component is not Component.WORKER:
+            return
+        name, process = event.name, event.incarnation
+        before = self._present.get(name)
+        if process not in self._started[name]:
+            self._add("I23", f"{process!r} joins as {name}; no such process was started")
+        if before is not None and name not in self._lost:
+            self._add("I23", f"{process} joins as {name}, and {before} was not lost")
+        self._present[name] = process
+        self._lost.discard(name)
+        self._change()
+
+    def on_dispatched(self, event: Dispatched) -> None:
+        self._moves += 1
+        self._dispatched_at[event.prompt_index] = self._moves
+
+    def on_returned(self, event: Returned) -> None:
+        """Check that a group that was lost with its worker comes after the loss of a worker."""
+        sent_at = self._dispatched_at.pop(event.prompt_index, 0)
+        if event.reason != WORKER_LOST or self._lost or self._changed_at > sent_at:
+            return
+        self._add(
+            "I23",
+            f"group {event.prompt_index} is lost with its worker, and since its dispatch no worker "
+            "was lost or came back",
+        )
+
+    def _change(self) -> None:
+        self._moves += 1
+        self._changed_at = self._moves
+
+
+LASTING: Final = frozenset({"engine_flaps", "loads_hang"})
+"""Faults that cost a process at every restart, for as long as the run goes on."""
+
+_COSTLY: Final = frozenset(
+    name
+    for name, kind in KINDS.items()
+    if kind.profile in ("engines", "machines", "network", "controller") and kind.target != "worker"
+)
+"""Faults of which each may cost every engine one process, and no more."""
+
+
+class EngineRestarts:
+    """Most restarts of engines that the faults of an episode can cause."""
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self._budget = config.generator.restart_budget
+        self._engines, self._world = config.generator.engines, world
+
+    @property
+    def at_most(self) -> int | None:
+        """Return the number; None where a fault lasts."""
+        faults = self._world.faults
+        if not LASTING.isdisjoint(faults):
+            return None
+        costly = sum(count for kind, count in faults.items() if kind in _COSTLY)
+        # A poison prompt costs the engine of each attempt.
+        poisoned = sum(map(len, self._world.poisoned.values()))
+        return costly * self._engines + poisoned
+
+    @property
+    def explain_the_end(self) -> bool:
+        """Return whether they can have used ``generator.restart_budget`` up."""
+        return self.at_most is None or self.at_most >= self._budget

@@ -1,0 +1,193 @@
+"""Implements ``offbeat simulate``: a campaign, or one seed in full detail."""
+
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.failpoints import Failpoint
+from offbeat.plugins.simulation import schedule as schedules
+from offbeat.plugins.simulation.audit_aggregates import audit_aggregates
+from offbeat.plugins.simulation.campaign import (
+    CampaignTotals,
+    FailedEpisode,
+    last_events,
+    run_campaign,
+    violations_of,
+)
+from offbeat.plugins.simulation.episode import EpisodeResult, run_episode
+from offbeat.plugins.simulation.faults import KINDS, PROFILES
+from offbeat.plugins.simulation.quiet_log import quiet_log
+from offbeat.plugins.simulation.schedule import PlannedFault
+
+HELD: Final = 0
+VIOLATED: Final = 1
+BAD_ARGUMENTS: Final = 2
+INTERRUPTED: Final = 130
+_SHOWN_FINDINGS: Final = 10
+_SHOWN_VIOLATIONS: Final = 3
+_SHOWN_EVENTS: Final = 20
+_PROGRESS_S: Final = 10.0
+
+Write = Callable[[str], object]
+
+
+@quiet_log()
+def simulate(  # noqa: PLR0913 - the options of a command
+    config: RunConfig,
+    *,
+    seeds: int = 1000,
+    seed: int | None = None,
+    faults: str = "all",
+    schedule: Path | None = None,
+    base: int | None = None,
+    workers: int | None = None,
+    recipe: Sequence[str] = ("RECIPE",),
+    write: Write = sys.stdout.write,
+) -> int:
+    """Run this run's controller under seeded faults; return the exit code.
+
+    Args:
+        config: The recipe. Each episode draws its own policies and sizes from it.
+        seeds: Number of episodes of a campaign.
+        seed: Play this seed alone and report it in full.
+        faults: A name of ``PROFILES``.
+        schedule: A file of planned faults to play instead of drawn ones.
+        base: First seed of a campaign. None: random.
+        workers: Number of processes; None: one per core.
+        recipe: Recipe and overrides as they were given, for the printed replay command.
+        write: Receives the output text.
+    """
+    if faults not in PROFILES:
+        write(f"no fault profile is named {faults!r}. Use one of {', '.join(PROFILES)}\n")
+        return BAD_ARGUMENTS
+    try:
+        planned_faults = None if schedule is None else schedules.read(schedule)
+    except (OSError, msgspec.DecodeError) as problem:
+        write(f"{schedule} is no schedule of faults: {problem}\n")
+        return BAD_ARGUMENTS
+    if unknown := sorted({strike.action for strike in planned_faults or ()} - KINDS.keys()):
+        write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
+        return BAD_ARGUMENTS
+    replay = replay_command(recipe, faults, schedule)
+    if seed is not None:
+        return _report(
+            run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
+        )
+    first = secrets.randbelow(10**9) if base is None else base
+    return _campaign(
+        config, range(first, first + seeds), faults, planned_faults, workers, replay, write
+    )
+
+
+def replay_command(recipe: Sequence[str], faults: str, schedule: Path | None) -> str:
+    """Return the command that plays an episode again, for a shell, but for its seed.
+
+    Args:
+        recipe: Recipe and overrides: each of them may change what an episode draws.
+        faults: Name of the profile.
+        schedule: File of planned faults; None: they are drawn.
+    """
+    planned = [] if schedule is None else ["--schedule", str(schedule)]
+    return shlex.join(["offbeat", "simulate", *recipe, "--faults", faults, *planned])
+
+
+def _campaign(
+    config: RunConfig,
+    seeds: range,
+    faults: str,
+    planned_faults: list[PlannedFault] | None,
+    workers: int | None,
+    replay: str,
+    write: Write,
+) -> int:
+    began = reported_at = time.perf_counter()
+    tally, interrupted = CampaignTotals(), False
+    try:
+        write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
+        for tally in run_campaign(
+            config, seeds, faults, planned_faults=planned_faults, workers=workers
+        ):
+            if time.perf_counter() > reported_at + _PROGRESS_S:
+                reported_at = time.perf_counter()
+                write(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
+    except KeyboardInterrupt:
+        interrupted = True
+        write(f"interrupted after {tally.episodes} of {len(seeds)} episodes\n")
+    wall_s = time.perf_counter() - began
+    for finding in tally.findings[:_SHOWN_FINDINGS]:
+        write(_finding_text(finding, replay))
+    if more := len(tally.findings) - _SHOWN_FINDINGS:
+        write(f"and {more} more\n" if more > 0 else "")
+    if tally.episodes:
+        write(_summary(tally, wall_s))
+        write(_coverage(tally, faults))
+    if tally.findings:
+        return VIOLATED
+    return INTERRUPTED if interrupted else HELD
+
+
+def _finding_text(finding: FailedEpisode, replay: str) -> str:
+    shown = "".join(f"  {each}\n" for each in finding.violations[:_SHOWN_VIOLATIONS])
+    more = len(finding.violations) - _SHOWN_VIOLATIONS
+    events = "".join(f"    {each}\n" for each in finding.last_events)
+    return (
+        f"seed {finding.seed}: {', '.join(finding.fired) or 'no fault'}\n{shown}"
+        + (f"  and {more} more violations\n" if more > 0 else "")
+        + f"  the last events\n{events}  replay: {replay} --seed {finding.seed}\n"
+    )
+
+
+def _summary(tally: CampaignTotals, wall_s: float) -> str:
+    fired = tally.fired.total()
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(tally.outcomes.items()))
+    return (
+        f"{tally.episodes} episodes in {wall_s:.1f} s: {tally.episodes / wall_s:.1f} episodes/s, "
+        f"{1000 * tally.cpu_s / tally.episodes:.1f} ms of CPU each, "
+        f"{median(tally.events):.0f} events (median), {fired / tally.episodes:.2f} faults fired "
+        f"(mean)\noutcomes: {outcomes}; violations in {len(tally.findings)} episodes\n"
+    )
+
+
+def _coverage(tally: CampaignTotals, faults: str) -> str:
+    """Format the faults fired and failpoints reached, one per line; missing ones are marked."""
+    kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
+    lines = ["fault                  fired"]
+    lines += [_counted(name, tally.fired[name]) for name in kinds]
+    lines += ["failpoint              episodes"]
+    lines += [
+        f"{_counted(point, tally.reached[point])}, struck {tally.struck[point]} times"
+        for point in Failpoint
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{name:<22} {count}{'' if count else '   <- never'}"
+
+
+def _report(result: EpisodeResult, write: Write) -> int:
+    """Report one episode in full."""
+    violations = [*violations_of(result), *map(str, audit_aggregates(result.journal))]
+    write(f"seed {result.seed}: {result.outcome} after {result.virtual_s:.1f} s of virtual time, "
+          f"{result.events} events, digest {result.digest}\n")  # fmt: skip
+    if result.error:
+        write(f"{result.error}\n")
+    write(
+        f"planned\n{schedules.dump(result.plan.planned_faults)}fired: {', '.join(result.fired)}\n"
+    )
+    if (silent := len(result.plan.planned_faults) - len(result.fired)) > 0:
+        write(f"{silent} of the planned faults never came due, or found no target\n")
+    for line in last_events(result, _SHOWN_EVENTS):
+        write(f"  {line}\n")
+    for violation in violations:
+        write(f"{violation}\n")
+    write("" if violations else "no violation\n")
+    return VIOLATED if violations else HELD

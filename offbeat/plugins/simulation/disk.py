@@ -1,0 +1,79 @@
+"""The run directory, which survives every process and the whole cluster."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from offbeat.messages.groups import Spooled
+from offbeat.plugins.simulation.payloads import SimulatedPayload
+from offbeat.plugins.simulation.records import CheckpointLatest, CheckpointWritten
+
+INITIAL_DIGEST: Final = "untrained"
+
+
+class SavedModel(msgspec.Struct, frozen=True):
+    """Everything that a trainer needs to continue."""
+
+    version: int
+    digest: str
+    step: int
+    attempt: int
+
+
+UNTRAINED: Final = SavedModel(0, INITIAL_DIGEST, 0, 0)
+
+
+class SimulatedDisk:
+    """Complete checkpoints, the name in LATEST, and spooled payloads."""
+
+    def __init__(self, record: Callable[..., None], keep: int) -> None:
+        """``record`` writes a record of a class with these fields."""
+        self._record, self._keep = record, keep
+        self._checkpoints: dict[int, SavedModel] = {}
+        self._latest = 0
+        self.spooled: dict[Spooled, SimulatedPayload] = {}
+        self.evaluations: set[int] = set()  # versions whose evaluation is on disk
+
+    def spool(self, payload: SimulatedPayload) -> Spooled:
+        """Write the columns of a group; return the place that its receipt names.
+
+        Each write has a place of its own: receipts of two rollouts may be equal.
+        """
+        place = Spooled("simulated", len(self.spooled), 1, b"")
+        self.spooled[place] = payload
+        return place
+
+    def write(self, model: SavedModel) -> None:
+        """Rename a checkpoint into place: it is complete from here on."""
+        self._checkpoints[model.version] = model
+        self._record(CheckpointWritten, model.version, model.digest)
+
+    def move_latest(self, version: int) -> None:
+        """Point LATEST to the checkpoint; remove the oldest beyond ``keep``."""
+        self._latest = version
+        for old in sorted(self._checkpoints)[: -self._keep]:
+            if old != version:
+                del self._checkpoints[old]
+        self._record_latest()
+
+    def newest(self, at_most: int) -> SavedModel | None:
+        """Return the newest checkpoint of this version or older."""
+        versions = [version for version in self._checkpoints if version <= at_most]
+        return self._checkpoints[max(versions)] if versions else None
+
+    def abandon_after(self, version: int) -> None:
+        """Set newer checkpoints aside.
+
+        Their lineage is abandoned and their numbers will be reused.
+        """
+        newer = [each for each in self._checkpoints if each > version]
+        if self._latest > version and version in self._checkpoints:
+            self._latest = version
+            self._record_latest()
+        for each in newer:
+            del self._checkpoints[each]
+
+    def _record_latest(self) -> None:
+        named = self._checkpoints.get(self._latest)
+        self._record(CheckpointLatest, self._latest, named is not None)
