@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.plugins.simulation.faults import PROFILES
 from tests.support.architecture import traced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,16 +151,6 @@ def test_the_layers_shown_to_a_contributor_are_those_of_the_linter() -> None:
         r"^    (plugins >[^`]*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
     assert " ".join(shown.split()) == linted
-
-
-@pytest.mark.parametrize("page", ["offbeat/plugins/simulation/commands.py", "docs/simulator.md"])
-def test_every_profile_of_faults_is_offered_where_a_user_looks_for_it(page: str) -> None:
-    (line,) = (
-        line
-        for line in (ROOT / page).read_text().splitlines()
-        if "none" in line and "engines" in line
-    )
-    assert set(PROFILES) <= set(re.findall(r"\w+", line))
 
 
 def documented_arguments(node: ast.AST) -> set[str]:
