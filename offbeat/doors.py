@@ -19,6 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Literal
 
 from offbeat.messages.failures import FixableError
+from offbeat.messages.no_media import NoMedia
 
 Kind = Literal["command", "media", "page", "runtime", "tracker"]
 
@@ -75,12 +76,12 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
 
 def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
-    """Return the plug-in of pictures in prompts.
+    """Return the plug-in of pictures in prompts, or ``NoMedia`` where its folder is not there.
 
     Raises:
-        PluginUnusable: It is not there, or its import fails.
+        PluginUnusable: Its import fails.
     """
-    return find_plugin("media", "images")
+    return NoMedia() if _load("media", "images") is None else find_plugin("media", "images")
 
 
 def plugins_of(kind: Kind) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from offbeat.config.clash import Clash
 from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.doors import find_media
+from offbeat.messages.no_media import NoMedia
 
 READ_PICTURES: Final = ("function", "custom", "digits", "stub")
 """Environments whose prompts may have pictures."""
@@ -24,6 +26,12 @@ def image_clashes(config: RunConfig) -> Iterator[Clash]:
                 "Write `images: {max_mib: 0.02}` under environment.",
             )
         return
+    if isinstance(find_media(), NoMedia):
+        yield Clash(
+            ("environment.images",),
+            "no plug-in that reads media is installed",
+            "Reinstall offbeat, or leave out environment.images.",
+        )
     if name not in READ_PICTURES:
         yield Clash(
             ("environment.images", "environment.name"),

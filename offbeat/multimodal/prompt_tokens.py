@@ -53,7 +53,13 @@ TEXT_ALONE: Final = MediaTokens()
 
 
 class _MediaTokenizers(Protocol):
-    def tokens(self, path: str, tokenizer: Any, *, trust_remote_code: bool) -> MediaTokens: ...  # noqa: ANN401 -- of transformers
+    def tokens(
+        self,
+        path: str,
+        tokenizer: Any,  # noqa: ANN401 -- of transformers
+        *,
+        trust_remote_code: bool,
+    ) -> MediaTokens | None: ...
 
 
 def media_tokens(
@@ -69,4 +75,5 @@ def media_tokens(
         ValueError: It is of a model type that transformers does not know.
     """
     option = cast("_MediaTokenizers", find_media())
-    return option.tokens(path, tokenizer, trust_remote_code=trust_remote_code)
+    found = option.tokens(path, tokenizer, trust_remote_code=trust_remote_code)
+    return TEXT_ALONE if found is None else found

@@ -1,0 +1,59 @@
+"""The core without any plug-in: with ``offbeat/plugins/`` moved away, the quickstart trains."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import runpy
+import sys
+
+root, sys.argv = sys.argv[1], ["offbeat", *sys.argv[2:]]
+sys.path.insert(0, root)
+# An editable installation would find the folder that is moved away.
+sys.meta_path[:] = [each for each in sys.meta_path if "ditable" not in repr(each)]
+runpy.run_module("offbeat", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("core")
+    ignore = shutil.ignore_patterns("plugins", "__pycache__")
+    shutil.copytree(ROOT / "offbeat", folder / "offbeat", ignore=ignore)
+    (folder / "core.py").write_text(PROGRAM)
+    return folder
+
+
+def offbeat(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the core."""
+    command = [sys.executable, "core.py", str(core), *arguments]
+    return subprocess.run(command, cwd=core, capture_output=True, text=True, check=False)
+
+
+def test_the_quickstart_trains(core: Path) -> None:
+    recipe = ROOT / "recipes" / "quickstart.yaml"
+    done = offbeat(core, "train", str(recipe), "--local", "steps=2", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert (core / "run" / "checkpoints" / "step_2" / "model.safetensors").exists()
+    assert not (core / "run" / "wandb").exists()
+    replayed = offbeat(core, "replay", "run")
+    assert replayed.returncode == 0, replayed.stdout
+
+
+def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
+    shown = offbeat(core, "--help").stdout
+    assert "train" in shown and "simulate" not in shown
+    done = offbeat(core, "report", "run")
+    assert (done.returncode, "No such command 'report'" in done.stderr) == (2, True)
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    done = offbeat(core, "check", recipe, "wandb.mode=offline")
+    assert (done.returncode, "{'mode': 'offline'}: unknown key" in done.stderr) == (2, True)
+    pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
+    done = offbeat(core, "dry-run", pictures)
+    assert done.returncode == 2
+    assert "no plug-in that reads media is installed" in done.stderr
