@@ -8,12 +8,14 @@ found. Equal means equal bits: a NaN equals itself, and 0.0 differs from -0.0.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import as_bytes
+from offbeat.weight_sync.chunks import WeightChunk, as_bytes, pack, parts_of, tensor_views, walk
 from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import TensorDifference, TensorFingerprint
 from offbeat.weight_sync.source import dtype_name
@@ -27,6 +29,37 @@ class ReadBack(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
+
+
+class PackedWeights(NamedTuple):
+    """Digests of weights that were packed like a release."""
+
+    chunk_digests: tuple[str, ...]
+    fingerprints: tuple[TensorFingerprint, ...]  # in the order of the manifest
+
+
+def fingerprint_release(manifest: Manifest, tensors: Mapping[str, Tensor]) -> PackedWeights:
+    """Pack tensors like a release; return the digests of chunks and tensors.
+
+    Raises:
+        KeyError: A tensor is missing.
+    """
+    digests, fingerprints = list[str](), list[TensorFingerprint]()
+    sent = {part.name: tensors[part.tensor][part.region.slices] for part in parts_of(manifest)}
+    for chunk in walk(manifest):
+        digest, of_chunk = fingerprint_chunk(chunk, sent)
+        digests.append(digest)
+        fingerprints += of_chunk
+    return PackedWeights(tuple(digests), tuple(fingerprints))
+
+
+def fingerprint_chunk(
+    chunk: WeightChunk, tensors: Mapping[str, Tensor]
+) -> tuple[str, list[TensorFingerprint]]:
+    """Pack a chunk like a sender; return its digest and the fingerprints of its tensors."""
+    into = np.empty(chunk.nbytes, np.uint8)
+    digest = pack(chunk, tensors, into)
+    return digest, [fingerprint(name, view) for name, view in tensor_views(chunk, into)]
 
 
 def fingerprint(name: str, tensor: Tensor) -> TensorFingerprint:

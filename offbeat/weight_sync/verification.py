@@ -12,21 +12,19 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.weight_sync.chunks import (
     ReleasePart,
     WeightChunk,
-    pack,
     parts_of,
-    tensor_views,
     walk,
 )
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.fingerprints import (
-    fingerprint,
+    PackedWeights,
+    fingerprint_chunk,
     fingerprint_difference,
     tensor_difference,
 )
@@ -61,28 +59,6 @@ class LegResult(NamedTuple):
         said = f"not compared: {self.problem}" if self.problem else "equal"
         said = said if self.difference is None else f"DIFFERS: {self.difference}"
         return f"{self.leg:8}{self.between}: {said}"
-
-
-class PackedWeights(NamedTuple):
-    """Digests of weights that were packed like a release."""
-
-    chunk_digests: tuple[str, ...]
-    fingerprints: tuple[TensorFingerprint, ...]  # in the order of the manifest
-
-
-def packed_again(manifest: Manifest, tensors: Mapping[str, Tensor]) -> PackedWeights:
-    """Pack tensors like a release; return the digests of chunks and tensors.
-
-    Raises:
-        KeyError: A tensor is missing.
-    """
-    digests, fingerprints = list[str](), list[TensorFingerprint]()
-    sent = {part.name: tensors[part.tensor][part.region.slices] for part in parts_of(manifest)}
-    for chunk in walk(manifest):
-        digest, of_chunk = _packed(chunk, sent)
-        digests.append(digest)
-        fingerprints += of_chunk
-    return PackedWeights(tuple(digests), tuple(fingerprints))
 
 
 def compare_export(
@@ -154,7 +130,7 @@ def _saved(
             if waiting[part.chunk]:
                 continue
             chunk = chunks[part.chunk]
-            digests[chunk.index], of_chunk[chunk.index] = _packed(chunk, held)
+            digests[chunk.index], of_chunk[chunk.index] = fingerprint_chunk(chunk, held)
             for each in chunk.names:
                 del held[each]
     lacking = [n for c in chunks if waiting[c.index] for n in c.names if n not in held]
@@ -232,11 +208,3 @@ def _of_chunk(chunk: WeightChunk, got: str, want: str) -> TensorDifference:
     return TensorDifference(
         chunk.tensors, "", f"digest {got} of chunk {chunk.index}, expected {want}"
     )
-
-
-def _packed(
-    chunk: WeightChunk, tensors: Mapping[str, Tensor]
-) -> tuple[str, list[TensorFingerprint]]:
-    into = np.empty(chunk.nbytes, np.uint8)
-    digest = pack(chunk, tensors, into)
-    return digest, [fingerprint(name, view) for name, view in tensor_views(chunk, into)]

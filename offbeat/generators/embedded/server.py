@@ -205,14 +205,14 @@ class EmbeddedEngineServer(EngineServer):
         del version, manifest  # the engine's thread may have committed another release meanwhile
 
         def read(engine: "EmbeddedEngine") -> ServedWeights:
-            from offbeat.weight_sync.verification import packed_again
+            from offbeat.weight_sync.fingerprints import fingerprint_release
 
             del engine
             if self._committed is None:
                 return ServedWeights(self._name, None)
             version, manifest, read_back = self._committed
             tensors, differences = read_back()
-            digests, prints = packed_again(manifest, tensors)
+            digests, prints = fingerprint_release(manifest, tensors)
             return ServedWeights(self._name, version, manifest, digests, prints, differences)
 
         return await self._engine.between_steps(read)
