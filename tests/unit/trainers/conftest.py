@@ -4,10 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from random_groups import Group, make_group
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -24,6 +22,8 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.torch import TorchTrainer
+from tests.support.random_groups import make_step
+from tests.support.split_steps import Step
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -108,18 +108,7 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
     return make
 
 
-Step = tuple[list[Group], list[tuple[float, ...]]]
-
-
 @pytest.fixture(scope="session")
 def step_data() -> Step:
     """Eight groups of uneven samples, some tokens masked, one sample without a valid token."""
-    rng = np.random.default_rng(0)
-    groups = [
-        make_group(rng, int(rng.integers(1, 9)), rng.integers(1, 12, 4).tolist(), masked=0.2)
-        for _ in range(8)
-    ]
-    offsets = groups[3]["response_offsets"]
-    groups[3]["loss_mask"][offsets[1] : offsets[2]] = False
-    advantages = [tuple(rng.normal(size=4).tolist()) for _ in groups]
-    return groups, advantages
+    return make_step()

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import Group
-from split_steps import MakeTrainer, Step
 from torch import Tensor
 
 from offbeat.algorithms.divisors import STD_EPS
@@ -21,6 +19,8 @@ from offbeat.trainers.stub import StubTrainer
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.random_groups import Group
+from tests.support.split_steps import MakeTrainer, Step
 
 Config = ClippedPgLossConfig | GspoLossConfig
 WIDE: dict[str, Any] = {"clip_low": 0.9, "clip_high": 9.0}

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from split_steps import MakeTrainer, run_step
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
@@ -20,6 +19,7 @@ from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.environment_fakes import EOS_ID, SAMPLING, CharTokenizer, task
+from tests.support.split_steps import MakeTrainer, run_step
 
 SFT = LossSpec(SftLossConfig())
 ROWS: list[dict[str, Any]] = [

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from split_steps import MakeTrainer, Step, run_step
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
@@ -18,6 +17,7 @@ from offbeat.trainers.teacher import TeacherMismatch, check_tokenizers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import load_model
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.split_steps import MakeTrainer, Step, run_step
 
 COEF, REWARD_COEF = 0.7, 0.3
 LOW, HIGH = 0.5, 0.5

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from split_steps import Step, run_step, worst_relative_error
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -38,6 +37,7 @@ from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.routing import check_routers, routers_of
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import Step, run_step, worst_relative_error
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_groups import Group, make_group
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.random_groups import Group, make_group
 
 MakeTrainer = Callable[..., TorchTrainer]
 BAD = 1  # place of the group that is spoiled

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import make_group
-from split_steps import MakeTrainer, Step
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
@@ -39,6 +37,8 @@ from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.step_sums import PassWork, RankSums, StepSums, StepTotals
 from offbeat.trainers.torch.flops import model_flops
 from tests.support.chunks import in_chunk
+from tests.support.random_groups import make_group
+from tests.support.split_steps import MakeTrainer, Step
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from split_steps import MakeTrainer, Step, naive_gradients, run_step, worst_relative_error
 from torch import Tensor, nn
 
 from offbeat.config.loss_spec import LossSpec
@@ -18,6 +17,13 @@ from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.sharded_state import saved_names
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import (
+    MakeTrainer,
+    Step,
+    naive_gradients,
+    run_step,
+    worst_relative_error,
+)
 
 LOSS = LossSpec(ClippedPgLossConfig())
 LOWER = ["model.embed_tokens.*", "model.layers.0.*"]

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import Group
-from split_steps import Step, run_step
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -29,6 +27,8 @@ from offbeat.trainers.torch.sharded_state import saved_names
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.model_families import family_model
+from tests.support.random_groups import Group
+from tests.support.split_steps import Step, run_step
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
 

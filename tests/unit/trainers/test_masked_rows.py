@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import Group, make_group
-from split_steps import MakeTrainer
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.trainers.stub import StubTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.random_groups import Group, make_group
+from tests.support.split_steps import MakeTrainer
 
 LOSSES = {
     "tokens": LossSpec(),

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from split_steps import MakeTrainer, Step, naive_gradients, run_step, worst_relative_error
 
 from offbeat.algorithms.divisors import STD_EPS
 from offbeat.config.loss_spec import LossSpec
@@ -13,6 +12,13 @@ from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.fences import StepKey
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import (
+    MakeTrainer,
+    Step,
+    naive_gradients,
+    run_step,
+    worst_relative_error,
+)
 
 LOSS = ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1)
 MINIBATCHES = (2, 0, 1, 1, 0, 2, 0, 1)

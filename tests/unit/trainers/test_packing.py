@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_groups import make_group
 
 from offbeat.trainers.batches.packing import (
     PROMPT,
@@ -23,6 +22,7 @@ from offbeat.trainers.batches.rows import (
     plan_microbatches,
     plan_rows,
 )
+from tests.support.random_groups import make_group
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 shapes = st.lists(st.tuples(st.integers(1, 5), lengths), min_size=1, max_size=4)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from split_steps import run_step
 from transformers import AutoModelForImageTextToText
 
 from offbeat.config.loss_spec import LossSpec
@@ -19,6 +18,7 @@ from offbeat.messages.media import media_of
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
+from tests.support.split_steps import run_step
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 

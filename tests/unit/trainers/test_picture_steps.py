@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import Group
-from split_steps import MakeTrainer, Step, naive_gradients, raw_gradients
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
@@ -31,6 +29,8 @@ from tests.support.image_text_models import (
     plain_logprobs,
 )
 from tests.support.pictures import pixels
+from tests.support.random_groups import Group
+from tests.support.split_steps import MakeTrainer, Step, naive_gradients, raw_gradients
 
 FULL = LossSpec(
     ClippedPgLossConfig(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from random_groups import Group, make_group
 from torch import Tensor, nn
 from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -25,6 +24,7 @@ from offbeat.trainers.torch.proof import (
 )
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
+from tests.support.random_groups import Group, make_group
 
 MakeTrainer = Callable[..., TorchTrainer]
 EXACT = 1e-3  # of any token, in standard deviations

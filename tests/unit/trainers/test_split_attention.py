@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import make_group
-from split_steps import MakeTrainer, Step
 from test_split_step import FULL, naive_gradients, raw_gradients, worst_relative_error
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -25,6 +23,8 @@ from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.trainers.torch.split_attention import SPLIT, attention_by_branch, split_attention
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.random_groups import make_group
+from tests.support.split_steps import MakeTrainer, Step
 
 SHAPES = [(5, [4, 1, 7]), (1, [3]), (6, [1, 1]), (2, [9, 9, 2])]
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from split_steps import MakeTrainer, Step, run_step
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import (
@@ -16,6 +15,7 @@ from offbeat.config.sections.loss import (
 )
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import MakeTrainer, Step, run_step
 
 LOSSES = {
     "gspo": LossSpec(GspoLossConfig(clip_low=0.5, clip_high=0.5, normalize="sequences")),

@@ -5,14 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from split_steps import (
-    MakeTrainer,
-    Step,
-    naive_gradients,
-    raw_gradients,
-    run_step,
-    worst_relative_error,
-)
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
@@ -24,6 +16,14 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import (
+    MakeTrainer,
+    Step,
+    naive_gradients,
+    raw_gradients,
+    run_step,
+    worst_relative_error,
+)
 
 FULL = LossSpec(
     ClippedPgLossConfig(

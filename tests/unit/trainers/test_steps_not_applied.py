@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from split_steps import MakeTrainer, Step, run_step
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.split_steps import MakeTrainer, Step, run_step
 
 
 def test_a_step_without_a_valid_token_is_not_applied(

@@ -14,7 +14,7 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
-from tests.unit.trainers.split_steps import Step, run_step
+from tests.support.split_steps import Step, run_step
 
 BEGIN, CHUNK, FINISH = (StepKey(1, 1, number) for number in range(3))
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from split_steps import Step, run_step
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner, Result
@@ -40,6 +39,8 @@ from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.verification import Leg, LegResult
 from tests.support.loading import load
+from tests.support.random_groups import make_step
+from tests.support.split_steps import run_step
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 
@@ -67,7 +68,7 @@ MakeTrainer = Callable[..., TorchTrainer]
 
 
 @pytest.fixture
-def trained(tiny: Path, step_data: Step) -> MakeTrainer:
+def trained(tiny: Path) -> MakeTrainer:
     """A trainer in bfloat16, whose float32 masters are one step away from the loaded model."""
 
     def make(lora: LoraConfig | None = None) -> TorchTrainer:
@@ -80,7 +81,7 @@ def trained(tiny: Path, step_data: Step) -> MakeTrainer:
             total_steps=10,
             max_model_len=64,
         )
-        assert run_step(trainer, step_data, LossSpec(), chunks=1).applied
+        assert run_step(trainer, make_step(), LossSpec(), chunks=1).applied
         return trainer
 
     return make

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from split_steps import MakeTrainer, Step
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
@@ -31,6 +30,7 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.warm_start import UnfitWeights, found_weights, write_initial_model
 from offbeat.weight_sync.region import Region
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import MakeTrainer, Step
 
 NORM = "model.norm.weight"
 

@@ -28,3 +28,16 @@ def make_group(
         "weight_versions": np.zeros(total, np.int32),
         "rewards": rng.random(len(response_tokens)).astype(np.float32),
     }
+
+
+def make_step() -> tuple[list[Group], list[tuple[float, ...]]]:
+    """Eight groups of uneven samples, some tokens masked, one sample without a valid token."""
+    rng = np.random.default_rng(0)
+    groups = [
+        make_group(rng, int(rng.integers(1, 9)), rng.integers(1, 12, 4).tolist(), masked=0.2)
+        for _ in range(8)
+    ]
+    offsets = groups[3]["response_offsets"]
+    groups[3]["loss_mask"][offsets[1] : offsets[2]] = False
+    advantages = [tuple(rng.normal(size=4).tolist()) for _ in groups]
+    return groups, advantages
