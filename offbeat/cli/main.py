@@ -419,7 +419,7 @@ def verify_weights(
     ] = 60.0,
 ) -> None:
     """Find the first weight that differs, and the leg: export, wire, load. 1: one differs."""
-    from offbeat.cli.verify_weights import legs_or_exit
+    from offbeat.plugins.verify_weights.legs import legs_or_exit
 
     legs = legs_or_exit(what, against, engine=engine, wait_s=wait_s)
     for each in legs:

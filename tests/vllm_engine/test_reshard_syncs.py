@@ -37,9 +37,9 @@ from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.generators.vllm.server import start
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost, WeightSyncFailed
 from offbeat.messages.generation import GenerateResult
+from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.verification import compare_served
 
 FLOAT32_BYTES = 4
 PYTHON = Path(__file__).parents[2] / ".venv" / "bin" / "python"

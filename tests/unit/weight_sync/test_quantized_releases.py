@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.delta import HeldRelease, rebuilt
@@ -34,7 +35,6 @@ from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
-from offbeat.weight_sync.verification import compare_served
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
 Q = "model.layers.0.self_attn.q_proj.weight"

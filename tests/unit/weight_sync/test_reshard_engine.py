@@ -15,9 +15,9 @@ from offbeat.config.run import RunConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
+from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import named_weights
-from offbeat.weight_sync.verification import compare_served
 from tests.support.loading import load, released
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"

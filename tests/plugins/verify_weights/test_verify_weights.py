@@ -24,9 +24,10 @@ from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.launch.verify_weights import VerifiedRun, verify_engines
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.verify_weights.legs import VerifiedRun, verify_engines
+from offbeat.plugins.verify_weights.verification import Leg, LegResult
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.megatron.mapping import TensorBox
@@ -37,7 +38,6 @@ from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import GatheredSource
-from offbeat.weight_sync.verification import Leg, LegResult
 from tests.support.loading import load
 from tests.support.random_groups import make_step
 from tests.support.split_steps import run_step

@@ -7,11 +7,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from offbeat.cli.arguments import refuse
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.initial_model import INITIAL_MODEL
-from offbeat.messages.failures import FixableError
+from offbeat.launch.weight_requests import ask
+from offbeat.messages.failures import FixableError, OffbeatError
+from offbeat.plugins.verify_weights.verification import (
+    Leg,
+    LegResult,
+    compare_export,
+    compare_served,
+)
 from offbeat.runs.directory import CONFIG
 from offbeat.trainers.checkpoints.manifest import (
     MANIFEST,
@@ -30,7 +38,6 @@ from offbeat.trainers.torch.lora import ADAPTER_FOLDER
 from offbeat.weight_sync.adapter import merged, part_named
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.verification import Leg, LegResult, compare_export, compare_served
 
 _STATE, _STEP = "state_", "step_"
 _ADAPTER_FILE: Final = "adapter_model.safetensors"
@@ -219,3 +226,30 @@ def _merged_export(
     initial = run.run_dir / INITIAL_MODEL
     base = saved_weights(initial if initial.is_dir() else Path(config.model.path))
     return _export(between, target, (with_adapter(name, each) for name, each in base.named()))
+
+
+def legs_or_exit(
+    what: Path, against: Path | None, *, engine: bool, wait_s: float
+) -> list[LegResult]:
+    """Compare weights over every leg; if nothing can be compared, end the command with code 2.
+
+    With ``engine`` an export is compared if there is one, and a missing one is no failure.
+    """
+    results = list[LegResult]()
+    try:
+        run = VerifiedRun(what, checkpoint_needed=not engine or against is not None)
+        try:
+            if run.checkpoint is not None:
+                results += verify_export(run, against)
+        except (NothingToCompare, NoSavedWeights) as missing:
+            if not engine:
+                raise
+            is_export = isinstance(missing, NothingToCompare)
+            problem = f"no export ({missing})" if is_export else str(missing)
+            at = str(run.checkpoint)
+            results.append(LegResult(Leg.EXPORT, at, problem=problem, was_asked=False))
+        if engine:
+            results += verify_engines(run, ask(run.run_dir, wait_s))
+    except (OffbeatError, OSError) as error:
+        refuse(error)
+    return results
