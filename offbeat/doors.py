@@ -32,6 +32,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "planning": "offbeat.plugins.planning.plugin:COMMANDS",
         "report": "offbeat.plugins.report.plugin:COMMANDS",
         "simulation": "offbeat.plugins.simulation.plugin:COMMANDS",
+        "verify_weights": "offbeat.plugins.verify_weights.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
     "media": {"images": "offbeat.plugins.images.plugin"},
