@@ -5,11 +5,13 @@ kind that it brings, such as ``TRACKER``. Another package declares an entry poin
 group ``offbeat.plugins``. Entry points are read when a name is not one of this package, and code of
 another package is imported only when a recipe or a command names it.
 
-command  commands of ``offbeat``: a ``typer.Typer``
-media    pictures in prompts: arrays that a prompt carries next to its tokens
-page     writes one page on runs: ``offbeat.launch.run.WritePage``
-runtime  executes a run: ``offbeat.launch.session.Runtime``
-tracker  receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
+command      commands of ``offbeat``: a ``typer.Typer``
+environment  turns prompts into rewarded samples:
+             ``offbeat.environments.environment_plugin.EnvironmentPlugin``
+media        pictures in prompts: arrays that a prompt carries next to its tokens
+page         writes one page on runs: ``offbeat.launch.run.WritePage``
+runtime      executes a run: ``offbeat.launch.session.Runtime``
+tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from typing import Any, Final, Literal
 from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
 
-Kind = Literal["command", "media", "page", "runtime", "tracker"]
+Kind = Literal["command", "environment", "media", "page", "runtime", "tracker"]
 
 GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
@@ -34,6 +36,10 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "simulation": "offbeat.plugins.simulation.plugin:COMMANDS",
         "verify_weights": "offbeat.plugins.verify_weights.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
+    },
+    "environment": {
+        "reasoning_gym": "offbeat.plugins.task_libraries.plugin:REASONING_GYM",
+        "verifiers": "offbeat.plugins.task_libraries.plugin:VERIFIERS",
     },
     "media": {"images": "offbeat.plugins.images.plugin"},
     "page": {"report": "offbeat.plugins.report.plugin:PAGE"},

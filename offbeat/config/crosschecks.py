@@ -47,7 +47,7 @@ from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
-from offbeat.config.sections.environment import MAKE_PROMPTS, MEDIA_LIMIT, EnvironmentConfig
+from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
@@ -429,7 +429,7 @@ _READ_A_FILE: Final = {
 
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
-    if name in MAKE_PROMPTS and path is not None:
+    if config.environment.makes_prompts and path is not None:
         yield Clash(
             ("data.path", "environment.name"),
             f"data.path is not used: environment.name={name} makes its own prompts",
@@ -452,7 +452,7 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
 
 def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings of evaluation sets that nothing reads."""
-    if config.environment.name in MAKE_PROMPTS:
+    if config.environment.makes_prompts:
         for key in config.eval.paths:
             yield Clash(
                 (key, "environment.name"),

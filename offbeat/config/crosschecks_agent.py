@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
+from offbeat.config.environment_traits import environment_clashes, known_environments
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
@@ -29,19 +30,15 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
     if environment.episodes_per_child is not None:
         yield from _episodes_per_child_clashes(environment)
     if environment.renderer and not environment.is_agent:
+        known = known_environments().items()
+        agents = " and ".join(f"name={name}" for name, traits in known if traits.is_agent)
         yield Clash(
             ("environment.renderer", "environment.name"),
             f"environment.renderer={environment.renderer} is not used: only the conversations of "
-            "name=agent and name=verifiers are rendered by it",
+            f"{agents} are rendered by it",
             "Leave environment.renderer out.",
         )
-    if environment.name == "verifiers" and "renderer" in environment.options:
-        yield Clash(
-            ("environment.options.renderer", "environment.name"),
-            f"environment.options.renderer={environment.options['renderer']} is not read: the renderer "
-            "of every agent is one key",
-            "Write it as environment.renderer.",
-        )
+    yield from environment_clashes(environment.name, environment)
     if environment.is_agent and environment.max_turns > 1:
         yield Clash(
             ("environment.max_turns", "environment.name"),

@@ -65,9 +65,9 @@ _GENERIC: Final = "DefaultRenderer"
 def bridge_renderer(environment: EnvironmentConfig) -> Mapping[str, Any]:
     """Return the renderer of the endpoint's own bridge.
 
-    None with verifiers, whose client renders messages itself and asks the endpoint by tokens.
+    None if the agent renders messages itself and asks the endpoint by tokens.
     """
-    return {} if environment.name == "verifiers" else environment.renderer
+    return {} if environment.renders_messages else environment.renderer
 
 
 def make_bridge(

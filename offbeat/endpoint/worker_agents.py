@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.config.limits import max_sample_tokens
 from offbeat.config.run import RunConfig
-from offbeat.environments.factory import make_agent, make_verifiers
+from offbeat.environments.factory import make_agent
 from offbeat.generators.end_tokens import end_ids_of
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def make_agents(
     environment = config.environment
     ends = [*end_ids_of(config.model.path), *stop_token_ids]
     bridge = make_bridge(tokenizer, bridge_renderer(environment), ends)
-    if environment.name == "verifiers":
-        agent = make_verifiers(environment, working_dir, config.model.path)
-    else:
-        agent = make_agent(environment, working_dir, began_with)
+    agent = make_agent(environment, working_dir, began_with, model_path=config.model.path)
     rollout = config.rollout
     limits = SessionLimits(
         max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)

@@ -21,11 +21,15 @@ from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
+from offbeat.environments.environment_plugin import (
+    PluginOfAgents,
+    PluginOfEnvironments,
+    find_environment,
+)
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.frames import EpisodeLimits, RewardTarget
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
-from offbeat.environments.gym_tasks import REWARD, GymOptions, GymPrompts, ReasoningGym
 from offbeat.environments.held_out import check_one_split
 from offbeat.environments.inputs import (
     DATA,
@@ -49,8 +53,6 @@ from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.row_checks import row_check, shown_part
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
-from offbeat.environments.verifiers_options import VerifiersOptions
-from offbeat.environments.verifiers_tasks import task_prompts
 from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import OffbeatError
 
@@ -60,8 +62,6 @@ _SHARE_OF_DEADLINE: Final = 0.9
 """Fraction of the deadline after which an async call is cancelled, so that its process survives."""
 
 _HERE: Final = Path()
-EPISODE: Final = "offbeat.environments.verifiers_episode:play"
-"""Agent function that plays an episode of the library verifiers, for a child."""
 
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -100,36 +100,36 @@ def make_prompts(
         return MixedPrompts(sources, environment_weights(config), config.seed)
     data, name = config.data, config.environment.name
     if name == "gsm8k":  # report a mistake in the options before anything starts
-        _options(config.environment, Gsm8kOptions)
+        read_options(config.environment, Gsm8kOptions)
     if data.path is not None:
         return _file_prompts(config, DATA, data, began_with, data.epochs, shuffle=data.shuffle)
     if (made := _made_prompts(config)) is not None:
         return made
-    if name == "verifiers":
-        options = _options(config.environment, VerifiersOptions)
-        return task_prompts(config, options, began_with, working_dir)
+    plugin = find_environment(name)
+    if plugin is not None:
+        made = plugin.make_prompts(config, began_with, working_dir)
+        if made is not None:
+            return made
     raise BadEnvironment(
         "data.path", f"environment {name!r} has no prompts of its own; name a file"
     )
 
 
 def _made_prompts(config: RunConfig) -> PromptSource | None:
-    """Return the prompts of an environment of the package that makes its own; None of another."""
+    """Return the prompts of an environment of the core that makes its own, or None."""
     shuffle, epochs = config.data.shuffle, config.data.epochs
     order: dict[str, Any] = {"shuffle": shuffle, "seed": config.seed, "epochs": epochs}
     match config.environment.name:
         case "stub":
             return StubPrompts(_STUB_ROWS, **order)
         case "arithmetic":
-            terms = _options(config.environment, ArithmeticOptions)
+            terms = read_options(config.environment, ArithmeticOptions)
             try:
                 return ArithmeticPrompts(terms.low, terms.high, **order)
             except ValueError as error:
                 raise BadEnvironment("environment.options", str(error)) from error
         case "digits":
             return _digit_prompts(config, shuffle=shuffle, epochs=epochs)
-        case "reasoning_gym":
-            return GymPrompts(_options(config.environment, GymOptions).rows, **order)
         case _:
             return None
 
@@ -236,7 +236,7 @@ def _function(
 ) -> FunctionReward:
     source, may_be_none = began_with.get(key, ""), key != ENVIRONMENT
     given = {"options": reward.options, "may_be_none": may_be_none}
-    target = _reward_target(config, reward.target, working_dir, source, **given)
+    target = make_reward_target(config, reward.target, working_dir, source, **given)
     grades = {"is_counted": False, "ignores_thinking": True} if reward.target in GRADERS else {}
     return FunctionReward(tokenizer, target, config.reward_workers, **grades)
 
@@ -244,64 +244,57 @@ def _function(
 def _built_in(
     config: EnvironmentConfig, tokenizer: Tokenizer, working_dir: Path
 ) -> Environment | None:
-    """Return the environment of the package that the name chooses; None for a user's own."""
+    """Return the environment that the name chooses, or None if its class is the user's."""
     match config.name:
         case "arithmetic" | "digits":
             return Arithmetic(tokenizer)
         case "gsm8k":
-            return Gsm8k(tokenizer, _options(config, Gsm8kOptions))
+            return Gsm8k(tokenizer, read_options(config, Gsm8kOptions))
         case "demonstrations":
             return Demonstrations(tokenizer)
-        case "reasoning_gym":
-            target = _reward_target(config, REWARD, working_dir)
-            options = _options(config, GymOptions)
-            return ReasoningGym(tokenizer, target, config.reward_workers, options)
         case _:
-            return None
+            plugin = find_environment(config.name)
+            if not isinstance(plugin, PluginOfEnvironments):
+                return None
+            return plugin.make_environment(config, tokenizer, working_dir)
 
 
 def make_agent(
-    config: EnvironmentConfig, working_dir: Path, began_with: Mapping[str, str] = _NO_DIGESTS
+    config: EnvironmentConfig,
+    working_dir: Path,
+    began_with: Mapping[str, str] = _NO_DIGESTS,
+    *,
+    model_path: str = "",
 ) -> AgentFunction:
-    """Create the agent of one worker, a function or a program; its processes are not started yet.
+    """Create the agent of one worker; its processes are not started yet.
 
     Raises:
-        BadEnvironment: Neither a function nor a program is named, or there is no such program.
+        BadEnvironment: Neither a function nor a program is named, or there is no such program; or
+            a plug-in cannot use its options.
     """
+    if isinstance(plugin := find_environment(config.name), PluginOfAgents):
+        return plugin.make_agent(config, working_dir, model_path)
     if config.command:
         program = resolved_program(config.command[0], working_dir)
         if program is None:
             problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
             raise BadEnvironment("environment.command", problem)
         options = {"command": [program, *config.command[1:]]}
-        return _agent(config, agent_program.TARGET, working_dir, "", options)
+        return make_agent_function(config, agent_program.TARGET, working_dir, "", options)
     if config.target is None:
         problem = "an agent needs it, or environment.command; name module:name"
         raise BadEnvironment("environment.target", problem)
     source = began_with.get(ENVIRONMENT, "")
-    return _agent(config, config.target, working_dir, source, config.options)
+    return make_agent_function(config, config.target, working_dir, source, config.options)
 
 
-def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str) -> AgentFunction:
-    """Create the episodes of an environment of verifiers; their processes are not started yet.
-
-    Raises:
-        BadEnvironment: The options have other keys, or wrong types.
-    """
-    options = {
-        "tokenizer": str(working_dir / model_path),
-        "renderer": dict(config.renderer),
-        "options": msgspec.to_builtins(_options(config, VerifiersOptions)),
-    }
-    return _agent(config, EPISODE, working_dir, "", options)
-
-
-def _agent(
+def make_agent_function(
     config: EnvironmentConfig, target: str, working_dir: Path, source: str, options: dict[str, Any]
 ) -> AgentFunction:
+    """Create killable children that run an async function as agents."""
     variables = (*INHERITED, *config.variables)
     given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
-    agent = _reward_target(config, target, working_dir, source, **given)
+    agent = make_reward_target(config, target, working_dir, source, **given)
     # The process group of a program ends with each episode, and whatever it has left in it.
     limits = EpisodeLimits(config.episodes_at_once, 1 if config.command else None)
     return AgentFunction(agent, config.reward_workers, limits)
@@ -331,7 +324,12 @@ def _file_prompts(
     return prompts
 
 
-def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
+def read_options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
+    """Return ``environment.options`` as their type.
+
+    Raises:
+        BadEnvironment: They have other keys, or wrong types.
+    """
     try:
         return msgspec.convert(config.options, kind)
     except msgspec.ValidationError as error:
@@ -343,17 +341,18 @@ def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
 def _digit_prompts(
     config: RunConfig, *, shuffle: bool, epochs: int | None, held_out: bool = False
 ) -> PromptSource:
-    rows = _options(config.environment, DigitsOptions).rows
+    rows = read_options(config.environment, DigitsOptions).rows
     return media_prompts().digits(rows, config.seed, epochs, shuffle=shuffle, held_out=held_out)
 
 
-def _reward_target(
+def make_reward_target(
     config: EnvironmentConfig,
     target: str,
     working_dir: Path,
     source: str = "",
     **changes: Any,  # noqa: ANN401 - of the fields of a target
 ) -> RewardTarget:
+    """Return a function, and the limits of the children that call it, by the recipe."""
     processes, rate = config.workers * config.reward_workers, config.reward_calls_per_s
     limits = CallLimits(
         deadline_s=_SHARE_OF_DEADLINE * config.reward_deadline_s,

@@ -282,7 +282,7 @@ def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
     texts = dict[tuple[str, int], str]()
     tokenizer = load_tokenizer(config)
     for name, view in environment_views(config).items():
-        if view.environment.is_agent or view.environment.name == "verifiers":
+        if view.environment.is_agent:
             continue
         environment = make_environment(view.environment, tokenizer, Path.cwd())
         source = make_prompts(view)

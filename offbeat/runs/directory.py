@@ -332,7 +332,7 @@ def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
     keys = (
         key_in(name, DATA)
         for name, view in environment_views(config).items()
-        if view.environment.name == "verifiers"
+        if view.environment.makes_prompts
     )
     return {key: known[key] for key in keys if key in known}
 

@@ -13,7 +13,7 @@ from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import make_prompts, make_verifiers
+from offbeat.environments.factory import make_agent, make_prompts
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.launch.checks.task_libraries import check_verifiers
@@ -70,7 +70,7 @@ def play(
     prompt = Prompt(0, 0, 0, {"idx": 0, "prompt": "2+3?", "answer": answer})
 
     async def main() -> tuple[Receipt, Columns]:
-        agent = make_verifiers(config.environment, HERE, config.model.path)
+        agent = make_agent(config.environment, HERE, model_path=config.model.path)
         bridge = TemplateBridge(template, template.end_texts((END,)))
         groups = AgentGroups(agent, bridge, SessionLimits())
         await groups.start()

@@ -1,20 +1,15 @@
 """Defines section ``environment`` of a recipe."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
+from offbeat.config.environment_traits import ENVIRONMENT_NAMES, EnvironmentName, find_traits
 from offbeat.config.sections.images import ImagesConfig
 
 MEDIA_LIMIT: Final = "environment.images.max_mib"
 """Key of the limit of the media of a prompt."""
-
-MAKE_PROMPTS: Final = ("arithmetic", "digits", "reasoning_gym", "verifiers")
-"""Environments that read no file of prompts."""
-
-AGENTS: Final = ("agent", "verifiers")
-"""Environments whose episodes call the model over HTTP, from processes of their own."""
 
 EPISODES_PER_CHILD: Final = 64
 """Episodes that share a child process, of an agent that is a function."""
@@ -37,23 +32,7 @@ class RewardConfig(Config):
 class EnvironmentConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
-    name: Literal[
-        "arithmetic",
-        "digits",
-        "gsm8k",
-        "reasoning_gym",
-        "function",
-        "custom",
-        "agent",
-        "verifiers",
-        "demonstrations",
-        "stub",
-    ] = "arithmetic"
-    """arithmetic: addition. digits: read a digit in a picture. gsm8k: questions with a number as
-    answer, from a file. reasoning_gym: `options.task` of reasoning-gym. function: a Python reward
-    function. custom: an Environment class. agent: an async function or program that calls the model
-    over HTTP. verifiers: `options.env` of verifiers. demonstrations: train on completions or
-    conversations from a file, without engines."""
+    name: Annotated[EnvironmentName, Field(description=ENVIRONMENT_NAMES)] = "arithmetic"
 
     target: str | None = None
     """`module:name` of the reward function, Environment class or agent, importable from the working
@@ -139,7 +118,17 @@ class EnvironmentConfig(Config):
     @property
     def is_agent(self) -> bool:
         """Return whether episodes call the model over HTTP, from processes of their own."""
-        return self.name in AGENTS
+        return find_traits(self.name).is_agent
+
+    @property
+    def makes_prompts(self) -> bool:
+        """Return whether the environment reads no file of prompts."""
+        return find_traits(self.name).makes_prompts
+
+    @property
+    def renders_messages(self) -> bool:
+        """Return whether an agent sends tokens to its endpoint, not messages."""
+        return find_traits(self.name).renders_messages
 
     @property
     def episodes_at_once(self) -> int:

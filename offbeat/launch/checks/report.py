@@ -14,6 +14,7 @@ from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
 from offbeat.config.run import RunConfig
+from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
 from offbeat.environments.prompt_files import FilePrompts
@@ -55,7 +56,6 @@ from offbeat.launch.checks.software import (
     check_trackers,
     count_gpus,
 )
-from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
 from offbeat.launch.checks.user_code import (
     check_advantage,
     check_command,
@@ -227,14 +227,14 @@ def _of_each_environment(config: RunConfig, commits: Mapping[str, str] | None) -
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():
-        read = dict[str, FilePrompts]()
+        plugin, read = find_environment(view.environment.name), dict[str, FilePrompts]()
         share = weights[name] / sum(weights.values()) if name else 1.0
         for finding in chain(
             check_prompts(view, commits, share=share, read=read) if commits is not None else (),
             check_targets(view, Path.cwd()),
             check_command(view, Path.cwd()),
             check_variables(view),
-            check_gym(view),
+            () if plugin is None else plugin.check(view),
         ):
             yield _of_environment(name, finding) if name else finding
         for key, prompts in read.items():
@@ -247,11 +247,12 @@ def _tokens_of_each_environment(
 ) -> Iterator[Finding]:
     """Yield the findings about prompts as the model reads them; of several, with the name."""
     for name, view in environment_views(config).items():
+        plugin = find_environment(view.environment.name)
         for finding in chain(
             check_prompt_lengths(view, commits) if commits is not None else (),
             media_checks().check_media(view, commits) if commits is not None else (),
             check_agent(view),
-            check_verifiers(view, Path.cwd()) if commits is not None else (),
+            () if plugin is None or commits is None else plugin.check_slowly(view, Path.cwd()),
         ):
             yield _of_environment(name, finding) if name else finding
 

@@ -17,8 +17,6 @@ from offbeat.messages.finding import Finding, error, ok, warning
 
 def check_gym(config: RunConfig) -> Iterator[Finding]:
     """Check that the task can be made, and its question filled in."""
-    if config.environment.name != "reasoning_gym":
-        return
     try:
         options = msgspec.convert(config.environment.options, GymOptions)
         item = item_of(options, {"seed": config.seed, "item": 0})
@@ -38,8 +36,6 @@ _GENERIC: Final = "DefaultRenderer"
 
 def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     """Make the environment and its renderer in a process of their own, and name the renderer."""
-    if config.environment.name != "verifiers":
-        return
     try:
         options = msgspec.convert(config.environment.options, VerifiersOptions)
     except msgspec.ValidationError:

@@ -1,0 +1,100 @@
+"""Interface of an environment that a plug-in brings.
+
+The models of a recipe import this module, so it imports none of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from offbeat.config.clash import Clash
+from offbeat.config.environment_traits import CORE_ENVIRONMENTS, EnvironmentTraits
+from offbeat.doors import find_plugin
+from offbeat.messages.finding import Finding
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.config.sections.environment import EnvironmentConfig
+    from offbeat.environments.agent import AgentFunction
+    from offbeat.environments.prompts import PromptSource
+    from offbeat.environments.protocol import Environment
+    from offbeat.environments.text import Tokenizer
+
+
+class EnvironmentPlugin(ABC):
+    """Makes the prompts of one environment, and the environment of each worker.
+
+    A plug-in derives from ``PluginOfEnvironments`` or ``PluginOfAgents``.
+    """
+
+    traits: EnvironmentTraits
+
+    def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
+        """Yield settings that do not go together."""
+        del section
+        yield from ()
+
+    def make_prompts(
+        self, config: "RunConfig", began_with: Mapping[str, str], working_dir: Path
+    ) -> "PromptSource | None":
+        """Return the prompts of a run; None: they come from ``data.path``.
+
+        ``began_with`` maps keys to the digests of the run's inputs at its start.
+
+        Raises:
+            BadEnvironment: It cannot use its options.
+            InputChanged: The prompts are others than when the run began.
+            PromptFileError: The prompts cannot be read.
+        """
+        del config, began_with, working_dir
+        return None
+
+    def check(self, config: "RunConfig") -> Iterator[Finding]:
+        """Yield findings for ``offbeat check``, in a moment."""
+        del config
+        yield from ()
+
+    def check_slowly(self, config: "RunConfig", working_dir: Path) -> Iterator[Finding]:
+        """Yield findings that take seconds, such as by another process."""
+        del config, working_dir
+        yield from ()
+
+
+class PluginOfEnvironments(EnvironmentPlugin):
+    """Makes an environment that asks the engines itself."""
+
+    @abstractmethod
+    def make_environment(
+        self, section: "EnvironmentConfig", tokenizer: "Tokenizer", working_dir: Path
+    ) -> "Environment":
+        """Return the environment of one worker, not started.
+
+        Raises:
+            BadEnvironment: It cannot use its options.
+        """
+
+
+class PluginOfAgents(EnvironmentPlugin):
+    """Makes agents, which call the model over HTTP; its traits have ``is_agent``."""
+
+    @abstractmethod
+    def make_agent(
+        self, section: "EnvironmentConfig", working_dir: Path, model_path: str
+    ) -> "AgentFunction":
+        """Return the agent of one worker; its processes are not started.
+
+        Raises:
+            BadEnvironment: It cannot use its options.
+        """
+
+
+def find_environment(name: str) -> EnvironmentPlugin | None:
+    """Return the plug-in of an environment, or None if the core has the environment.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    if name in CORE_ENVIRONMENTS:
+        return None
+    return cast("EnvironmentPlugin", find_plugin("environment", name))

@@ -1,0 +1,1 @@
+"""Libraries of tasks as environments: reasoning-gym and verifiers."""
