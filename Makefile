@@ -138,10 +138,10 @@ test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
 
 test-environments: $(ENVIRONMENTS_STAMP)
-	$(BIN)/python -m pytest tests/environments $(ARGS)
+	$(BIN)/python -m pytest tests/environments tests/plugins/task_libraries $(ARGS)
 
 test-verifiers: $(VERIFIERS_STAMP)
-	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_renderers.py tests/environments/test_live_verifiers.py $(ARGS)
+	$(VERIFIERS_VENV)/bin/python -m pytest tests/plugins/task_libraries tests/environments/test_renderers.py $(ARGS)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/plugins $(ARGS)

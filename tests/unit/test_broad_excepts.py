@@ -107,7 +107,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "plugins/images/decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
-        "environments/verifiers_tasks.py main",
+        "plugins/task_libraries/verifiers_tasks.py main",
         "plugins/images/prompt_check.py check_processor",  # the files of a model's processor
         "plugins/images/prompt_check.py _encoded",  # these, and a chat template
         "launch/checks/prompt_lengths.py _longest",  # a chat template

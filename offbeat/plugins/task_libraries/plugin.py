@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.config.sections.environment import EnvironmentConfig
     from offbeat.environments.agent import AgentFunction
-    from offbeat.environments.gym_tasks import GymPrompts, ReasoningGym
     from offbeat.environments.prompt_files import FilePrompts
     from offbeat.environments.text import Tokenizer
+    from offbeat.plugins.task_libraries.gym_tasks import GymPrompts, ReasoningGym
 
-_EPISODE: Final = "offbeat.environments.verifiers_episode:play"
+_EPISODE: Final = "offbeat.plugins.task_libraries.verifiers_episode:play"
 """Agent function that plays an episode of the library verifiers, for a child."""
 
 
@@ -35,7 +35,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
             BadEnvironment: The options have other keys, or wrong types.
         """
         from offbeat.environments.factory import read_options
-        from offbeat.environments.gym_tasks import GymOptions, GymPrompts
+        from offbeat.plugins.task_libraries.gym_tasks import GymOptions, GymPrompts
 
         del began_with, working_dir
         rows, data = read_options(config.environment, GymOptions).rows, config.data
@@ -50,7 +50,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
             BadEnvironment: The options have other keys, or wrong types.
         """
         from offbeat.environments.factory import make_reward_target, read_options
-        from offbeat.environments.gym_tasks import REWARD, GymOptions, ReasoningGym
+        from offbeat.plugins.task_libraries.gym_tasks import REWARD, GymOptions, ReasoningGym
 
         target = make_reward_target(section, REWARD, working_dir)
         options = read_options(section, GymOptions)
@@ -58,7 +58,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that the task can be made, and its question filled in."""
-        from offbeat.launch.checks.task_libraries import check_gym
+        from offbeat.plugins.task_libraries.checks import check_gym
 
         yield from check_gym(config)
 
@@ -91,8 +91,8 @@ class VerifiersPlugin(PluginOfAgents):
             PromptFileError: They cannot be read.
         """
         from offbeat.environments.factory import read_options
-        from offbeat.environments.verifiers_options import VerifiersOptions
-        from offbeat.environments.verifiers_tasks import task_prompts
+        from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
+        from offbeat.plugins.task_libraries.verifiers_tasks import task_prompts
 
         options = read_options(config.environment, VerifiersOptions)
         return task_prompts(config, options, began_with, working_dir)
@@ -108,7 +108,7 @@ class VerifiersPlugin(PluginOfAgents):
         import msgspec
 
         from offbeat.environments.factory import make_agent_function, read_options
-        from offbeat.environments.verifiers_options import VerifiersOptions
+        from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
         options = {
             "tokenizer": str(working_dir / model_path),
@@ -119,7 +119,7 @@ class VerifiersPlugin(PluginOfAgents):
 
     def check_slowly(self, config: "RunConfig", working_dir: Path) -> Iterator[Finding]:
         """Make the environment and its renderer in another process, and name the renderer."""
-        from offbeat.launch.checks.task_libraries import check_verifiers
+        from offbeat.plugins.task_libraries.checks import check_verifiers
 
         yield from check_verifiers(config, working_dir)
 

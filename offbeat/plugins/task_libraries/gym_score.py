@@ -9,7 +9,7 @@ import msgspec
 import reasoning_gym  # noqa: F401 - at the start of the child, not within the deadline of a call
 
 from offbeat.environments.final_answer import tagged_answer, without_thinking
-from offbeat.environments.gym_tasks import GymOptions, make_items
+from offbeat.plugins.task_libraries.gym_tasks import GymOptions, make_items
 
 
 def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> float:  # noqa: ANN401

@@ -1,6 +1,6 @@
 """Tasks of an environment of verifiers, read by a process of their own into a file of prompts.
 
-``python -m offbeat.environments.verifiers_tasks FILE`` reads a ``TasksRequest`` from standard input,
+``python -m offbeat.plugins.task_libraries.verifiers_tasks FILE`` reads a ``TasksRequest`` from standard input,
 makes the environment with all its checks, and writes ``FILE``, a task as a JSON object in each
 line, and beside it what there is to say about them.
 """
@@ -21,8 +21,8 @@ from offbeat.config.run import RunConfig
 from offbeat.config.user_code import describe
 from offbeat.environments.inputs import DATA, check_same
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
-from offbeat.environments.verifiers_options import VerifiersOptions
 from offbeat.messages.text import printable
+from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 NOT_INSTALLED: Final = (
     "the package verifiers is not installed: pip install 'offbeat[verifiers]' with "
@@ -120,7 +120,7 @@ def main() -> None:
 def _written(request: TasksRequest, file: Path) -> TasksReport:
     if find_spec("verifiers") is None:
         return TasksReport(problem=NOT_INSTALLED)
-    from offbeat.environments.verifiers_library import (  # noqa: PLC0415 - the extra, and seconds
+    from offbeat.plugins.task_libraries.verifiers_library import (  # noqa: PLC0415 - the extra, and seconds
         made_environment,
         renderer_name,
     )

@@ -22,7 +22,7 @@ from offbeat.environments.text import Tokenizer, encode_prompt
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 
-REWARD: Final = "offbeat.environments.gym_score:gym_reward"
+REWARD: Final = "offbeat.plugins.task_libraries.gym_score:gym_reward"
 """The reward function, for a reward child."""
 
 

@@ -16,11 +16,11 @@ from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.factory import make_agent, make_prompts
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
-from offbeat.launch.checks.task_libraries import check_verifiers
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.finding import Level
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.plugins.task_libraries.checks import check_verifiers
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy

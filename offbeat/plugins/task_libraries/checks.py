@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.environments.gym_tasks import GymOptions, GymUnusable, item_of
 from offbeat.environments.prompt_files import PromptFileError
-from offbeat.environments.verifiers_options import VerifiersOptions
-from offbeat.environments.verifiers_tasks import TasksRequest, read_tasks
 from offbeat.messages.finding import Finding, error, ok, warning
+from offbeat.plugins.task_libraries.gym_tasks import GymOptions, GymUnusable, item_of
+from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
+from offbeat.plugins.task_libraries.verifiers_tasks import TasksRequest, read_tasks
 
 
 def check_gym(config: RunConfig) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from verifiers.v1.types import SamplingConfig
 
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.reward_value import BadReward, unavailable
-from offbeat.environments.verifiers_library import made_environment, renderer_config
-from offbeat.environments.verifiers_options import VerifiersOptions
 from offbeat.messages.text import printable
+from offbeat.plugins.task_libraries.verifiers_library import made_environment, renderer_config
+from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 _KEY_VARIABLE: Final = "OFFBEAT_SAMPLE_API_KEY"
 """Holds the token of the episode; the library passes no variable of such a name on to programs."""

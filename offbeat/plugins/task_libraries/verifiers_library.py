@@ -18,7 +18,7 @@ from verifiers.v1.env import Env
 from verifiers.v1.runtimes import PrimeConfig, SubprocessConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
-from offbeat.environments.verifiers_options import VerifiersOptions
+from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 _OWN_SAMPLING: Final = {"max_tokens"}
 """Sampling values that an environment may set: the trainer computes with all others."""

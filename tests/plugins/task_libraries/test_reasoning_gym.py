@@ -8,14 +8,14 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment, make_prompts
-from offbeat.environments.gym_tasks import (
+from offbeat.messages.groups import Prompt
+from offbeat.plugins.task_libraries.gym_tasks import (
     GymOptions,
     GymUnusable,
     ReasoningGym,
     item_of,
     make_items,
 )
-from offbeat.messages.groups import Prompt
 from tests.support.environment_fakes import CharTokenizer, OpensThought, result, task
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")

@@ -13,7 +13,7 @@ pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
 
 pytestmark = [pytest.mark.environments, pytest.mark.ray, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_run_trains_on_tasks_of_verifiers_and_every_group_is_accounted_for(
