@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 
 from pydantic import PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from offbeat.config.clash import Clash
 from offbeat.doors import PluginUnusable, find_plugin, plugins_of
+
+PLUGIN_UNUSABLE: Final = "plugin_unusable"
+"""Type of the error of pydantic for a plug-in that is there and broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ def _is_absent(name: str) -> bool:
     except PluginUnusable as unusable:
         if unusable.is_absent:
             return True
-        raise ValueError(str(unusable)) from None
+        problem = f"{unusable.subject}: {unusable.problem}"
+        context = {"problem": problem, "fix": f"{unusable.fix}."}
+        raise PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context) from None
     return False
 
 

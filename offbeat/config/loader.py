@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from offbeat.config import schema, sources
 from offbeat.config.crosschecks import Clash, clashes
+from offbeat.config.environment_traits import PLUGIN_UNUSABLE
 from offbeat.config.merge import lay_over
 from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
@@ -139,6 +140,8 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
         return Problem(where, key, ABSENT, message, f"{known.doc} Add it, or pass {key}=...")
     node = root.find(key)
     value = node.plain() if node else detail["input"]
+    if detail["type"] == PLUGIN_UNUSABLE:
+        return Problem(where, key, value, detail["msg"], detail.get("ctx", {}).get("fix", ""))
     near = difflib.get_close_matches(str(value), known.names, n=1)
     suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
     hint = value_hint(known, suggestion)

@@ -1,8 +1,8 @@
 """Tasks of an environment of verifiers, read by a process of their own into a file of prompts.
 
-``python -m offbeat.plugins.task_libraries.verifiers_tasks FILE`` reads a ``TasksRequest`` from standard input,
-makes the environment with all its checks, and writes ``FILE``, a task as a JSON object in each
-line, and beside it what there is to say about them.
+``python -m offbeat.plugins.task_libraries.verifiers_tasks FILE`` reads a ``TasksRequest`` from
+standard input, makes the environment with all its checks, and writes ``FILE``, a task as a JSON
+object in each line, and a report next to it.
 """
 
 import itertools

@@ -84,21 +84,6 @@ def test_each_row_that_math_verify_compares_with_has_an_answer(
             make_prompts(config)
 
 
-def test_prompts_of_reasoning_gym_say_which_item_of_which_seed_they_are() -> None:
-    section = {"name": "reasoning_gym", "options": {"task": "chain_sum", "rows": 5}}
-    source = make_prompts(run_config(section))
-    assert sorted(prompt.data["item"] for i in range(5) if (prompt := source.prompt(i))) == [
-        *range(5)
-    ]
-    assert {prompt.data["seed"] for i in range(9) if (prompt := source.prompt(i))} == {0}
-
-
-@pytest.mark.parametrize("options", [{}, {"task": "a", "rows": 0}, {"task": "a", "terms": 2}])
-def test_options_that_no_task_of_reasoning_gym_takes_are_told(options: dict[str, Any]) -> None:
-    with pytest.raises(BadEnvironment, match=r"environment\.options"):
-        make_prompts(run_config({"name": "reasoning_gym", "options": options}))
-
-
 def test_a_file_is_read_for_any_environment(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')

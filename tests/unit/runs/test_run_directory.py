@@ -174,16 +174,6 @@ def test_what_a_resumed_run_records_before_it_is_accepted_stays(run_dir: Path) -
     assert read_inputs(run_dir)["data.path"] == "digest"
 
 
-def test_tasks_that_an_environment_makes_are_compared_by_every_resume(tmp_path: Path) -> None:
-    recipe = config("unused", environment={"name": "verifiers"})
-    made = make_run_dir(recipe, tmp_path / "run")
-    record_input(made, "data.path", "digest")
-    for _ in range(2):
-        resumed = reopen_run_dir(recipe, made)
-        assert resumed.inputs["data.path"] == "digest"
-        resumed.accept()
-
-
 def test_a_run_that_goes_on_has_no_summary(run_dir: Path) -> None:
     """What a former incarnation told of its end would be taken for this one's."""
     reopen(config("unused"), run_dir)
