@@ -33,7 +33,7 @@ class Puzzle(SingleTurn):
         return tuple(self.tokenizer.encode("1+1="))
 
     async def score(self, task, result):
-        return [float(len(result.finish_reasons))]
+        return [float(index) for index, _ in enumerate(result.finish_reasons, 1)]
 
 
 class Puzzles(PluginOfEnvironments):
