@@ -14,6 +14,7 @@ runtime      executes a run: ``offbeat.launch.session.Runtime``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 """
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -153,8 +154,14 @@ def _unknown(kind: Kind, name: str) -> PluginUnusable:
 
 
 def _entry_points(name: str | None = None) -> list[EntryPoint]:
-    chosen = entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name)
-    return list(chosen)
+    return [each for each in _installed(tuple(sys.path)) if name in (None, each.name)]
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of all packages on ``path``; to read them takes some milliseconds."""
+    del path
+    return tuple(entry_points(group=GROUP))
 
 
 def _package(entry: EntryPoint) -> str:
