@@ -81,7 +81,7 @@ def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def _line(argument: str, at: int, row: object) -> str:
-    place = f"{argument}: row {at}"
+    place = f"{argument}[{at}]"
     if not isinstance(row, Mapping):
         raise BadRows(f"{place} has the type {type(row).__name__}", "a row is a dict", _FORM)
     try:

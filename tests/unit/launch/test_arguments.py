@@ -116,5 +116,5 @@ def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) 
 
 
 def test_a_row_that_is_no_dict_is_named_with_its_type(train: Callable[..., Any]) -> None:
-    with pytest.raises(BadRows, match="row 0 has the type object"):
+    with pytest.raises(BadRows, match=r"\[0\] has the type object"):
         train(prompts=[object()])

@@ -114,7 +114,7 @@ def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
         ([], "there are none"),
         (7, "it is no list of rows"),
         ({"prompt": "a"}, "it is no list of rows"),
-        (["a", "b"], "row 0 has the type str: a row is a dict"),
+        (["a", "b"], r"\[0\] has the type str: a row is a dict"),
         ({"train": Column()}, r"prompts: dict: it is no list of rows. .*prompts\['train'\]"),
         (pd.Series(["a"]), "Series: it is one column"),
     ],
@@ -189,20 +189,20 @@ def test_a_value_that_would_change_is_refused_with_its_row_its_key_and_the_fix(
 ) -> None:
     with pytest.raises(BadRows) as refused:
         prompt_path([{"prompt": "a"}, {"prompt": "b", "x": value}], tmp_path)
-    assert str(refused.value).startswith("prompts: row 1: ")
+    assert str(refused.value).startswith("prompts[1]: ")
     assert problem in str(refused.value)
     assert fix in refused.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_evaluation_rows_names_their_argument(tmp_path: Path) -> None:
-    with pytest.raises(BadRows, match="eval_prompts: row 0: x = "):
+    with pytest.raises(BadRows, match=r"eval_prompts\[0\]: x = "):
         prompt_path([{"prompt": "a", "x": (1,)}], tmp_path, "eval_prompts")
 
 
 def test_a_missing_value_of_a_frame_is_named_and_the_fix_makes_it_none(tmp_path: Path) -> None:
     frame = pd.DataFrame({"prompt": ["a", "b"], "answer": [1, None]})
-    with pytest.raises(BadRows, match="row 1: answer = nan is a missing value"):
+    with pytest.raises(BadRows, match=r"\[1\]: answer = nan is a missing value"):
         prompt_path(frame, tmp_path)
     fixed = frame.convert_dtypes().astype(object).where(frame.notna(), None)
     assert read(prompt_path(fixed, tmp_path))[1] == {"prompt": "b", "answer": None}
@@ -211,7 +211,7 @@ def test_a_missing_value_of_a_frame_is_named_and_the_fix_makes_it_none(tmp_path:
 @pytest.mark.parametrize(
     ("frame", "problem"),
     [
-        (pd.DataFrame([["a", 1]]), "row 0: the key 0 has the type int"),
+        (pd.DataFrame([["a", 1]]), "prompts[0]: the key 0 has the type int"),
         (pd.DataFrame([["a", 1]], columns=["prompt", "prompt"]), "called 'prompt'"),
         (pd.DataFrame({"prompt": ["a"]}, index=pd.Index([3], name="id")), "reset_index()"),
     ],
