@@ -15,7 +15,7 @@ tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Trac
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -25,6 +25,9 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
 
 Kind = Literal["command", "environment", "media", "page", "runtime", "tracker"]
+
+TargetKind = Literal["advantage", "loss", "sampler"]
+"""Kinds that a recipe can also name by ``module:name``: an entry point is a shorter name for it."""
 
 GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
@@ -71,16 +74,20 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
             raise found
         if found is not None:
             return found
-    match _entry_points(f"{kind}.{name}"):
-        case []:
-            raise _unknown(kind, name)
-        case [entry]:
-            return _load_entry_point(entry)
-        case [*entries]:
-            packages = " and ".join(sorted(map(_package, entries)))
-            raise PluginUnusable(
-                f"{kind} {name}", f"{packages} each bring one", "Uninstall all but one"
-            )
+    entries = _entry_points(f"{kind}.{name}")
+    if not entries:
+        raise _unknown(kind, name)
+    return _load_entry_point(_only(entries, kind, name))
+
+
+def find_target(kind: TargetKind, name: str) -> str | None:
+    """Return the ``module:name`` of an entry point of another package, which is not imported.
+
+    Raises:
+        PluginUnusable: Several packages bring one.
+    """
+    entries = _entry_points(f"{kind}.{name}")
+    return None if not entries else _only(entries, kind, name).value
 
 
 def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
@@ -132,6 +139,14 @@ def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
         fix = f"Install it: pip install 'offbeat[{name}]'" if is_missing else "Reinstall offbeat"
         return _broken(f"{kind} {name}", error, fix)
     return getattr(module, attribute) if attribute else module
+
+
+def _only(entries: Sequence[EntryPoint], kind: str, name: str) -> EntryPoint:
+    if len(entries) > 1:
+        packages = " and ".join(sorted(map(_package, entries)))
+        problem = f"{packages} each bring one"
+        raise PluginUnusable(f"{kind} {name}", problem, "Uninstall all but one")
+    return entries[0]
 
 
 def _load_entry_point(entry: EntryPoint) -> Any:  # noqa: ANN401 -- of any kind

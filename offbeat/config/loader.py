@@ -62,10 +62,9 @@ def load_recipe(
     if recipe is not None and not read.files:
         raise ConfigError(tuple(read.problems))
     root = Section({}, Location(_NO_RECIPE if recipe is None else os.fspath(recipe)))
-    for layer in read.layers:
-        expand_short_forms(layer)
+    ambiguous = [problem for layer in read.layers for problem in expand_short_forms(layer)]
     dropped = [key for layer in read.layers for key in lay_over(root, layer)]
-    problems = [*read.problems, *normalise(root)]
+    problems = [*read.problems, *ambiguous, *normalise(root)]
     config, wrong = _judge(root)
     problems += _news(wrong, problems, complete=read.complete)
     bad = {problem.key for problem in problems if problem.key}

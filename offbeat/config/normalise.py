@@ -3,13 +3,15 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 from offbeat.config import schema
 from offbeat.config.peer_keys import find_note, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
+from offbeat.config.sections.algorithm import AdvantageName
 from offbeat.config.tree import Leaf, Node, Section
+from offbeat.doors import PluginUnusable, TargetKind, find_target
 
 _CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
@@ -28,11 +30,19 @@ _SHORT_FORMS: Final = {"runtime": "backend"}
 
 _LOSS: Final = "algorithm.loss"
 
+_OF_PACKAGES: Final[Mapping[str, TargetKind]] = {
+    "algorithm.advantage": "advantage",
+    "algorithm.loss.name": "loss",
+    "sampler.name": "sampler",
+}
+"""Keys whose value may be a name that another package brings."""
 
-def expand_short_forms(layer: Section) -> None:
+
+def expand_short_forms(layer: Section) -> list[Problem]:
     """Turn a section that is written as one value into a section with that key.
 
-    A loss with a target and without a name is the custom one.
+    A loss with a target and without a name is the custom one. A name that a package brings becomes
+    the target that its entry point has. Returned are names that several packages bring.
     """
     for section, key in _SHORT_FORMS.items():
         node = layer.children.get(section)
@@ -41,6 +51,34 @@ def expand_short_forms(layer: Section) -> None:
     loss = layer.find(_LOSS)
     if isinstance(loss, Section) and "target" in loss.children and "name" not in loss.children:
         loss.children["name"] = Leaf("custom", "custom", loss.children["target"].location)
+    return [
+        problem
+        for key, kind in _OF_PACKAGES.items()
+        if (problem := _expand_name(layer, key, kind)) is not None
+    ]
+
+
+def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
+    """Put the target of a package's entry point in the place of its name."""
+    node, (section, leaf) = layer.find(key), layer.parent(key)
+    if section is None or not isinstance(node, Leaf) or node.text is None:
+        return None
+    known = cast("schema.Key", schema.known(key)).names or get_args(AdvantageName)
+    if node.text in known or ":" in node.text:
+        return None
+    try:
+        target = find_target(kind, node.text)
+    except PluginUnusable as unusable:
+        return Problem(node.location, key, node.value, unusable.problem, f"{unusable.fix}.")
+    if target is None:
+        return None
+    named = Leaf(target, target, node.location)
+    if kind == "advantage":
+        section.children[leaf] = named
+    else:
+        section.children[leaf] = Leaf("custom", "custom", node.location)
+        section.children["target"] = named
+    return None
 
 
 def normalise(root: Section) -> list[Problem]:

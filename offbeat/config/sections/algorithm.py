@@ -8,6 +8,7 @@ from offbeat.config.base import Config, InWords
 from offbeat.config.presets import PresetName, with_preset
 from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
 
+AdvantageName = Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"]
 AdvantageTarget = Annotated[
     str, Field(pattern=r"^[^:\s]+:[^:\s]+$"), InWords("of the form module:function")
 ]
@@ -20,9 +21,7 @@ class AlgorithmConfig(Config):
     """A published algorithm: fills in the keys of this section that you omit. Naming another preset
     in an override or extending recipe restarts the section."""
 
-    advantage: (
-        Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"] | AdvantageTarget
-    ) = "grpo"
+    advantage: AdvantageName | AdvantageTarget = "grpo"
     """How a sample's reward is compared with its group. grpo: divide by the group's standard
     deviation. grpo_no_std, dr_grpo, rloo: do not. grpo_loo: divide by the deviation of the other
     samples (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your function
