@@ -41,7 +41,9 @@ def test_a_name_becomes_the_target_of_its_entry_point_and_nothing_is_imported() 
 
 @pytest.mark.usefixtures("packages")
 def test_an_unknown_name_gets_the_usual_answer() -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.name = 'freshets': has to be: one of in_order"):
+    with pytest.raises(
+        ConfigError, match=r"sampler\.name = 'freshets': has to be: one of in_order"
+    ):
         load("sampler.name=freshets")
 
 

@@ -1,0 +1,1 @@
+"""Plug-ins of somebody else: offbeat finds them by the entry points in ``pyproject.toml``."""
