@@ -42,9 +42,11 @@ def offbeat(installed: Path, *arguments: str | Path) -> str:
 def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(installed: Path) -> None:
     assert "Everything is in order." in offbeat(installed, "check", "recipe.yaml")
     assert "Metric of the lines." in offbeat(installed, "config", "explain", "plugins.lines")
-    assert "violations in 0 episodes" in offbeat(
-        installed, "simulate", "recipe.yaml", "--seeds", "5"
-    )
+    shown = offbeat(installed, "simulate", "recipe.yaml", "--seeds", "5")
+    assert "  offbeat_lab.sampler:PromptOrder: each episode draws a policy of this package" in shown
+    assert "  nearly: made-up tokens and rewards" in shown
+    assert "  lines: metrics are kept in memory" in shown
+    assert "violations in 0 episodes" in shown
 
 
 def test_its_parts_train_are_resumed_and_reported(installed: Path, tmp_path: Path) -> None:

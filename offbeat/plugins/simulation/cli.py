@@ -11,8 +11,11 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.environment_traits import CORE_ENVIRONMENTS
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
+from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER
 from offbeat.plugins.simulation import schedule as schedules
 from offbeat.plugins.simulation.audit_aggregates import audit_aggregates
 from offbeat.plugins.simulation.campaign import (
@@ -26,6 +29,7 @@ from offbeat.plugins.simulation.episode import EpisodeResult, run_episode
 from offbeat.plugins.simulation.faults import KINDS, PROFILES
 from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.schedule import PlannedFault
+from offbeat.runs.inputs import targets
 
 HELD: Final = 0
 VIOLATED: Final = 1
@@ -35,6 +39,15 @@ _SHOWN_FINDINGS: Final = 10
 _SHOWN_VIOLATIONS: Final = 3
 _SHOWN_EVENTS: Final = 20
 _PROGRESS_S: Final = 10.0
+
+_SUBSTITUTES: Final = {
+    SAMPLER: "each episode draws a policy of this package",
+    ADVANTAGE: "grpo",
+    LOSS: "no loss is computed",
+}
+"""What an episode has instead of a part of the user, by the key of ``targets``."""
+
+_MADE_UP: Final = "made-up tokens and rewards"
 
 Write = Callable[[str], object]
 
@@ -77,6 +90,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
         return BAD_ARGUMENTS
     replay = replay_command(recipe, faults, schedule)
+    write(_substitutes(config))
     if seed is not None:
         return _report(
             run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
@@ -85,6 +99,16 @@ def simulate(  # noqa: PLR0913 - the options of a command
     return _campaign(
         config, range(first, first + seeds), faults, planned_faults, workers, replay, write
     )
+
+
+def _substitutes(config: RunConfig) -> str:
+    """Return lines that say what is simulated in the place of the user's code, if there is any."""
+    environments = {view.environment.name for view in environment_views(config).values()}
+    mine = {target: _SUBSTITUTES.get(key, _MADE_UP) for key, target in targets(config).items()}
+    mine |= dict.fromkeys(sorted(environments - CORE_ENVIRONMENTS.keys()), _MADE_UP)
+    mine |= dict.fromkeys(config.plugins, "metrics are kept in memory")
+    lines = "".join(f"  {name}: {substitute}\n" for name, substitute in mine.items())
+    return f"in place of your code:\n{lines}" if lines else ""
 
 
 def replay_command(recipe: Sequence[str], faults: str, schedule: Path | None) -> str:

@@ -34,6 +34,22 @@ def test_a_bad_recipe_is_refused_before_anything_heavy_is_loaded(tmp_path: Path)
     assert modules_loaded_by("simulate", str(recipe)) == (2, [])
 
 
+def test_a_simulation_says_what_stands_in_the_place_of_code_of_the_user() -> None:
+    mine = (
+        "sampler.name=custom",
+        "sampler.target=policies:Mine",
+        "algorithm.advantage=mine:centred",
+    )
+    shown = offbeat("simulate", STUB, "--seeds", "1", "--base", "7", *mine).output
+    assert shown.startswith(
+        "in place of your code:\n"
+        "  policies:Mine: each episode draws a policy of this package\n"
+        "  mine:centred: grpo\n"
+        "1 episodes from seed 7"
+    )
+    assert "in place of" not in offbeat("simulate", STUB, "--seeds", "1", "--base", "7").output
+
+
 def test_a_seed_is_simulated_in_full_and_again_with_the_same_digest() -> None:
     first, again = (offbeat("simulate", STUB, "--seed", "3", "--faults", "none") for _ in range(2))
     assert first.exit_code == 0
