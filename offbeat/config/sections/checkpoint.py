@@ -11,8 +11,8 @@ class CheckpointConfig(Config):
     """Checkpoints of the trainer's state, and the export of the model."""
 
     interval: Annotated[int, Field(ge=0)] = 100
-    """Steps between two checkpoints of the trainer's state. 0: none; a lost trainer starts over. A
-    run that ends in order keeps its last step."""
+    """Steps between two checkpoints of the trainer's state. A run that ends in order keeps its last
+    step, too. 0: none at all; a lost trainer and a resumed run start over."""
 
     keep: Annotated[int, Field(ge=2)] = 2
     """Checkpoints kept on disk, each a whole trainer state."""

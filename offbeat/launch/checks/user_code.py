@@ -46,6 +46,11 @@ _ARGUMENTS_BY_ENVIRONMENT: Final = {
 _GIVEN_COUNT: Final = 2
 _RESPONSES: Final = {"completion", "response"}  # the second argument of a reward
 _BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
+_OF_VERL: Final = "solution_str"  # argument of a reward function of verl
+_VERL_FORM: Final = (
+    "a reward gets a row and a response. Wrap it: def reward(row, response): return compute_score("
+    'row["data_source"], response, row["reward_model"]["ground_truth"])'
+)
 _TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
 _CHANGE_BY_ENVIRONMENT: Final = {
     "agent": "Write it as async def agent(task, client), and return one number.",
@@ -138,6 +143,9 @@ def _read(
     if source is None:
         seen = f"{key}={target}: no module {module} from {working_dir}"
         fix = "Start offbeat in the directory that holds it, or install it."
+        if module.endswith(".py"):
+            dotted = module.removesuffix(".py").replace("/", ".")
+            fix = f"Write the module without .py: {key}={dotted}:{name}"
         return None, error(section, seen, fix)
     node, problem, absent = None, "", ""
     if source.suffix == ".py":
@@ -448,6 +456,8 @@ def _absent_import(body: Sequence[ast.stmt], working_dir: Path) -> str:
 
 def _call_problem(here: str, takes: _Arguments, options: Collection[str], environment: str) -> str:
     """Return why a function cannot be called with its two arguments, if it gets them, and ``options``."""
+    if environment == "function" and _OF_VERL in {*takes.positional, *takes.by_keyword}:
+        return f"{here} has the arguments of a reward of verl; {_VERL_FORM}"
     if given := _ARGUMENTS_BY_ENVIRONMENT.get(environment):
         count, given_count = len(takes.positional), _GIVEN_COUNT - (environment == _ADVANTAGE)
         if count < given_count and not takes.takes_any_count:

@@ -862,6 +862,10 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
             "line 2 starts a run when it is imported. Put the start of the run under",
         ),
         ("model = make()\nmodel.train()\ndef f(a, b): ...\n", ""),
+        (
+            "def f(data_source, solution_str, ground_truth=None, extra_info=None): ...\n",
+            "has the arguments of a reward of verl",
+        ),
         ("def f(completions, **more): ...\n", "this is the form of TRL, for a batch"),
         ("g = 'as f does'\n", "nothing in it is called 'f'"),
         ("x = '\0'\n", "null bytes"),

@@ -23,6 +23,7 @@ PACKAGE = Path(offbeat.__file__).parent
 VALUES: dict[Any, Any] = {
     str: "text",
     int: 7,
+    bool: True,
     float: 0.5,
     int | str: 7,
     int | None: 7,
