@@ -20,6 +20,8 @@ from typing import Final
 
 import structlog
 
+import offbeat
+
 Work = Callable[[], int]
 
 
@@ -95,11 +97,9 @@ def prepare_simulator() -> Work:
 
 def _import_episode() -> ModuleType:
     """Import the module of episodes. The pinned commit has it in another room."""
-    room, pinned_room = "offbeat.plugins.simulation", "offbeat.plugins.simulation"
-    try:
-        return import_module(f"{room}.episode")
-    except ModuleNotFoundError:
-        return import_module(f"{pinned_room}.episode")
+    tree = Path(offbeat.__file__).parent  # an installed package may have the other room
+    room = "plugins.simulation" if (tree / "plugins").is_dir() else "simulation"
+    return import_module(f"offbeat.{room}.episode")
 
 
 def prepare_engine() -> Work:
