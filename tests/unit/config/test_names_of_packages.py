@@ -17,8 +17,9 @@ RECIPE = ("steps=2", "model.path=.")
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(tmp_path)
-    sources = dict.fromkeys(("sampler.freshest", "loss.bounded", "advantage.centred"), "PLUGIN = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    names = ("sampler.freshest", "loss.bounded", "advantage.centred")
+    sources: dict[str, str] = dict.fromkeys(names, "PLUGIN = 1")
     install_package(tmp_path, "lab", sources)
     return tmp_path
 
