@@ -12,6 +12,8 @@ media        pictures in prompts: arrays that a prompt carries next to its token
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
+
+The kinds ``advantage``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
 """
 
 import sys
@@ -59,14 +61,17 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
 class PluginUnusable(FixableError):
     """A plug-in that was named cannot be used: there is none or there are several, or it is broken."""
 
-    is_absent: bool = False
+
+class NoSuchPlugin(PluginUnusable):
+    """No package brings a plug-in of this name."""
 
 
 def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller casts it to the type of its kind
     """Return the plug-in of this kind and name.
 
     Raises:
-        PluginUnusable: There is none or there are several, or its import fails.
+        NoSuchPlugin: There is none.
+        PluginUnusable: There are several, or its import fails.
     """
     if name in _IN_TREE[kind]:
         found = _load(kind, name)
@@ -161,11 +166,11 @@ def _broken(subject: str, error: Exception, fix: str) -> PluginUnusable:
     return PluginUnusable(subject, f"its import fails with {type(error).__name__}: {error}", fix)
 
 
-def _unknown(kind: Kind, name: str) -> PluginUnusable:
+def _unknown(kind: Kind, name: str) -> NoSuchPlugin:
     known = ", ".join(plugins_of(kind))
     use = f"Use one of {known}, or install" if known else "Install"
     fix = f"{use} the package with the entry point {kind}.{name} of {GROUP}"
-    return PluginUnusable(f"{kind} {name}", "there is none of this name", fix, is_absent=True)
+    return NoSuchPlugin(f"{kind} {name}", "there is none of this name", fix)
 
 
 def _entry_points(name: str | None = None) -> list[EntryPoint]:

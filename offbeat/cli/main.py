@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from offbeat import __version__
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
 from offbeat.cli.reading import reading_app
-from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.doors import NoSuchPlugin, PluginUnusable, find_plugin, find_problems, plugins_of
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.missing_package import PackageMissing, missing_package
@@ -28,14 +28,18 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
         """Return a command; look for a plug-in of its name if there is none."""
         found = super().get_command(ctx, cmd_name)
-        if found is not None or cmd_name.startswith("-"):
+        is_folder = cmd_name in plugins_of("command")  # its commands have names of their own
+        if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:
             return typer.main.get_command(find_plugin("command", cmd_name))
+        except NoSuchPlugin:
+            problems = find_problems()
         except PluginUnusable as unusable:
-            for problem in find_problems() if unusable.is_absent else [unusable]:
-                typer.echo(f"offbeat: {problem}", err=True)
-            return None
+            problems = [unusable]
+        for problem in problems:
+            typer.echo(f"offbeat: {problem}", err=True)
+        return None
 
 
 app = typer.Typer(

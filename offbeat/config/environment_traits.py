@@ -1,20 +1,15 @@
-"""Traits of environments by name: of the core's, and of those that plug-ins bring.
+"""Traits of environments by name, in the core and in plug-ins.
 
-The model of section ``environment`` imports this module, so it imports no model.
+Plug-ins import this module, and the models of a recipe load plug-ins: so it imports no model, and
+looks for no plug-in when it is imported.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
-
-from pydantic import PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticCustomError
+from typing import Any, Final, Protocol, cast
 
 from offbeat.config.clash import Clash
-from offbeat.doors import PluginUnusable, find_plugin, plugins_of
-
-PLUGIN_UNUSABLE: Final = "plugin_unusable"
-"""Type of the error of pydantic for a plug-in that is there and broken."""
+from offbeat.doors import find_plugin, plugins_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,51 +63,23 @@ def find_traits(name: str) -> EnvironmentTraits:
     Raises:
         PluginUnusable: No package brings it, or its import fails.
     """
-    return CORE_ENVIRONMENTS[name] if name in CORE_ENVIRONMENTS else _find(name).traits
+    return (
+        CORE_ENVIRONMENTS[name]
+        if name in CORE_ENVIRONMENTS
+        else find_environment_plugin(name).traits
+    )
 
 
 def environment_clashes(name: str, section: object) -> Iterator[Clash]:
     """Yield settings in the section of an environment that its plug-in refuses."""
     if name not in CORE_ENVIRONMENTS:
-        yield from _find(name).find_clashes(section)
+        yield from find_environment_plugin(name).find_clashes(section)
 
 
-def _find(name: str) -> _EnvironmentPlugin:
+def find_environment_plugin(name: str) -> _EnvironmentPlugin:
+    """Return the plug-in of an environment that is not in the core.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
     return cast("_EnvironmentPlugin", find_plugin("environment", name))
-
-
-def _accept_plugin(name: object, is_known: ValidatorFunctionWrapHandler) -> object:
-    """Accept a known environment, or one that another package brings."""
-    try:
-        return is_known(name)
-    except ValidationError:
-        if not isinstance(name, str) or _is_absent(name):
-            raise
-        return name
-
-
-def _is_absent(name: str) -> bool:
-    try:
-        _find(name)
-    except PluginUnusable as unusable:
-        if unusable.is_absent:
-            return True
-        problem = f"{unusable.subject}: {unusable.problem}"
-        context = {"problem": problem, "fix": f"{unusable.fix}."}
-        raise PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context) from None
-    return False
-
-
-if TYPE_CHECKING:
-    EnvironmentName = str
-else:
-    EnvironmentName = Annotated[
-        Literal[tuple(known_environments())],
-        WrapValidator(_accept_plugin),
-        PlainSerializer(str),  # that of a literal warns about the name of a plug-in
-    ]
-
-ENVIRONMENT_NAMES: Final = " ".join(
-    f"{name}: {traits.doc}" for name, traits in known_environments().items() if traits.doc
-)
-"""Documentation of ``environment.name``."""

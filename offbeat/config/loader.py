@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from offbeat.config import schema, sources
 from offbeat.config.crosschecks import Clash, clashes
-from offbeat.config.environment_traits import PLUGIN_UNUSABLE
+from offbeat.config.environment_name import PLUGIN_UNUSABLE
 from offbeat.config.merge import lay_over
 from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem

@@ -1,5 +1,6 @@
 """Plug-ins are found by kind and name: of this package, and of other packages by entry points."""
 
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -103,3 +104,26 @@ def run_offbeat(*arguments: str) -> int:
     with pytest.raises(SystemExit) as end:
         typer.main.get_command(app)([*arguments], prog_name="offbeat")
     return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "offbeat.doors",
+        "offbeat.config.environment_traits",
+        "offbeat.environments.environment_plugin",
+        "offbeat.telemetry.tracker",
+        "offbeat.cli.main",
+    ],
+)
+def test_every_plugin_can_be_imported_whatever_module_a_program_imports_first(first: str) -> None:
+    program = f"import {first}\nfrom offbeat.doors import find_problems\nprint(find_problems())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_the_folder_of_a_plugin_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_offbeat("planning") == 2
+    assert "No such command 'planning'" in capsys.readouterr().err

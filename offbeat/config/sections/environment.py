@@ -5,7 +5,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
-from offbeat.config.environment_traits import ENVIRONMENT_NAMES, EnvironmentName, find_traits
+from offbeat.config.environment_name import ENVIRONMENT_NAMES, EnvironmentName
+from offbeat.config.environment_traits import find_traits
 from offbeat.config.sections.images import ImagesConfig
 
 MEDIA_LIMIT: Final = "environment.images.max_mib"

@@ -1,0 +1,49 @@
+"""The type of ``environment.name``: a name of the core, of a plug-in here, or of another package."""
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from pydantic import PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from offbeat.config.environment_traits import find_environment_plugin, known_environments
+from offbeat.doors import NoSuchPlugin, PluginUnusable
+
+PLUGIN_UNUSABLE: Final = "plugin_unusable"
+"""Type of the error of pydantic for a plug-in that is there and broken."""
+
+
+def _accept_plugin(name: object, is_known: ValidatorFunctionWrapHandler) -> object:
+    """Accept a known environment, or one that another package brings."""
+    try:
+        return is_known(name)
+    except ValidationError:
+        if not isinstance(name, str) or _is_absent(name):
+            raise
+        return name
+
+
+def _is_absent(name: str) -> bool:
+    try:
+        find_environment_plugin(name)
+    except NoSuchPlugin:
+        return True
+    except PluginUnusable as unusable:
+        problem = f"{unusable.subject}: {unusable.problem}"
+        context = {"problem": problem, "fix": f"{unusable.fix}."}
+        raise PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context) from None
+    return False
+
+
+if TYPE_CHECKING:
+    EnvironmentName = str
+else:
+    EnvironmentName = Annotated[
+        Literal[tuple(known_environments())],
+        WrapValidator(_accept_plugin),
+        PlainSerializer(str),  # that of a literal warns about the name of a plug-in
+    ]
+
+ENVIRONMENT_NAMES: Final = " ".join(
+    f"{name}: {traits.doc}" for name, traits in known_environments().items() if traits.doc
+)
+"""Documentation of ``environment.name``."""
