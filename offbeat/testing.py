@@ -1,4 +1,4 @@
-"""Proofs for a user's own tests: the same that a run makes when it starts."""
+"""The proofs that a run makes when it starts, for a user's own tests."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

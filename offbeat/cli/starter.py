@@ -103,7 +103,7 @@ def _next_steps(folder: Path, written: int, starter: Starter) -> str:
                 f"  offbeat check {_RECIPE} {_WITH_LOSS}   the loss too",
                 f"  offbeat train {_RECIPE} {_WITH_LOSS}   or write it into the recipe",
                 "",
-                "losses.py says what a loss gets and returns; more: docs/algorithms.md#your-own-loss",
+                "losses.py shows the arguments and the result of a loss; more: docs/algorithms.md#your-own-loss",
             ]
         )
     return "\n".join(

@@ -100,7 +100,7 @@ class Controller:
             ports: Everything outside the controller.
             sampler: The staleness policy.
             advantages: Function from the rewards of a group to its samples' advantages.
-            advantages_within_s: It may block, and has so long for a chunk; None: it does not.
+            advantages_within_s: Seconds that it may block for a chunk; None: it never blocks.
             loss: Loss of every step.
             max_group_bytes: Maximum bytes of one group's columns.
             rng: Random numbers for the jitter of back-offs.

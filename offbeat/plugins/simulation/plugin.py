@@ -1,11 +1,53 @@
-"""The simulator brings the command ``offbeat simulate``."""
+"""``offbeat simulate``. It reads its recipe, then imports the simulator."""
 
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import RecipeCommand
-from offbeat.plugins.simulation.commands import simulate
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
-COMMANDS.command(cls=RecipeCommand)(simulate)
+
+
+@COMMANDS.command(cls=RecipeCommand)
+def simulate(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Episodes to run.")] = 100,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Run this episode alone, in full detail.")
+    ] = None,
+    base: Annotated[
+        int | None, typer.Option("--base", help="First seed; default: drawn, and printed.")
+    ] = None,
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--faults", help="none, engines, trainer, machines, controller, network, data, all."
+        ),
+    ] = "all",
+    schedule: Annotated[
+        Path | None,
+        typer.Option("--schedule", help="JSON file of faults to play instead of drawn ones."),
+    ] = None,
+) -> None:
+    """Run the controller in the deterministic simulator, and audit every episode."""
+    from offbeat.cli.recipes import read_or_exit
+
+    loaded = read_or_exit(recipe, overrides, dry_run=True)
+
+    from offbeat.plugins.simulation.cli import simulate as simulated
+
+    exit_code = simulated(
+        loaded.config,
+        recipe=(str(recipe), *(overrides or ())),
+        seeds=seeds,
+        seed=seed,
+        base=base,
+        faults=faults,
+        schedule=schedule,
+        write=partial(typer.echo, nl=False),
+    )
+    raise SystemExit(exit_code)

@@ -1,5 +1,44 @@
-"""``offbeat verify-weights`` as a command."""
+"""``offbeat verify-weights``. Torch is loaded when it runs, not before."""
 
-from offbeat.plugins.verify_weights.commands import COMMANDS
+from pathlib import Path
+from typing import Annotated, Final
 
-__all__ = ["COMMANDS"]
+import typer
+
+from offbeat.messages.exit_codes import FAILED, REFUSED
+from offbeat.messages.text import printable_lines
+
+COMMANDS: Final = typer.Typer(rich_markup_mode=None)
+
+
+@COMMANDS.command("verify-weights")
+def verify_weights(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT", help="Directory of a run, or checkpoints/state_N of one."
+        ),
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", help="Hugging Face directory; default: checkpoints/step_N of the version."
+        ),
+    ] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Compare with the engines of the live run, too.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Seconds the engines may take to answer.")
+    ] = 60.0,
+) -> None:
+    """Find the first weight that differs, and the leg: export, wire, load. 1: one differs."""
+    from offbeat.plugins.verify_weights.legs import legs_or_exit
+
+    legs = legs_or_exit(what, against, engine=engine, wait_s=wait_s)
+    for each in legs:
+        typer.echo(printable_lines(str(each)), err=not each.is_equal)
+    if any(each.difference is not None for each in legs):
+        raise typer.Exit(FAILED)
+    if any(each.was_asked and not each.is_equal for each in legs):
+        raise typer.Exit(REFUSED)

@@ -9,6 +9,7 @@ import pytest
 from offbeat.doors import find_media
 from offbeat.environments.media_prompts import MediaPrompts
 from offbeat.launch.checks.media import MediaChecks
+from offbeat.messages.no_media import NoMedia
 from offbeat.multimodal.rules import TEXT_ONLY, media_rules
 from offbeat.plugins.images import plugin
 from offbeat.rollouts.media_log import MediaLog
@@ -19,11 +20,14 @@ LOG: MediaLog = plugin
 CHECKS: MediaChecks = plugin
 
 
+@pytest.mark.parametrize("media", [find_media(), NoMedia()])
 @pytest.mark.parametrize("protocol", [MediaPrompts, MediaLog, MediaChecks])
-def test_the_option_has_everything_that_a_room_asks_for(protocol: type) -> None:
+def test_the_option_has_everything_that_a_room_asks_for_also_where_it_is_absent(
+    protocol: type, media: object
+) -> None:
     names = {name for name in (*vars(protocol), *protocol.__annotations__) if name[0] != "_"}
     assert names
-    assert {name for name in names if not hasattr(find_media(), name)} == set()
+    assert {name for name in names if not hasattr(media, name)} == set()
 
 
 def test_a_model_of_another_family_reads_text_only() -> None:

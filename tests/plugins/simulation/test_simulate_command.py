@@ -134,7 +134,7 @@ def test_a_profile_there_is_not_is_bad_usage() -> None:
     assert "no fault profile is named 'weather'" in result.stdout
 
 
-@pytest.mark.parametrize("page", ["offbeat/plugins/simulation/commands.py", "docs/simulator.md"])
+@pytest.mark.parametrize("page", ["offbeat/plugins/simulation/plugin.py", "docs/simulator.md"])
 def test_every_profile_of_faults_is_offered_where_a_user_looks_for_it(page: str) -> None:
     (line,) = (
         line
