@@ -6,10 +6,10 @@ from importlib import import_module
 
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.ray_run_files import prepared
+from offbeat.fakes.engine_server import StubEngineServer
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub_server import StubEngineServer
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.telemetry.process import pause_collections
 

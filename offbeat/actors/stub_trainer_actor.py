@@ -3,8 +3,8 @@
 from functools import partial
 
 from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.fakes.trainer import make_stub_rank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import make_stub_rank
 
 
 class StubTrainerActor(TrainerActor):

@@ -42,7 +42,7 @@ def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerR
     """Create the trainer's rank in its thread."""
     clock, place = cpu.clock_of(thread.thread), WriteLocation(Path(spec.run_dir))
     if spec.config.trainer.backend == "stub":
-        from offbeat.trainers.stub import make_stub_rank  # noqa: PLC0415 -- no torch
+        from offbeat.fakes.trainer import make_stub_rank  # noqa: PLC0415 -- no torch
 
         return TrainerRank(spec, partial(make_stub_rank, spec), place, _no_address, cpu_clock=clock)
     import torch  # noqa: PLC0415 -- a dry run goes without
@@ -60,7 +60,7 @@ def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineS
     """Create an engine in the thread that runs its steps."""
     clock = cpu.clock_of(thread.thread)
     if spec.generator.backend == "stub":
-        from offbeat.generators.stub_server import StubEngineServer  # noqa: PLC0415 -- no torch
+        from offbeat.fakes.engine_server import StubEngineServer  # noqa: PLC0415 -- no torch
 
         return StubEngineServer(spec, cpu_clock=clock)
     from offbeat.generators.embedded.server import EmbeddedEngineServer  # noqa: PLC0415

@@ -15,11 +15,11 @@ from stop_string_contract import (
 )
 
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.engine import StubEngine, stub_text
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
-from offbeat.generators.stub import StubEngine, stub_text
 from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 

@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
+from offbeat.fakes.trainer import StubSource, StubTrainer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -19,7 +20,6 @@ from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.backend import Advantages, TrainerBackend
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import StubSource, StubTrainer
 from offbeat.transfer_queue.schema import RESPONSE_IDS, Columns
 from tests.support.architecture import traced
 from tests.support.following import Follower

@@ -22,8 +22,8 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.stub import StubConfig
 from offbeat.controller.failpoints import Failpoint
+from offbeat.fakes.engine_server import StubEngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub_server import StubEngineServer
 from offbeat.local.hosted import Hosted
 from offbeat.local.parts import make_worker
 from offbeat.local.ports import LocalGenerator, LocalRollouts

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from offbeat.controller.failpoints import Failpoint
+from offbeat.fakes.engine_server import StubEngineServer
+from offbeat.fakes.trainer import make_stub_rank
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub_server import StubEngineServer
 from offbeat.local.parts import Makers, make_worker
 from offbeat.local.ports import LocalGenerator
 from offbeat.local.threads import WorkThread
@@ -29,7 +30,6 @@ from offbeat.run_files.sharing import WriteLocation
 from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import make_stub_rank
 from tests.support.crash_at import CRASHED
 from tests.support.live_run import offbeat
 from tests.support.local_runs import run_locally

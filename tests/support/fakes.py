@@ -11,6 +11,7 @@ import msgspec
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.failures import (
     ActorLost,
@@ -37,7 +38,6 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
-from offbeat.plugins.simulation.step_keys import StepKeys
 
 
 class HighestFence:

@@ -20,7 +20,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
 from offbeat.controller.steps_after import StepsAfter
-from offbeat.generators.stub import even_spans
+from offbeat.fakes.engine import even_spans
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import (

@@ -13,6 +13,7 @@ import msgspec
 
 from offbeat.config.limits import shares_weights
 from offbeat.config.loss_spec import LossSpec
+from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.failures import (
     CheckpointFailed,
     OffbeatError,
@@ -48,7 +49,6 @@ from offbeat.plugins.simulation.records import (
 )
 from offbeat.plugins.simulation.shared_weights import SharedWeights
 from offbeat.plugins.simulation.source_ranks import SourceRanks
-from offbeat.plugins.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.engine import StubEngine
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import (
     EngineUnavailable,
     InvalidRequest,
@@ -376,7 +376,7 @@ def test_a_process_that_serves_an_engine_without_an_actor_loads_no_ray() -> None
     program = (
         "import sys\n"
         "import offbeat.generators.embedded.server, offbeat.generators.embedded.start\n"
-        "import offbeat.generators.stub_server\n"
+        "import offbeat.fakes.engine_server\n"
         "print(*{'ray', 'offbeat.actors'} & {*sys.modules})"
     )
     finished = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from generator_fixtures import MakeRequest, RunAsync
 
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.stub import StubEngine
+from offbeat.fakes.engine import StubEngine
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 
 

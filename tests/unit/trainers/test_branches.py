@@ -13,9 +13,9 @@ from offbeat.algorithms.divisors import STD_EPS
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.trainer import StubTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns
-from offbeat.trainers.stub import StubTrainer
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk

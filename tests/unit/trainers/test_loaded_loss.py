@@ -12,11 +12,11 @@ from offbeat.algorithms.losses import LOSSES
 from offbeat.config.by_value import give, pack
 from offbeat.config.run import RunConfig
 from offbeat.environments.inputs import LOSS, InputChanged, source_digest
+from offbeat.fakes.trainer import make_stub_rank
 from offbeat.trainers.losses import load_losses
 from offbeat.trainers.ranks.assembly import rank_options
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import make_stub_rank
 
 MINE = """
 def loss(tokens, options):

@@ -18,6 +18,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.trainer import StubSource, StubTrainer, make_stub_rank
 from offbeat.messages.failures import (
     CheckpointFailed,
     StaleFence,
@@ -35,7 +36,6 @@ from offbeat.trainers.held_columns import merged
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
-from offbeat.trainers.stub import StubSource, StubTrainer, make_stub_rank
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.canary import invented
 from offbeat.weight_sync.manifest import release_digest
@@ -562,7 +562,7 @@ from offbeat.messages.fences import Fence
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import make_stub_rank
+from offbeat.fakes.trainer import make_stub_rank
 from offbeat.trainers.torch.choose import make_torch_rank
 
 model, folder = sys.argv[1:]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.plugins.simulation.step_keys import StepKeys
 from offbeat.trainers.step_guard import StepCall, StepGuard
 
 

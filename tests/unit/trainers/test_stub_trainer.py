@@ -6,9 +6,9 @@ import pytest
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.trainer import StubTrainer
 from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.stub import StubTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 

@@ -12,9 +12,9 @@ from torch import nn
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.manifest import Bytes

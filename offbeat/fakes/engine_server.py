@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
+from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.stub import StubEngine
 from offbeat.messages.weights import WeightRelease
 from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.canary import invented_answers
