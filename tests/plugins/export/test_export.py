@@ -168,3 +168,14 @@ def test_sinks_of_optional_packages_can_be_made_and_closed_without_them(tmp_path
     TensorBoardSink(tmp_path).close()
     MlflowSink("sqlite:///x.db", run_id="r", run_name="n", recipe={}).close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_has_the_metrics_of_a_step_beside_those_of_the_evaluation(tmp_path: Path) -> None:
+    shown = ShownRun(tmp_path / "run", steps=16)  # evaluates every second step
+    for _ in range(4):
+        shown.step()
+    write_csv(StepRecords(shown.write()), tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [bool(row["eval/reward"]) for row in rows] == [False, True, False, True]
+    assert all(row["train/grad_norm"] and row["time/step_s"] for row in rows)

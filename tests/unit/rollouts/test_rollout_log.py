@@ -8,11 +8,8 @@ import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.messages.media import media_of
 from offbeat.rollouts.log_table import ROW_CHARACTERS, build_table, rest_of_row
-from offbeat.rollouts.media_log import media_log
 from offbeat.rollouts.rollout_log import LoggedGroup, RolloutLog, file_wait_s
-from tests.support.pictures import pixels
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -230,24 +227,3 @@ def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
         assert log.not_logged == 3
 
     asyncio.run(main())
-
-
-def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
-    task, receipt, columns = finished(0)
-    pictured = {**columns, **pixels((3, 32, 32))}
-    media, nbytes = media_log().log_values(media_of(pictured))
-    first, second = build_table([LoggedGroup(task, receipt, columns, media)])[
-        "pictures"
-    ].to_pylist()
-    assert nbytes == 32 * 32 * 3
-    assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
-    assert second is None
-
-
-def test_the_first_row_of_a_group_has_the_sizes_of_all_its_pictures() -> None:
-    task, receipt, columns = finished(0)
-    media, _ = media_log().log_values(pixels(*[(3, 32, 24)] * 6))
-    logged = build_table([LoggedGroup(task, receipt, columns, media)])
-    first, second = logged["picture_sizes"].to_pylist()
-    assert first == [{"height": 32, "width": 24}] * 6
-    assert second is None

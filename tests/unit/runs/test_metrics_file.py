@@ -1,15 +1,10 @@
 """``metrics.jsonl`` as its readers see it: a step's record and that of an evaluation beside it."""
 
-import csv
 from pathlib import Path
 
-from offbeat.plugins.export.exporting import write_csv
-from offbeat.plugins.export.step_records import StepRecords
-from offbeat.plugins.watch.prometheus import last_record
 from offbeat.runs.limits import METRICS_BYTES, SAMPLED_LINES
 from offbeat.runs.metrics_file import read_metrics_file
 from offbeat.telemetry.records import MetricRecord, encode_line
-from tests.support.shown_run import ShownRun
 
 
 def written(path: Path, *records: tuple[int, dict[str, float]]) -> Path:
@@ -94,25 +89,3 @@ def test_of_very_many_evaluations_as_many_are_read_as_of_steps(tmp_path: Path) -
     assert found.sampled
     assert SAMPLED_LINES <= len(found.evaluations) <= 2 * SAMPLED_LINES
     assert {1, count} <= found.evaluations.keys()
-
-
-def test_an_export_has_the_metrics_of_a_step_beside_those_of_the_evaluation(tmp_path: Path) -> None:
-    shown = ShownRun(tmp_path / "run", steps=16)  # evaluates every second step
-    for _ in range(4):
-        shown.step()
-    write_csv(StepRecords(shown.write()), tmp_path / "a.csv")
-    with (tmp_path / "a.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [bool(row["eval/reward"]) for row in rows] == [False, True, False, True]
-    assert all(row["train/grad_norm"] and row["time/step_s"] for row in rows)
-
-
-def test_prometheus_is_told_the_last_step_and_the_newest_scores(tmp_path: Path) -> None:
-    written(tmp_path / "metrics.jsonl", step(1), scored(1, 0.5), step(2, 2.0))
-    between = last_record(tmp_path)
-    written(tmp_path / "metrics.jsonl", step(1), step(2, 2.0), scored(2, 0.75))
-    right_after = last_record(tmp_path)
-    assert between is not None
-    assert right_after is not None
-    assert between.metrics == {"train/loss": 2.0, "eval/reward": 0.5}
-    assert right_after.metrics == {"train/loss": 2.0, "eval/reward": 0.75}

@@ -1,16 +1,12 @@
 """A run is read of the aggregates beside its snapshots, and they say what its records say."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import StepApplied
 from offbeat.controller.journal import read_journal, read_parts
-from offbeat.plugins.report.document import PAGE_BYTES, document, fitting, stories
-from offbeat.plugins.report.timeline import Timeline
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.replay import replay
 from offbeat.runs.run_journal import RunJournal
@@ -35,21 +31,6 @@ def copied(run_dir: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def as_plain(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: as_plain(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [as_plain(each) for each in tree]
-    return np.nan_to_num(tree, nan=-1.0).tolist() if isinstance(tree, np.ndarray) else tree
-
-
-def shown(run_dir: Path) -> dict[str, Any]:
-    (facts,) = document([run_dir])["runs"]
-    for key in ("directory", "problems"):
-        del facts[key]
-    return as_plain(facts)
-
-
 def test_parts_cover_every_record_once_over_losses_and_a_new_controller(run_dir: Path) -> None:
     read = read_parts(run_dir / "journal")
     assert len(read.parts) > 10
@@ -68,10 +49,6 @@ def test_aggregates_say_what_one_fold_of_all_records_says(run_dir: Path) -> None
     whole, parts = [fold.end_part(1)], RunJournal(run_dir).aggregates
     for name, column in AppliedSteps(whole).columns().items():
         assert column == pytest.approx(AppliedSteps(parts).columns()[name], nan_ok=True), name
-    assert Timeline(whole).all_incidents() == Timeline(parts).all_incidents()
-    for lane, other in zip(Timeline(whole).lanes(), Timeline(parts).lanes(), strict=True):
-        assert lane.down == other.down
-        assert lane.busy.sum() == pytest.approx(other.busy.sum(), abs=0.01), lane.name
 
 
 def test_steps_that_a_rewind_undoes_in_earlier_parts_are_gone(run_dir: Path) -> None:
@@ -93,23 +70,6 @@ def test_replay_finds_aggregates_that_their_records_do_not_add_up_to(copied: Pat
     second.write_bytes(first.read_bytes())
     (difference, *_) = replay(copied).differences
     assert second.name in difference
-
-
-@pytest.mark.parametrize("gone", ["aggregates", "snapshot", "both"])
-def test_a_file_that_is_gone_costs_reading_time_and_changes_nothing(
-    run_dir: Path, copied: Path, gone: str
-) -> None:
-    for kind in ("aggregates", "snapshot"):
-        if gone in {kind, "both"}:
-            for path in sorted((copied / "journal").glob(f"{kind}-*.bin"))[3:6]:
-                path.unlink()
-    expected, found = shown(run_dir), shown(copied)
-    for lane, other in zip(expected.pop("lanes"), found.pop("lanes"), strict=True):
-        assert lane["busy"] == pytest.approx(other["busy"], abs=40), "bins of other widths"
-    del expected["attribution"], found["attribution"]
-    assert found == expected
-    if gone != "snapshot":
-        assert "cannot be read" in document([copied])["runs"][0]["problems"][0]
 
 
 def test_a_damaged_file_of_aggregates_is_named_and_its_records_are_read(copied: Path) -> None:
@@ -157,15 +117,3 @@ def test_of_a_long_journal_the_last_groups_and_some_earlier_ones_are_read(run_di
     assert len(some) > 2
     read = sum(journal.aggregates[each].records for stretch in some for each in stretch)
     assert read < sum(part.records for part in journal.aggregates) / 2
-
-
-def test_a_page_beyond_its_size_is_made_again_with_less_and_says_so(run_dir: Path) -> None:
-    sentences = list[list[str]]()
-
-    def make(facts: dict[str, Any]) -> str:
-        sentences.append(facts["runs"][0]["thinned"])
-        return "x" * (3 * PAGE_BYTES // len(sentences))
-
-    assert len(fitting(stories([run_dir]), make)) == PAGE_BYTES
-    assert sentences[0] == []
-    assert "at most 5 MB, it has one of 4" in sentences[-1][-1]

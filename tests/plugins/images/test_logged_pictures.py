@@ -1,0 +1,29 @@
+"""Pictures in the log of samples."""
+
+from offbeat.messages.media import media_of
+from offbeat.rollouts.log_table import build_table
+from offbeat.rollouts.media_log import media_log
+from offbeat.rollouts.rollout_log import LoggedGroup
+from tests.support.pictures import pixels
+from tests.unit.rollouts.test_rollout_log import finished
+
+
+def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
+    task, receipt, columns = finished(0)
+    pictured = {**columns, **pixels((3, 32, 32))}
+    media, nbytes = media_log().log_values(media_of(pictured))
+    first, second = build_table([LoggedGroup(task, receipt, columns, media)])[
+        "pictures"
+    ].to_pylist()
+    assert nbytes == 32 * 32 * 3
+    assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
+    assert second is None
+
+
+def test_the_first_row_of_a_group_has_the_sizes_of_all_its_pictures() -> None:
+    task, receipt, columns = finished(0)
+    media, _ = media_log().log_values(pixels(*[(3, 32, 24)] * 6))
+    logged = build_table([LoggedGroup(task, receipt, columns, media)])
+    first, second = logged["picture_sizes"].to_pylist()
+    assert first == [{"height": 32, "width": 24}] * 6
+    assert second is None
