@@ -39,6 +39,13 @@ def offbeat(installed: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+def test_its_own_tests_prove_each_part(installed: Path) -> None:
+    tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lab.py"]
+    env = os.environ | {"PYTHONPATH": str(installed)}
+    done = subprocess.run(tests, cwd=PACKAGE, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "5 passed" in done.stdout) == (0, True), done.stdout
+
+
 def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(installed: Path) -> None:
     assert "Everything is in order." in offbeat(installed, "check", "recipe.yaml")
     assert "Metric of the lines." in offbeat(installed, "config", "explain", "plugins.lines")

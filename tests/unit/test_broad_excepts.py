@@ -50,6 +50,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
         "doors.py _load_entry_point",
+        "testing/trackers.py _called",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
         "environments/killable.py Child.start",

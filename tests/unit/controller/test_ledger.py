@@ -17,8 +17,8 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.table_snapshot import TableSnapshot
+from offbeat.testing.recorded_ledger import RecordedLedger
 from tests.support.ledger_model import receipt, state_of
-from tests.support.recorded_ledger import RecordedLedger
 
 
 def with_ready(count: int, *, version: int = 0, target_step: int | None = None) -> RecordedLedger:

@@ -13,7 +13,7 @@ from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.custom import SamplerNotLoaded
 from offbeat.sampler.policy import Admission
-from tests.support.sampler_bench import SamplerBench
+from offbeat.testing.sampler_bench import SamplerBench
 
 G, STALENESS = 2, 1
 MINE = """

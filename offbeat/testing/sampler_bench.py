@@ -5,20 +5,23 @@ from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.view import LedgerView
 from offbeat.messages.groups import Receipt
+from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.policy import Sampler, earliest_step
-from tests.support.recorded_ledger import RecordedLedger
+from offbeat.testing.recorded_ledger import RecordedLedger
 
 ENGINES = 2
 
 
 class SamplerBench:
-    """Does what a sampler says, and nothing else.
+    """A run that does what a sampler says, and nothing else.
 
     Engines take new weights one by one, so ``serving_version`` is that of the slower one.
     """
 
     def __init__(self, sampler: Sampler, groups_per_step: int) -> None:
         self.sampler, self.groups_per_step = sampler, groups_per_step
+        is_checked = isinstance(sampler, CheckedSampler)
+        self._name = sampler.target if is_checked else type(sampler).__name__
         self.ledger = RecordedLedger()
         self.engines = [0] * ENGINES
         self.view = LedgerView(
@@ -51,7 +54,7 @@ class SamplerBench:
         return self.at(Place.IN_FLIGHT)
 
     def due(self) -> GroupRecord | None:
-        """The waiting group that is first in turn, if its policy lets it go now."""
+        """Return the waiting group that is first in turn, if its policy lets it go now."""
         waiting = sorted(
             (earliest_step(g.target_step), g.prompt_index) for g in self.at(Place.ADMITTED)
         )
@@ -61,12 +64,18 @@ class SamplerBench:
     # --- moves -----------------------------------------------------------------------------------
 
     def admit(self, engine: int = 0) -> GroupRecord | None:
-        """Draw a prompt and send it out, if the policy has room."""
+        """Draw a prompt and send it out, if the policy has room.
+
+        Raises:
+            SamplerBroken: It admits a group that it does not let go.
+        """
         admission = self.sampler.admit(self.view)
         if admission is None:
             return None
         group = self.ledger.groups[self.ledger.admit(admission.target_step)]
-        assert self.sampler.may_dispatch(self.view, group), "what was admitted just now may go"
+        if not self.sampler.may_dispatch(self.view, group):
+            got = f"returned False for group {group.prompt_index}, admitted just now"
+            raise SamplerBroken(self._name, "may_dispatch", got, "True")
         self.dispatch(group, engine)
         return group
 
@@ -74,7 +83,7 @@ class SamplerBench:
         self.ledger.dispatch(group.prompt_index, f"generator-{engine}", self.engines[engine])
 
     def commit(self, group: GroupRecord, *, begun_late: bool = False) -> None:
-        """The group is finished; ``begun_late``: it waited inside the engine until the last sync."""
+        """Finish a group; ``begun_late``: it waited inside the engine until the last sync."""
         newest = max(group.oldest_version, self.engines[int(group.engine[-1])])
         oldest = newest if begun_late else group.oldest_version
         self.ledger.commit(receipt(group, oldest, newest))
@@ -91,7 +100,7 @@ class SamplerBench:
         return claimed
 
     def stop(self) -> None:
-        """The step in progress ends with the groups that it has claimed."""
+        """End the step in progress with the groups that it has claimed."""
         self.ledger.applied(self.trainer_version + 1, 1)
 
     def drop(self, group: GroupRecord, step: int = 0) -> None:
@@ -110,19 +119,20 @@ class SamplerBench:
         self.engines[engine] = self.trainer_version
 
     def rewind(self, to_version: int) -> None:
-        """The trainer was lost: what is in flight is cancelled, engines take the old weights."""
+        """Lose the trainer: groups in flight are cancelled, engines get the old weights."""
         self.cancel([group.prompt_index for group in self.in_flight])
         self.ledger.rewound(to_version)
         self.engines = [to_version] * ENGINES
 
     def round(self) -> list[GroupRecord]:
-        """Everything that can happen without a failure: returns what was claimed."""
+        """Let everything happen that can without a failure; return what was claimed."""
         for engine in range(ENGINES):
             self.serve(engine)
         self.evict()
         while group := self.due():
             self.dispatch(group)
-        while self.admit():
+        room = self.sampler.max_outstanding_groups
+        while self.view.outstanding < room and self.admit():
             pass
         for group in self.in_flight:
             self.commit(group)
@@ -130,7 +140,7 @@ class SamplerBench:
 
 
 def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
-    """Of one sample, its first token of the one version, its last of the other."""
+    """Return a receipt of one sample: its first token of the one version, its last of the other."""
     return Receipt(
         prompt_index=group.prompt_index,
         attempt=group.attempt,
@@ -148,7 +158,7 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
 
 
 def step_of(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
-    """The step that can go without a waiting group while every other one keeps its place."""
+    """Return the step that can go without a waiting group while every other one keeps its place."""
     if group.target_step is not None:
         return max(group.target_step, run.trainer_version + 1)
     return max(run.trainer_version, run.serving_version + max_staleness) + 1

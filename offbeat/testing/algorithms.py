@@ -1,4 +1,4 @@
-"""The proofs that a run makes when it starts, for a user's own tests."""
+"""Prove losses and advantages as a run does when it starts."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def prove_loss(
     from offbeat.algorithms.loss_proof import prove_loss as prove
     from offbeat.config.sections.loss import CustomLossConfig
 
-    target = _name(loss)
+    target = name_of(loss)
     config = CustomLossConfig.model_validate({"target": target, "options": options or {}, **keys})
     prove(CustomLoss(loss, target, Path.cwd()), config)
 
@@ -40,8 +40,9 @@ def prove_advantage(advantage: Callable[..., Any]) -> None:
     Raises:
         AdvantageRefused: It lacks one of these properties.
     """
-    prove_formula(CustomFormula(advantage, _name(advantage), Path.cwd()))
+    prove_formula(CustomFormula(advantage, name_of(advantage), Path.cwd()))
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name by which a recipe would find a function or a class."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -6,7 +6,7 @@ from offbeat.controller.steps_after import steps_after
 
 
 class RecordedLedger(Ledger):
-    """Its rewinds find in the events so far what they undo."""
+    """A ledger whose rewinds find in the events so far what they undo."""
 
     def __init__(self) -> None:
         self.events = list[AnyEvent]()

@@ -1,0 +1,20 @@
+"""Proofs of plug-ins and of a user's own code, for the tests of their authors.
+
+Each raises the error with which a run would refuse or end, and returns nothing otherwise.
+"""
+
+from offbeat.testing.algorithms import prove_advantage, prove_loss
+from offbeat.testing.environments import EnvironmentRefused, prove_environment
+from offbeat.testing.samplers import SamplerRefused, prove_sampler
+from offbeat.testing.trackers import TrackerRefused, prove_tracker
+
+__all__ = [
+    "EnvironmentRefused",
+    "SamplerRefused",
+    "TrackerRefused",
+    "prove_advantage",
+    "prove_environment",
+    "prove_loss",
+    "prove_sampler",
+    "prove_tracker",
+]
