@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generator_fixtures import Finish, MakeEngine, SamplesOf
 from transformers import PreTrainedModel
 
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.media import Media
+from tests.support.generator_fixtures import Finish, MakeEngine, SamplesOf
 from tests.support.image_text_models import (
     PLACEHOLDER,
     HalvesPictures,

@@ -2,12 +2,12 @@ import copy
 
 import pytest
 import torch
-from generator_fixtures import Finish, MakeEngine, MakeRequest, SamplesOf
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.errors import UndecodableModel
+from tests.support.generator_fixtures import Finish, MakeEngine, MakeRequest, SamplesOf
 from tests.support.model_families import FAMILIES, LONG_ROPES, family_model
 
 EXACT = 2e-3  # nat, of any token

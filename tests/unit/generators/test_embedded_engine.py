@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import find_undecodable_layer, load_model
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import GenerateResult
+from tests.support.generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
 
 def test_a_request_ends_at_its_length_and_says_so(

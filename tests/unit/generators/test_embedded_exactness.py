@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 from transformers import PreTrainedModel
 
 from offbeat.messages.generation import GenerateRequest, SamplingParams
+from tests.support.generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
 
 def full_forward_logprobs(

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from generator_fixtures import MakeEngine, MakeRequest, RunAsync
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from tests.support.generator_fixtures import MakeEngine, MakeRequest, RunAsync
 
 Body = Callable[[EngineLoop, "WatchedEngine"], Coroutine[Any, Any, None]]
 InLoop = Callable[[Body], None]

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generator_fixtures import MakeRequest, RunAsync
 
 from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
+from tests.support.generator_fixtures import MakeRequest, RunAsync
 
 
 class HeldTime:
