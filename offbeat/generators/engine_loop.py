@@ -1,4 +1,4 @@
-"""Drives an embedded engine from one thread of its own, so that the event loop stays free.
+"""Drives an engine from one thread of its own, so that the event loop stays free.
 
 | who          | waits for                                  | woken by                             |
 |--------------|--------------------------------------------|--------------------------------------|
@@ -19,15 +19,16 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.stepped_engine import SteppedEngine
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 T = TypeVar("T")
+E = TypeVar("E", bound=SteppedEngine)
 log = structlog.get_logger(__name__)
 
 
@@ -35,7 +36,7 @@ log = structlog.get_logger(__name__)
 class _Command:
     """Action to run on the engine between two steps."""
 
-    action: Callable[[EmbeddedEngine], Any]
+    action: Callable[[Any], Any]
     answer: asyncio.Future[Any]
     answers_at_once: bool  # False: a later step brings the answer, here only an error can come
 
@@ -65,8 +66,8 @@ class StepTurns(Protocol):
         ...
 
 
-class EngineLoop:
-    """Asyncio interface of an ``EmbeddedEngine``. All methods belong to one event loop.
+class EngineLoop(Generic[E]):
+    """Asyncio interface of an engine that computes in steps. All methods belong to one event loop.
 
     A step that raises breaks the engine for good: every open call, and every later one, raises
     ``EngineUnavailable`` with the step's error as its cause.
@@ -74,7 +75,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: EmbeddedEngine,
+        engine: E,
         steps_in: Executor | None = None,
         turns: StepTurns | None = None,
     ) -> None:
@@ -140,7 +141,7 @@ class EngineLoop:
 
     # -- control -----------------------------------------------------------------------------------
 
-    async def between_steps(self, action: Callable[[EmbeddedEngine], T]) -> T:
+    async def between_steps(self, action: Callable[[E], T]) -> T:
         """Run an action in the engine's thread while no step is in progress, as to swap weights.
 
         An exception of the action is raised here; it does not break the engine.
@@ -178,7 +179,7 @@ class EngineLoop:
 
     def _post(
         self,
-        action: Callable[[EmbeddedEngine], Any],
+        action: Callable[[E], Any],
         answer: asyncio.Future[Any],
         *,
         answers_at_once: bool,

@@ -64,7 +64,7 @@ def started(
     steps_in: Executor | None = None,
     load: LoadModel | None = None,
     turns: StepTurns | None = None,
-) -> tuple[EngineLoop, PreTrainedModel]:
+) -> tuple[EngineLoop[EmbeddedEngine], PreTrainedModel]:
     """Load the model of ``spec``. Return the loop of its engine, and the module that is served.
 
     Args:
