@@ -27,10 +27,10 @@ import torch
 from torch import nn
 
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 T = TypeVar("T")
 Rounds = list[tuple[float, float, float]]

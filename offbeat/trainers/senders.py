@@ -41,10 +41,10 @@ def make_sender(
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     if shares_weights(spec.config):
-        from offbeat.weight_sync.transports.in_place import InPlaceSender  # noqa: PLC0415
+        from offbeat.weight_sync.in_place import InPlaceSender  # noqa: PLC0415
 
         return InPlaceSender(cast("DigestedSource", source))
-    from offbeat.weight_sync.transports.object_store import ObjectStoreSender  # noqa: PLC0415
+    from offbeat.weight_sync.object_store import ObjectStoreSender  # noqa: PLC0415
 
     return ObjectStoreSender(cast("Source", source), delta=config.delta)
 

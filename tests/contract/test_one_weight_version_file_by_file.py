@@ -125,8 +125,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
     for giver, taker in (
         ("weight_sync/source.py", "weight_sync/whole_shards.py"),
         ("weight_sync/whole_shards.py", "weight_sync/reshard/shard_delta.py"),
-        ("weight_sync/reshard/shard_delta.py", "weight_sync/transports/object_store.py"),
-        ("weight_sync/transports/object_store.py", "trainers/senders.py"),
+        ("weight_sync/reshard/shard_delta.py", "weight_sync/object_store.py"),
+        ("weight_sync/object_store.py", "trainers/senders.py"),
         ("trainers/senders.py", "trainers/rank.py"),
         ("generators/engine_server.py", "generators/embedded/server.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import quantize
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from tests.gpu.conftest import Measured
 from tests.support.device_sender import Layers
 

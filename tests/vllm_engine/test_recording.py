@@ -19,11 +19,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from offbeat.plugins.planning.declared import placed
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.reshard.declared import placed
 
 WORKER = Path(__file__).with_name("recorded_worker.py")
 SIZES: dict[str, Any] = {

@@ -20,8 +20,8 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from offbeat.weight_sync.fingerprints import tensor_difference
+from offbeat.weight_sync.recorder import EngineRecording, RecordedCopy
 from offbeat.weight_sync.region import Shape
-from offbeat.weight_sync.reshard.recorder import EngineRecording, RecordedCopy
 from offbeat.weight_sync.served import TensorDifference
 
 _KNOWN: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)

@@ -29,9 +29,9 @@ from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.errors import LayoutNotRecorded, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.region import Region, Shape
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.reshard.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
 from offbeat.trainers.grid.tower_plan import tower_division
@@ -27,7 +28,6 @@ from offbeat.trainers.torch.tensor_parallel import (
 )
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
-from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
 from offbeat.weight_sync.source import dtype_name
 
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")

@@ -25,6 +25,7 @@ from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.fabricated import LengthLaw
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.planning.sweep_estimate import estimate
@@ -42,7 +43,6 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.reshard.declared import placement
 
 _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0

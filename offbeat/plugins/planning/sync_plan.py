@@ -13,6 +13,8 @@ from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import wire_of
 from offbeat.messages.failures import OffbeatError
+from offbeat.plugins.planning.byte_account import ByteAccount, account
+from offbeat.plugins.planning.declared import placed
 from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
@@ -24,8 +26,6 @@ from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.region import PlacedTensor, Placement
-from offbeat.weight_sync.reshard.account import ByteAccount, account
-from offbeat.weight_sync.reshard.declared import placed
 from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers
 
 MIB: Final = 1 << 20

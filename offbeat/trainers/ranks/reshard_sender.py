@@ -7,11 +7,11 @@ import msgspec
 from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.weight_sync.agreement import agreed_digests
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.reshard.agreement import agreed_digests
 from offbeat.weight_sync.reshard.shard_delta import (
     PackedShard,
     ShardChanges,

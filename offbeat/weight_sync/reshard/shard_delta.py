@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
+from offbeat.weight_sync.agreement import agreed_digests
 from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.delta import (
     MOST_SHARE,
@@ -25,7 +26,6 @@ from offbeat.weight_sync.delta import (
 from offbeat.weight_sync.delta_encoding import changed_words, encode, whole
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
-from offbeat.weight_sync.reshard.agreement import agreed_digests
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from parity_cases import MegatronCut as Cut
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import inventory_of
@@ -24,7 +25,6 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.reshard.declared import placement
 from tests.support.grid_steps import Families
 from tests.support.image_text_models import picture_groups
 

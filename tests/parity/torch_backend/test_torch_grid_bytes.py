@@ -9,6 +9,7 @@ from parity_cases import TOKENS, Cut, Step
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.rank_bytes import largest_of_side
@@ -17,7 +18,6 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import frozen_parameters
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.reshard.declared import placement
 from tests.support.image_text_models import make, picture_groups
 
 WORLDS = [(1, 1), (2, 1), (2, 2)]

@@ -12,6 +12,7 @@ from parity_cases import TOKENS, Cut, Step
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.rank_bytes import largest_of_side
@@ -20,7 +21,6 @@ from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.torch.freezing import frozen_parameters
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.reshard.declared import placement
 from tests.support.image_text_models import make, picture_groups
 
 FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")

@@ -23,12 +23,12 @@ from parity_table import ParityTable
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.torch.rank_bytes import largest_rank
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.reshard.declared import placement
 
 Models = Callable[[str], Path]
 Want = Callable[..., Outcome]

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.grid_text import describe_grid, parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
@@ -17,7 +18,6 @@ from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
-from offbeat.weight_sync.reshard.declared import placement
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"

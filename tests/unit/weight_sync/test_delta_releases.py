@@ -14,9 +14,9 @@ from offbeat.messages.failures import BaseRefused, CanaryFailed, WeightSyncFaile
 from offbeat.messages.weights import FullReason
 from offbeat.weight_sync.delta import HeldRelease, rebuilt
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from tests.support.loading import FENCE
 
 CHUNK_BYTES = 4096

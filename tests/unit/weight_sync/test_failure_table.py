@@ -14,11 +14,11 @@ from weight_models import Model, equal, weights
 from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Named, Receiver
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 SENT = Model(1)
 CHUNK_BYTES = 200

@@ -17,6 +17,7 @@ from offbeat.weight_sync.delta import HeldRelease, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.precision import (
     FP8,
     PrecisionRefused,
@@ -34,7 +35,6 @@ from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
 Q = "model.layers.0.self_attn.q_proj.weight"

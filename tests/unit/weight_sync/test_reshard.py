@@ -37,10 +37,10 @@ from offbeat.weight_sync.errors import (
     WeightsNotCovered,
 )
 from offbeat.weight_sync.manifest import TensorMeta
+from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
 
 LAYOUTS: dict[str, tuple[int, Held]] = {

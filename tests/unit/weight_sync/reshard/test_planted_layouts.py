@@ -18,8 +18,8 @@ from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused, Weight
 from offbeat.weight_sync.fingerprints import tensor_difference
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.recorder import record
 from offbeat.weight_sync.region import Region, chunk_cuts
-from offbeat.weight_sync.reshard.recorder import record
 
 HIDDEN, EXPERTS = 4, 12
 Model = Mapping[str, Tensor]

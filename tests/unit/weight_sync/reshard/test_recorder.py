@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from offbeat.weight_sync.errors import LayoutNotRecorded
+from offbeat.weight_sync.recorder import EngineRecording, record
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.reshard.recorder import EngineRecording, record
 
 HIDDEN, HEAD, HEADS, KV_HEADS, EXPERTS, INNER, VOCABULARY = 8, 2, 4, 2, 3, 12, 10
 PADDED = 12

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.busiest_sender import optimal_busiest
+from offbeat.plugins.planning.byte_account import account
+from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes, placed
 from offbeat.weight_sync.errors import LayoutRefused, PlanHasHole
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import PlacedTensor, Placement, Region
-from offbeat.weight_sync.reshard.account import account
-from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes, placed
 from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan, plan_transfers
 
 EXPERTS = 4

@@ -7,18 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.weight_sync.errors import LayoutRefused
-from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.region import Region, union_elements
-from offbeat.weight_sync.reshard.declared import (
+from offbeat.plugins.planning.declared import (
     DeclaredTensor,
     ModelSizes,
     kind_of,
     placed,
     placement,
 )
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.weight_sync.errors import LayoutRefused
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.region import Region, union_elements
 from tests.unit.trainers.test_megatron_mapping import cuts, world_of
 
 SIZES = ModelSizes(layers=8, key_value_heads=2, experts=16)
