@@ -10,6 +10,7 @@ environment  turns prompts into rewarded samples:
              ``offbeat.environments.environment_plugin.EnvironmentPlugin``
 media        pictures in prompts: arrays that a prompt carries next to its tokens
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
+release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 
@@ -26,7 +27,7 @@ from typing import Any, Final, Literal
 from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
 
-Kind = Literal["command", "environment", "media", "page", "runtime", "tracker"]
+Kind = Literal["command", "environment", "media", "page", "release_form", "runtime", "tracker"]
 
 TargetKind = Literal["advantage", "loss", "sampler"]
 """Kinds that a recipe can also name by ``module:name``: an entry point is a shorter name for it."""
@@ -49,6 +50,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     },
     "media": {"images": "offbeat.plugins.images.plugin"},
     "page": {"report": "offbeat.plugins.report.plugin:PAGE"},
+    "release_form": {"delta": "offbeat.plugins.delta.plugin:DELTA"},
     "runtime": {"local": "offbeat.local.run:LOCAL"},
     "tracker": {
         "wandb": "offbeat.plugins.wandb.plugin:TRACKER",

@@ -53,6 +53,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sync_plugins import delta_clashes, sync_plugin_clashes
 
 __all__ = ["Clash", "clashes"]
 
@@ -1101,13 +1102,7 @@ def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
             "each wire of devices keeps memory of fixed sizes",
             "Leave sync.delta out, or set sync.wire to tcp.",
         )
-    if lora_of(config) is not None:
-        yield Clash(
-            ("sync.delta", "trainer.lora"),
-            "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
-            "adapter, and a large part of the matrices that it is merged into",
-            "Leave sync.delta out.",
-        )
+    yield from delta_clashes(config)
 
 
 def _device_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -1206,6 +1201,7 @@ def _run_dir_is_a_path(config: RunConfig) -> Iterator[Clash]:
 
 _ALWAYS = (
     plugin_clashes,
+    sync_plugin_clashes,
     _staleness_covers_the_sync_interval,
     sync_clashes,
     fleet_clashes,

@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import NamedTuple, Protocol, cast
 
 from offbeat.generators.spec import EngineSpec
@@ -24,9 +25,9 @@ from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
-from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.weight_sync.canary import CanaryChecks
-from offbeat.weight_sync.delta import HeldRelease, KeptBase, check_delta, rebuilt
+from offbeat.weight_sync.delta_plugin import CheckedBase, keep_release
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
@@ -91,7 +92,8 @@ class EngineServer:
         self._guard = FenceGuard(spec.name)
         self._epoch = 0  # epoch of the newest transfer begun
         self._fetcher = WeightFetcher(spec.name, device or "cpu")
-        self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
+        self._keeps_base = spec.keeps_base
+        self._kept_base = keep_release(spec.name, delta=spec.keeps_base)
         self._version: int | None = None
         self._digest: str | None = None
         self._manifest: Manifest | None = None  # of the served release
@@ -172,7 +174,8 @@ class EngineServer:
             ReleaseLost: The ranks that hold a part have ended, or send another release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
-        started_s, delta, base = time.perf_counter(), release.delta, None
+        started_s, delta = time.perf_counter(), release.delta
+        base: CheckedBase | None = None
         self._guard.check(fence)
         if delta is not None:
             base = self._kept_base.check(release.version, delta.base, self._digest)
@@ -188,25 +191,10 @@ class EngineServer:
                     sent = release.manifest if delta is None else delta.manifest
                     parts = await self._fetcher.fetch_on_host(route, epoch, sent, release.manifest)
                 if delta is not None and base is not None:
-                    parts = await self._rebuild(epoch, release, delta, base, parts)
+                    rebuild = partial(base.rebuild, epoch, release, delta, parts)
+                    parts = await in_thread(f"delta {epoch}", rebuild)
                 outcome = await self._load_chunks(epoch, release, parts)
         return self._acknowledge(started_s, epoch, release.version, release.digest, outcome)
-
-    async def _rebuild(
-        self,
-        epoch: int,
-        release: WeightRelease,
-        delta: WeightDelta,
-        base: HeldRelease,
-        parts: tuple[Bytes, ...],
-    ) -> tuple[Bytes, ...]:
-        """Return the chunks of a release, from its base and the chunks of its delta."""
-
-        def rebuild() -> tuple[Bytes, ...]:
-            check_delta(epoch, delta, parts)
-            return rebuilt(epoch, base, release.manifest, parts, self._kept_base.lend)
-
-        return await in_thread(f"delta {epoch}", rebuild)
 
     async def _load_chunks(
         self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]

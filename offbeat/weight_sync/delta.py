@@ -10,14 +10,14 @@ Imports torch with the first delta only.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
 from offbeat.messages.failures import BaseRefused
-from offbeat.messages.weights import WeightDelta
+from offbeat.messages.weights import WeightDelta, WeightRelease
 from offbeat.weight_sync.delta_encoding import apply
 from offbeat.weight_sync.dtypes import narrowest_bytes
 from offbeat.weight_sync.errors import TransferRefused
@@ -82,7 +82,7 @@ class KeptBase:
         """Forget the release: the next delta is refused."""
         self._held = None
 
-    def check(self, version: int, base: str, served: str | None) -> HeldRelease:
+    def check(self, version: int, base: str, served: str | None) -> "CheckedRelease":
         """Return the base of a delta.
 
         Args:
@@ -97,7 +97,25 @@ class KeptBase:
         held = self._held
         check_base(self._engine, version, base, None if held is None else held.digest)
         assert held is not None  # noqa: S101 -- for the type checker; the digests are equal
-        return held
+        return CheckedRelease(held, self.lend)
+
+
+class CheckedRelease(NamedTuple):
+    """Base of a delta, which stays as it is while the engine loads another release."""
+
+    held: HeldRelease
+    lend: Callable[[int], Bytes]
+
+    def rebuild(
+        self, epoch: int, release: WeightRelease, delta: WeightDelta, parts: tuple[Bytes, ...]
+    ) -> tuple[Bytes, ...]:
+        """Verify the chunks of a delta, and return those of its release.
+
+        Raises:
+            TransferRefused: A part is missing or another one, or the base has another layout.
+        """
+        check_delta(epoch, delta, parts)
+        return rebuilt(epoch, self.held, release.manifest, parts, self.lend)
 
 
 def check_base(engine: str, version: int, base: str, served: str | None) -> None:

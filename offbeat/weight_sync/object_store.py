@@ -7,8 +7,8 @@ the trainer.
 import msgspec
 import numpy as np
 
+from offbeat.weight_sync.delta_plugin import make_packer
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.reshard.shard_delta import ShardDeltas, agreed_delta
 from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.whole_shards import WholeShards
 
@@ -18,7 +18,7 @@ class ObjectStoreSender:
 
     def __init__(self, source: Source, *, delta: bool = False) -> None:
         """``delta``: whether each release also has what changed since the one before."""
-        self._source, self._deltas = WholeShards(source), ShardDeltas(enabled=delta)
+        self._source, self._packer = WholeShards(source), make_packer(delta=delta)
         self.delta_handles = self.handles if delta else 0
 
     @property
@@ -27,19 +27,18 @@ class ObjectStoreSender:
 
     def publish(self, version: int) -> PublishedRelease:
         del version
-        packed = self._deltas.pack(self._source, lambda _, nbytes: np.empty(nbytes, np.uint8))
+        packed = self._packer.pack(self._source, lambda _, nbytes: np.empty(nbytes, np.uint8))
         chunks = {each.bucket: each.data for each in packed.buckets}
         manifest = self._source.manifest.sealed([each.digest for each in packed.buckets])
-        digest, delta, reason = release_digest(manifest, manifest.chunk_digests), None, None
-        if self.delta_handles:
-            delta, reason = agreed_delta([packed.changes], manifest, digest, str)
+        digest = release_digest(manifest, manifest.chunk_digests)
+        delta, reason = self._packer.agree([packed.changes], manifest, digest, str)
         if delta is not None:
             delta = msgspec.structs.replace(delta, chunks=tuple(packed.parts.values()))
-        self._deltas.published(digest, manifest.digest, chunks)
+        self._packer.published(digest, manifest.digest, chunks)
         return PublishedRelease(manifest, digest, tuple(chunks.values()), delta, reason)
 
     def forget(self) -> None:
-        self._deltas.forget()
+        self._packer.forget()
 
     def close(self) -> None:
         """Do nothing: there is no thread to stop."""

@@ -26,13 +26,13 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from offbeat.messages.text import first_line
 from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.delta_plugin import find_delta
 from offbeat.weight_sync.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.errors import LayoutNotRecorded, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.region import Region, Shape
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
@@ -211,7 +211,9 @@ class WorkerFetch:
         parts = receiver.receive(
             route, epoch, manifest, cancelled, needed=known.buckets, release=release
         )
-        return rebuilt_buckets(epoch, release, known.buckets, held.buckets, parts.buckets)
+        return find_delta().rebuild_buckets(
+            epoch, release, known.buckets, held.buckets, parts.buckets
+        )
 
     def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]] | None:
         """Return a group of the tensors that came with the fetch of an epoch; None if it was not the last."""

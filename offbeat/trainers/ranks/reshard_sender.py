@@ -9,15 +9,10 @@ from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.agreement import agreed_digests
 from offbeat.weight_sync.chunks import walk
+from offbeat.weight_sync.delta_plugin import PackedShard, ShardChanges, make_packer
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.reshard.shard_delta import (
-    PackedShard,
-    ShardChanges,
-    ShardDeltas,
-    agreed_delta,
-)
 from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource
 from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.messages import Route, ShardRoute, TransferTimeouts
@@ -56,7 +51,7 @@ class ReshardSender:
             PlansDiffer: Two ranks would send by different plans.
         """
         self._source, self._server, self._peers = source, server, peers
-        self._deltas, self.delta_handles = ShardDeltas(enabled=delta), int(delta)
+        self._packer, self.delta_handles = make_packer(delta=delta), int(delta)
         self._compare_plans()
         self._routes = tuple(peers.all_gather(server.route, _ROUTES))
 
@@ -71,7 +66,7 @@ class ReshardSender:
         self._compare_plans()
         if self._source.manifest.digest != before:  # its buckets have other sizes
             self._server.wire.release_memory()
-            self._deltas.forget()
+            self._packer.forget()
 
     def _compare_plans(self) -> None:
         plans = self._peers.all_gather(self._source.manifest.digest, _TEXT)
@@ -97,7 +92,7 @@ class ReshardSender:
             changes = OfferedRelease(delta.manifest.digest, delta.digest, packed.parts)
         buckets = {each.bucket: each.data for each in packed.buckets}
         self._server.offer(OfferedRelease(manifest.digest, digest, buckets, changes))
-        self._deltas.published(digest, manifest.digest, buckets)
+        self._packer.published(digest, manifest.digest, buckets)
         if self._peers.rank:
             return PublishedRelease(sealed, digest, ())
         if delta is not None:
@@ -111,7 +106,7 @@ class ReshardSender:
         if not self.delta_handles:
             return None, None
         by_rank = self._peers.all_gather(changes, _CHANGES)
-        return agreed_delta(by_rank, sealed, digest, self._names)
+        return self._packer.agree(by_rank, sealed, digest, self._names)
 
     def _route(self, version: int, digest: str) -> ShardRoute:
         senders = tuple(
@@ -121,7 +116,7 @@ class ReshardSender:
 
     def forget(self) -> None:
         """Forget the last release as a base."""
-        self._deltas.forget()
+        self._packer.forget()
 
     def close(self) -> None:
         """Stop sending. Idempotent."""
@@ -132,7 +127,7 @@ class ReshardSender:
             raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
         self._server.offer(None)  # its memory is reused, unless an engine still receives it
         wire = self._server.wire
-        return self._deltas.pack(self._source, lambda _, nbytes: wire.memory_to_send(nbytes))
+        return self._packer.pack(self._source, lambda _, nbytes: wire.memory_to_send(nbytes))
 
     def _names(self, bucket: int) -> str:
         return next(each.tensors for each in walk(self._source.manifest) if each.index == bucket)

@@ -9,9 +9,8 @@ Over the object store one rank has all buckets: the chunks.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
@@ -24,36 +23,13 @@ from offbeat.weight_sync.delta import (
     word_bytes,
 )
 from offbeat.weight_sync.delta_encoding import changed_words, encode, whole
+from offbeat.weight_sync.delta_plugin import BucketChange, PackedShard, ShardChanges
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
 
 if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
-
-
-class BucketChange(msgspec.Struct, frozen=True, array_like=True):
-    """Encoded changes of one bucket, as ranks describe them to each other."""
-
-    digest: str
-    nbytes: int
-    words: int  # that changed
-
-
-class ShardChanges(msgspec.Struct, frozen=True):
-    """Changes of the buckets of one rank, as it describes them to the others."""
-
-    base: str = ""  # digest of the release that they apply to; empty: this rank has none
-    buckets: Mapping[int, BucketChange] = {}
-    is_too_large: bool = False  # they exceed ``MOST_SHARE`` of the release, so not all were encoded
-
-
-class PackedShard(NamedTuple):
-    """The buckets of one rank, and what they change of its base."""
-
-    buckets: list[PackedBucket]
-    parts: dict[int, Bytes]  # encoded changes by bucket
-    changes: ShardChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +47,7 @@ class ShardDeltas:
     Bucket by bucket the new release takes the place of its base. A failure leaves no base.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+    def __init__(self) -> None:
         self._base: _HeldShard | None = None
 
     def forget(self) -> None:
@@ -106,8 +81,17 @@ class ShardDeltas:
             layout: Digest of its plan.
             buckets: What this rank holds of it.
         """
-        if self._enabled:
-            self._base = _HeldShard(digest, layout, dict(buckets))
+        self._base = _HeldShard(digest, layout, dict(buckets))
+
+    def agree(
+        self,
+        by_rank: Sequence[ShardChanges],
+        release: Manifest,
+        digest: str,
+        names: Callable[[int], str],
+    ) -> tuple[WeightDelta | None, FullReason | None]:
+        """Return the delta of all ranks, or why there is none, as ``agreed_delta``."""
+        return agreed_delta(by_rank, release, digest, names)
 
 
 def _encoded(old: Bytes, new: Bytes, width: int) -> tuple[Bytes, int]:

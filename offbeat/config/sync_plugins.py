@@ -1,0 +1,29 @@
+"""Asks the plug-ins that section ``sync`` of a recipe needs for settings that do not go together."""
+
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+from offbeat.doors import PluginUnusable, find_plugin
+
+
+class _DeltaPlugin(Protocol):
+    def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
+
+
+def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield keys whose plug-in is not there, or cannot be imported."""
+    if config.sync.delta:
+        try:
+            find_plugin("release_form", "delta")
+        except PluginUnusable as unusable:
+            message = f"sync.delta=true: {unusable.subject}: {unusable.problem}"
+            yield Clash(("sync.delta",), message, f"Leave sync.delta out. {unusable.fix}.")
+
+
+def delta_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that have no delta."""
+    if config.sync.delta and not any(sync_plugin_clashes(config)):
+        plugin = cast("_DeltaPlugin", find_plugin("release_form", "delta"))
+        yield from plugin.find_clashes(config)

@@ -1,0 +1,1 @@
+"""Sends a release by what it changes: the option ``sync.delta``."""
