@@ -28,12 +28,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from offbeat.plugins.delta.kept_release import HeldRelease, check_delta, rebuilt
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.torch.optimizer import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import on_host
-from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver

@@ -9,10 +9,10 @@ from offbeat.weight_sync.delta_plugin import DeltaPlugin
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
+    from offbeat.plugins.delta.kept_release import KeptBase
+    from offbeat.plugins.delta.shard_deltas import ShardDeltas
     from offbeat.weight_sync.chunks import BucketMemory
-    from offbeat.weight_sync.delta import KeptBase
     from offbeat.weight_sync.manifest import Bytes, Manifest
-    from offbeat.weight_sync.reshard.shard_delta import ShardDeltas
 
 
 class Deltas(DeltaPlugin):
@@ -38,13 +38,13 @@ class Deltas(DeltaPlugin):
 
     def make_packer(self) -> "ShardDeltas":
         """Return what packs the releases of a trainer rank with their deltas."""
-        from offbeat.weight_sync.reshard.shard_delta import ShardDeltas
+        from offbeat.plugins.delta.shard_deltas import ShardDeltas
 
         return ShardDeltas()
 
     def keep_release(self, engine: str) -> "KeptBase":
         """Return what keeps the release that an engine serves; at first there is none."""
-        from offbeat.weight_sync.delta import KeptBase
+        from offbeat.plugins.delta.kept_release import KeptBase
 
         return KeptBase(engine)
 
@@ -61,7 +61,7 @@ class Deltas(DeltaPlugin):
         Raises:
             TransferRefused: The changes are not of these buckets.
         """
-        from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
+        from offbeat.plugins.delta.shard_deltas import rebuilt_buckets
 
         return rebuilt_buckets(epoch, release, buckets, base, parts)
 

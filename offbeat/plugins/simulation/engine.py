@@ -14,6 +14,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
+from offbeat.plugins.delta.kept_release import check_base
 from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.faults import FaultMoment
@@ -30,7 +31,6 @@ from offbeat.plugins.simulation.records import (
 from offbeat.plugins.simulation.shared_weights import SharedWeights
 from offbeat.plugins.simulation.source_ranks import SourceRanks, ranks_of
 from offbeat.weight_sync.canary import check, invented_answers
-from offbeat.weight_sync.delta import check_base
 
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0

@@ -13,12 +13,12 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.delta_offers import DeltaOffers
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
+from offbeat.plugins.delta.kept_release import check_base
 from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.episode import play
 from offbeat.plugins.simulation.quiet_log import quiet_log
-from offbeat.weight_sync.delta import check_base
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 RESHARD = RunConfig.model_validate({**BASE.model_dump(), "sync": {"transport": "reshard"}})

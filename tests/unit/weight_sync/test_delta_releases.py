@@ -12,7 +12,7 @@ from delta_line import Line, LoadingEngine, Ranks, TrainedModel, play
 
 from offbeat.messages.failures import BaseRefused, CanaryFailed, WeightSyncFailed
 from offbeat.messages.weights import FullReason
-from offbeat.weight_sync.delta import HeldRelease, rebuilt
+from offbeat.plugins.delta.kept_release import HeldRelease, rebuilt
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
-from offbeat.weight_sync.agreement import agreed_digests
-from offbeat.weight_sync.bucket_memory import digest_of, on_host
-from offbeat.weight_sync.delta import (
+from offbeat.plugins.delta.encoding import changed_words, encode, whole
+from offbeat.plugins.delta.kept_release import (
     MOST_SHARE,
     delta_manifest,
     rebuilt_chunk,
     word_bytes,
 )
-from offbeat.weight_sync.delta_encoding import changed_words, encode, whole
+from offbeat.weight_sync.agreement import agreed_digests
+from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.delta_plugin import BucketChange, PackedShard, ShardChanges
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole
+from offbeat.plugins.delta.encoding import apply, changed_words, encode, whole
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 WORDS = 3 << 19  # of a chunk

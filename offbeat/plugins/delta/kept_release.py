@@ -1,6 +1,6 @@
 """Delta releases: what a release changes against the one before it, its *base*.
 
-    sender   packs a release, compares each chunk with the same chunk of the base (``shard_delta``)
+    sender   packs a release, compares each chunk with the same chunk of the base (``shard_deltas``)
     engine   compares the base by digest with what it serves, rebuilds the chunks of the release from
              the chunks of the base, and keeps them
 
@@ -18,7 +18,7 @@ import xxhash
 
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.weights import WeightDelta, WeightRelease
-from offbeat.weight_sync.delta_encoding import apply
+from offbeat.plugins.delta.encoding import apply
 from offbeat.weight_sync.dtypes import narrowest_bytes
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.delta.kept_release import HeldRelease, rebuilt
 from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.delta import HeldRelease, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
