@@ -28,7 +28,7 @@ ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")
 PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
     "controller/delta_offers.py": "returns the release without a delta, where it has one",
-    "plugins/delta/shard_deltas.py": "packs a release and, if enabled, its delta",
+    "weight_sync/delta_plugin.py": "packs a release without a delta",
     "weight_sync/whole_shards.py": "returns the chunks of one rank as buckets",
     "weight_sync/bucket_memory.py": "returns the digest of the bytes of a bucket",
     "weight_sync/transport.py": "puts the handles of a release behind its manifest",
@@ -124,8 +124,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
     assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
     for giver, taker in (
         ("weight_sync/source.py", "weight_sync/whole_shards.py"),
-        ("weight_sync/whole_shards.py", "plugins/delta/shard_deltas.py"),
-        ("plugins/delta/shard_deltas.py", "weight_sync/object_store.py"),
+        ("weight_sync/whole_shards.py", "weight_sync/delta_plugin.py"),
+        ("weight_sync/delta_plugin.py", "weight_sync/object_store.py"),
         ("weight_sync/object_store.py", "trainers/senders.py"),
         ("trainers/senders.py", "trainers/rank.py"),
         ("generators/engine_server.py", "generators/embedded/server.py"),

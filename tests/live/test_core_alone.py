@@ -53,6 +53,10 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
     done = offbeat(core, "check", recipe, "wandb.mode=offline")
     assert (done.returncode, "{'mode': 'offline'}: unknown key" in done.stderr) == (2, True)
+    done = offbeat(core, "dry-run", recipe, "sync.delta=true")
+    assert done.returncode == 2
+    assert "sync.delta=true: release_form delta: there is none of this name" in done.stderr
+    assert "the entry point release_form.delta of offbeat.plugins" in done.stderr
     pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
     done = offbeat(core, "dry-run", pictures)
     assert done.returncode == 2
