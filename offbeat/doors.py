@@ -13,6 +13,8 @@ page         writes one page on runs: ``offbeat.launch.run.WritePage``
 release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
+transport    carries releases from trainer ranks to engines:
+             ``offbeat.weight_sync.transport_plugin.TransportPlugin``
 
 The kinds ``advantage``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
 """
@@ -27,7 +29,9 @@ from typing import Any, Final, Literal
 from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
 
-Kind = Literal["command", "environment", "media", "page", "release_form", "runtime", "tracker"]
+Kind = Literal[
+    "command", "environment", "media", "page", "release_form", "runtime", "tracker", "transport"
+]
 
 TargetKind = Literal["advantage", "loss", "sampler"]
 """Kinds that a recipe can also name by ``module:name``: an entry point is a shorter name for it."""
@@ -56,6 +60,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "wandb": "offbeat.plugins.wandb.plugin:TRACKER",
         "tensorboard": "offbeat.plugins.tensorboard.plugin:TRACKER",
     },
+    "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
 }
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""
 
@@ -104,6 +109,11 @@ def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol o
         PluginUnusable: Its import fails.
     """
     return NoMedia() if _load("media", "images") is None else find_plugin("media", "images")
+
+
+def is_absent(kind: Kind, name: str) -> bool:
+    """Return whether this package has a plug-in of this name, and its folder is not there."""
+    return name in _IN_TREE[kind] and _load(kind, name) is None
 
 
 def plugins_of(kind: Kind) -> dict[str, Any]:

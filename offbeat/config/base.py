@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, Union, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -106,3 +106,11 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+def choice_of(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type
+    """Return the type of a section that is one of these models by its ``key``, or ``choice`` without."""
+    marks = [default_choice(key, choice)]
+    if len(sections) == 1:  # pydantic refuses to choose from one
+        return Annotated[sections[0], *marks]
+    return Annotated[Union[sections], Field(discriminator=key), *marks]  # noqa: UP007 -- of a tuple

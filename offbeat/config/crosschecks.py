@@ -51,9 +51,13 @@ from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
-from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
-from offbeat.config.sync_plugins import delta_clashes, sync_plugin_clashes
+from offbeat.config.sync_plugins import (
+    delta_clashes,
+    sync_plugin_clashes,
+    transport_clashes,
+    transport_clashes_of_real_run,
+)
 
 __all__ = ["Clash", "clashes"]
 
@@ -1003,34 +1007,12 @@ def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
 # --- weight sync ----------------------------------------------------------------------------------
 
 
-def sync_clashes(config: RunConfig) -> Iterator[Clash]:
-    """A transfer that breaks must be over, and tried again, before the sync is."""
-    sync = config.sync
-    if sync.transport == "object_store":
-        return
-    limit_s = BUCKETS_AT_ONCE * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
-    if sync.deadline_s < 4 * limit_s:
-        yield Clash(
-            ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
-            f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "
-            f"others are sent to again: that takes up to four times the {limit_s:g} s a chunk may take",
-            f"Set sync.deadline_s to {4 * limit_s:g} or more, or sync.slack_s lower.",
-        )
-
-
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that the engines could not take."""
     yield from _adapter_clashes(config)
     yield from _quantize_clashes(config)
-    if config.sync.ranks_send and lora_of(config) is not None:
-        yield Clash(
-            ("sync.transport", "trainer.lora"),
-            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
-            "trains adapters, which are small or have to be merged first",
-            "Set sync.transport to object_store.",
-        )
-    yield from _delta_clashes(config)
-    yield from _device_clashes(config)
+    yield from transport_clashes_of_real_run(config)
+    yield from delta_clashes(config)
     # Embedded engines hold the type of the recipe's model, and take no other.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):
@@ -1091,93 +1073,6 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
                 )
 
 
-def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases that have no delta."""
-    if not config.sync.delta:
-        return
-    if (wire := wire_of(config.sync)) != "tcp":
-        yield Clash(
-            ("sync.delta", "sync.wire"),
-            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, and "
-            "each wire of devices keeps memory of fixed sizes",
-            "Leave sync.delta out, or set sync.wire to tcp.",
-        )
-    yield from delta_clashes(config)
-
-
-def _device_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield wires between devices that ranks and engines do not have."""
-    wire, generator = wire_of(config.sync), config.generator
-    if wire == "tcp":
-        return
-    if not generator.has_engines:
-        yield Clash(
-            ("sync.wire", "generator.backend"),
-            f"sync.wire={wire} has no effect with generator.backend={generator.backend}, which has no "
-            "engines",
-            "Leave sync.wire out.",
-        )
-        return
-    served = "cpu" if generator.backend == "stub" else generator.device
-    devices = {"trainer": trainer_device(config.trainer), "generator": served}
-    for section, device in devices.items():
-        if not device.startswith("cuda"):
-            yield Clash(
-                ("sync.wire", f"{section}.device"),
-                f"sync.wire={wire} carries device memory, and {section}.device={device}",
-                f"Set sync.wire to tcp, or {section}.device to cuda.",
-            )
-            return
-    yield from _sharing_clashes(config, wire)
-    yield from _recording_clashes(config, wire)
-
-
-def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
-    """Yield GPUs that are shared where the wire needs one each, or are not where it needs one.
-
-    Ray shows a process only the GPUs that it reserves, and fractions of one GPU to several.
-    """
-    ranks, generator = trainer_resources(config), config.generator
-    reserved = sum(each.gpus for each in ranks) + generator.gpus * generator.engines
-    if wire == "cuda_ipc" and reserved > 1:
-        yield Clash(
-            ("sync.wire", "trainer.gpus", "generator.gpus"),
-            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
-            f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
-            "Set sync.wire to nccl."
-            if len(ranks) > 1
-            else "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
-            "sync.wire to nccl.",
-        )
-    if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:
-        yield Clash(
-            ("sync.wire", "trainer.gpus", "generator.gpus"),
-            "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
-            "trainer.gpus or generator.gpus may share one",
-            "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
-        )
-
-
-def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
-    """Yield vLLM engines whose workers cannot receive: only those whose layout is recorded do."""
-    if config.generator.backend != "vllm":
-        return
-    vllm = config.generator.vllm
-    unrecorded = {
-        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
-        "generator.vllm.expert_parallel": vllm.expert_parallel,
-        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
-        "sync.quantize": config.sync.quantize is not None,
-    }
-    for key in (key for key, is_set in unrecorded.items() if is_set):
-        yield Clash(
-            ("sync.wire", key),
-            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
-            f"and {key} has none",
-            "Set sync.wire to tcp.",
-        )
-
-
 # --- run directory --------------------------------------------------------------------------------
 
 
@@ -1203,7 +1098,7 @@ _ALWAYS = (
     plugin_clashes,
     sync_plugin_clashes,
     _staleness_covers_the_sync_interval,
-    sync_clashes,
+    transport_clashes,
     fleet_clashes,
     rank_clashes,
     _lookahead_is_within_staleness,

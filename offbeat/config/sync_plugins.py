@@ -12,6 +12,11 @@ class _DeltaPlugin(Protocol):
     def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
 
 
+class _TransportPlugin(Protocol):
+    def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
+    def find_clashes_of_real_run(self, config: RunConfig) -> Iterator[Clash]: ...
+
+
 def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield keys whose plug-in is not there, or cannot be imported."""
     if config.sync.delta:
@@ -27,3 +32,21 @@ def delta_clashes(config: RunConfig) -> Iterator[Clash]:
     if config.sync.delta and not any(sync_plugin_clashes(config)):
         plugin = cast("_DeltaPlugin", find_plugin("release_form", "delta"))
         yield from plugin.find_clashes(config)
+
+
+def transport_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings that do not go together with the transport, in a dry run too."""
+    for plugin in _transport_plugin(config):
+        yield from plugin.find_clashes(config)
+
+
+def transport_clashes_of_real_run(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases and devices that the transport cannot send."""
+    for plugin in _transport_plugin(config):
+        yield from plugin.find_clashes_of_real_run(config)
+
+
+def _transport_plugin(config: RunConfig) -> Iterator[_TransportPlugin]:
+    """Yield the plug-in of the transport, if it has one."""
+    if config.sync.transport != "object_store":
+        yield cast("_TransportPlugin", find_plugin("transport", config.sync.transport))

@@ -30,8 +30,8 @@ from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.delta_plugin import CheckedBase, keep_release
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
-from offbeat.weight_sync.transports.messages import ShardRoute
 
 
 class ServedEngine(Protocol):
@@ -157,7 +157,7 @@ class EngineServer:
         return ServedWeights(self._name, version, manifest, problem=problem)
 
     async def load(
-        self, fence: Fence, epoch: int, release: WeightRelease, *handles: Bytes | ShardRoute
+        self, fence: Fence, epoch: int, release: WeightRelease, *handles: Bytes | ReleaseHandle
     ) -> WeightsAck:
         """Load a release completely, or raise and keep serving the previous one.
 
@@ -181,7 +181,7 @@ class EngineServer:
             base = self._kept_base.check(release.version, delta.base, self._digest)
         self._begin_transfer(fence, epoch, release.version)
         with self._classify_failures(epoch, release.version):
-            route = handles[0] if handles and isinstance(handles[0], ShardRoute) else None
+            route = handles[0] if handles and isinstance(handles[0], ReleaseHandle) else None
             outcome = None if route is None else await self._fetch_and_load(epoch, release, route)
             if outcome is not None:
                 self._manifest = release.manifest
@@ -299,7 +299,7 @@ class EngineServer:
         raise NotImplementedError
 
     async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ShardRoute
+        self, epoch: int, release: WeightRelease, route: ReleaseHandle
     ) -> LoadOutcome | None:
         """Fetch, verify and commit the regions of a release, or of its delta.
 

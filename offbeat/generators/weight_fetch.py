@@ -7,24 +7,22 @@ needs neither.
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.background import start_in_thread
 from offbeat.weight_sync.bucket_memory import on_host
-from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.transports.messages import ShardRoute
+from offbeat.weight_sync.release_handle import ReleaseHandle
+from offbeat.weight_sync.transport_plugin import ReleaseReceiver, find_transport
 
 if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
-    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
-_ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 
 
 class WeightFetcher:
@@ -38,12 +36,12 @@ class WeightFetcher:
             device: Device where wires of devices receive.
         """
         self._member, self._device = member, device
-        self._receiver: ReshardReceiver | None = None
+        self._receiver: ReleaseReceiver | None = None  # of the transport of the first release
         self._has_joined = False
 
     async def fetch_buckets(
         self,
-        route: ShardRoute,
+        route: ReleaseHandle,
         epoch: int,
         manifest: Manifest,
         release: Manifest | None = None,
@@ -62,13 +60,7 @@ class WeightFetcher:
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
         """
-        from offbeat.weight_sync.transports.reshard_receiver import (  # noqa: PLC0415 -- see above
-            ReshardReceiver,
-        )
-
-        if self._receiver is None:
-            self._receiver = ReshardReceiver(self._member, device=self._device)
-        receiver, cancelled = self._receiver, threading.Event()
+        receiver, cancelled = self._get_receiver(route), threading.Event()
         everything = range(len(route.buckets))
         try:
             received = await in_thread(
@@ -84,7 +76,7 @@ class WeightFetcher:
 
     async def fetch_on_host(
         self,
-        route: ShardRoute,
+        route: ReleaseHandle,
         epoch: int,
         manifest: Manifest,
         release: Manifest | None = None,
@@ -95,11 +87,15 @@ class WeightFetcher:
             TransferFailed: No rank that holds a bucket could send it.
             TransferRefused: The ranks send from their devices, and only workers can receive that.
         """
-        wire = route.senders[0].wire
-        if wire != "tcp":
-            raise TransferRefused(epoch, "sync.wire", wire, _ONLY_TCP)
+        self._get_receiver(route).check_on_host(route, epoch)
         buckets = await self.fetch_buckets(route, epoch, manifest, release)
         return tuple(on_host(each) for each in buckets)
+
+    def _get_receiver(self, route: ReleaseHandle) -> ReleaseReceiver:
+        if self._receiver is None:
+            transport = find_transport(route.transport)
+            self._receiver = transport.make_receiver(self._member, device=self._device)
+        return self._receiver
 
     async def joined(
         self, release: WeightRelease, buckets: "tuple[BucketMemory, ...]", reason: str

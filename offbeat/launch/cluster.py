@@ -23,7 +23,6 @@ from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import wire_of
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import bounded
 from offbeat.launch.composition import Actors, build_run
@@ -38,6 +37,7 @@ from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatErr
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
+from offbeat.weight_sync.transport_plugin import find_transport_of
 
 _NODES_S: Final = 2.0  # for a reply of the control service, which takes milliseconds
 _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thread and 8 MiB
@@ -57,12 +57,6 @@ class NoRoom(OffbeatError):
             f"{self.actor} can never be scheduled: it asks for {self.requested:g} {self.resource}, the "
             f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
         )
-
-
-class MachinesApart(FixableError):
-    """A wire that works within a machine, in a cluster that may place its ends on two."""
-
-    form = "{} {}. {}"
 
 
 class RayNotStarted(FixableError):
@@ -177,7 +171,8 @@ def check_room(spec: RunSpec) -> None:
     machines = [node for node in ray.nodes() if node["Alive"]]
     nodes = [machine["Resources"] for machine in machines]
     with_gpu = [each["NodeManagerAddress"] for each in machines if each["Resources"].get("GPU")]
-    check_one_machine(spec.config, with_gpu)
+    if (transport := find_transport_of(spec.config.sync)) is not None:
+        transport.check_machines(spec.config, with_gpu)
     ranks, generator = trainer_resources(spec.config), spec.config.generator
     largest_rank = (max(each.cpus for each in ranks), max(each.gpus for each in ranks))
     for section, (cpus, gpus) in (
@@ -190,22 +185,6 @@ def check_room(spec: RunSpec) -> None:
                 raise NoRoom(section, resource, requested, largest, f"{section}.{key}")
     if not os.environ.get("RAY_ADDRESS"):
         check_total(spec.config, nodes)
-
-
-def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
-    """Check a wire that needs trainer and engines on one machine.
-
-    Args:
-        config: The run.
-        gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
-
-    Raises:
-        MachinesApart: There are several.
-    """
-    if wire_of(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
-        problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
-        fix = "Set sync.wire to nccl or tcp, or join a cluster with one GPU machine"
-        raise MachinesApart("sync.wire=cuda_ipc", problem, fix)
 
 
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:

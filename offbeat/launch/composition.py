@@ -14,7 +14,6 @@ from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.unpublished_trainer import UnpublishedTrainer
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import sends_regions
 from offbeat.controller.ports import Generator, Trainer
 from offbeat.generators.rows import RowGenerator
 from offbeat.launch.controller_host import ControllerHost
@@ -82,7 +81,7 @@ def _make_trainer(spec: RunSpec, actors: Actors) -> Trainer:
 
 def _find_layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
     """Return the layouts of engines whose ranks fetch what they need; None: they take all of it."""
-    by_region = sends_regions(config.sync, len(actors.ranks))
+    by_region = config.sync.sends_regions(len(actors.ranks))
     if not by_region or config.generator.backend != "vllm":
         return None
     return layouts_of(actors.engines, config.sync.deadline_s)

@@ -8,9 +8,10 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.rollout import RolloutConfig
-from offbeat.config.sections.sync import ObjectStoreSyncConfig, wire_of
+from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.telemetry.assembly import change_trackers
+from offbeat.weight_sync.transport_plugin import find_transport_of
 
 STEPS: Final = 10
 ENGINES: Final = 4
@@ -37,7 +38,7 @@ def dry(config: RunConfig) -> RunConfig:
     demonstrations; prompts and rewards are synthetic; no model is loaded and no server is
     contacted.
     """
-    values = config.model_dump()
+    values, transport = config.model_dump(), find_transport_of(config.sync)
     environments = {
         name: {
             "environment": each.environment.model_dump() | _STUB_ENVIRONMENT,
@@ -79,7 +80,7 @@ def dry(config: RunConfig) -> RunConfig:
             "cpus": 0.0,
             "gpus": 0.0,
         },
-        "sync": {"wire": "tcp"} if wire_of(config.sync) != "tcp" else {},
+        "sync": {} if transport is None else {**transport.for_dry_run(config.sync)},
     }
     change_trackers(values, config, lambda tracker, section: tracker.for_dry_run(section))
     if config.runtime.backend == "local":

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import cast
 
 from offbeat.config.limits import shares_weights, trainer_device
-from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.sender import NullSender, SharedSource
 from offbeat.trainers.spec import TrainerSpec
@@ -17,6 +16,7 @@ from offbeat.weight_sync.transport import (
     Source,
     WeightSource,
 )
+from offbeat.weight_sync.transport_plugin import find_transport_of
 
 
 def make_sender(
@@ -33,11 +33,9 @@ def make_sender(
         peers: All ranks.
     """
     config = spec.config.sync
-    if isinstance(config, ReshardSyncConfig):
-        from offbeat.trainers.ranks.reshard_sender import make_reshard_sender  # noqa: PLC0415
-
+    if (transport := find_transport_of(config)) is not None:
         device = trainer_device(spec.config.trainer)
-        return make_reshard_sender(config, source, host(), incarnation, peers, device)
+        return transport.make_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     if shares_weights(spec.config):

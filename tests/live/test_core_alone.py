@@ -57,6 +57,10 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     assert done.returncode == 2
     assert "sync.delta=true: release_form delta: there is none of this name" in done.stderr
     assert "the entry point release_form.delta of offbeat.plugins" in done.stderr
+    done = offbeat(core, "check", recipe, "sync.transport=reshard", "sync.wire=nccl")
+    assert done.returncode == 2
+    assert "sync.transport = 'reshard': has to be: object_store" in done.stderr
+    assert "This installation lacks the plug-in reshard: reinstall offbeat." in done.stderr
     pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
     done = offbeat(core, "dry-run", pictures)
     assert done.returncode == 2

@@ -27,8 +27,8 @@ from offbeat.messages.weights import WeightRelease
 from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
-from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
@@ -100,7 +100,7 @@ class EmbeddedEngineServer(EngineServer):
         await self._engine.between_steps(lambda engine: engine.set_version(version))
 
     async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ShardRoute
+        self, epoch: int, release: WeightRelease, route: ReleaseHandle
     ) -> LoadOutcome | None:
         if self._keeps_base:
             return None  # deltas travel between main memories, and so do their bases

@@ -41,8 +41,8 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
-from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.vllm.adapter_base import FileBase
@@ -166,7 +166,7 @@ class VllmEngineServer(EngineServer):
         return layout
 
     async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ShardRoute
+        self, epoch: int, release: WeightRelease, route: ReleaseHandle
     ) -> LoadOutcome | None:
         await self._warmed_up()
         if not release.manifest.pieces or await self._updates.layout.get() is None:

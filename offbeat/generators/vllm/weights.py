@@ -52,8 +52,8 @@ from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.region_tensors import grouped
+from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import TensorDifference
-from offbeat.weight_sync.transports.messages import ShardRoute
 
 log = structlog.stdlib.get_logger()
 
@@ -121,7 +121,7 @@ class WeightUpdates:
         return await self._taken(epoch, release, lambda: self._stage(epoch, release, chunks))
 
     async def fetch(
-        self, epoch: int, release: WeightRelease, route: ShardRoute
+        self, epoch: int, release: WeightRelease, route: ReleaseHandle
     ) -> tuple[float, float | None]:
         """Have every worker fetch what it loads of a release, or its delta; verify and serve it.
 
@@ -222,7 +222,7 @@ class WeightUpdates:
             raise TransferRefused(epoch, "digest", got, release.digest)
         return known
 
-    async def _fetch(self, epoch: int, release: WeightRelease, route: ShardRoute) -> None:
+    async def _fetch(self, epoch: int, release: WeightRelease, route: ReleaseHandle) -> None:
         """Have every worker fetch and verify the buckets that hold anything of what it loads.
 
         Each fetch has its own limits per bucket, and the caller one for all of it.
@@ -231,7 +231,7 @@ class WeightUpdates:
         if not self._checked(epoch, release):
             await self._introduce_fetch(manifest, route)
         self._staged = LoadedRelease(epoch, manifest, self._chunks, None)
-        senders, delta = msgspec.msgpack.encode(route.senders), release.delta
+        senders, delta = route.encode_senders(), release.delta
         changes = b"" if delta is None else msgspec.msgpack.encode((delta.base, delta.manifest))
         args = epoch, len(self._chunks), list(manifest.chunk_digests), senders, changes
         try:
@@ -243,13 +243,14 @@ class WeightUpdates:
                 await self._call("abort", self._llm.collective_rpc("ws_abort"))
             raise
 
-    async def _introduce_fetch(self, manifest: Manifest, route: ShardRoute) -> None:
+    async def _introduce_fetch(self, manifest: Manifest, route: ReleaseHandle) -> None:
         """Send the workers the layout of releases, and have them select what they need."""
         self._planned = None
         self.area.reserve(1)  # empty memory cannot be mapped
         await self._connect()
         unsealed = msgspec.structs.replace(manifest, chunk_digests=(), canary=None)
-        layout, routes = map(msgspec.msgpack.encode, (unsealed, route.buckets))
+        routes = route.transport, route.buckets
+        layout, routes = map(msgspec.msgpack.encode, (unsealed, routes))
         self._chunks = list(walk(grouped(manifest)))
         args = self._engine.name, layout, routes, self.in_place
         await self._learned(manifest, self._llm.collective_rpc("ws_plan_fetch", args=args))

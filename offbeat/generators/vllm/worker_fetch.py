@@ -33,8 +33,8 @@ from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.region import Region, Shape
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.transports.messages import Route, ShardRoute
-from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+from offbeat.weight_sync.release_handle import ReleaseHandle
+from offbeat.weight_sync.transport_plugin import ReleaseReceiver, find_transport
 
 
 def record_worker(
@@ -89,15 +89,15 @@ Regions = list[tuple[str, list[int], list[int]]]
 Groups = Sequence[Iterable[tuple[str, Tensor]]]
 
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-_BUCKETS = msgspec.msgpack.Decoder(tuple[BucketRoute, ...])
+_ROUTES = msgspec.msgpack.Decoder(tuple[str, tuple[BucketRoute, ...]])
 _CHANGES = msgspec.msgpack.Decoder(tuple[str, Manifest])
-_SENDERS = msgspec.msgpack.Decoder(tuple[Route, ...])
 
 
 class _Introduced(NamedTuple):
     """Layout of releases, and what this worker needs of them."""
 
     manifest: Manifest
+    transport: str
     routes: tuple[BucketRoute, ...]
     buckets: tuple[int, ...]
     made: RegionTensors
@@ -119,7 +119,7 @@ class WorkerFetch:
         self._device = device
         self._rank, self._names = rank, tuple[str, ...]()
         self._regions = list[tuple[str, Region]]()
-        self._receiver: ReshardReceiver | None = None
+        self._receiver: ReleaseReceiver | None = None
         self._introduced: _Introduced | None = None
         self.recording: EngineRecording | None = None
         self._arrived: _Arrived | None = None  # of the last fetch
@@ -151,9 +151,11 @@ class WorkerFetch:
         buckets = needed_buckets(0, layout, needs_of(self._names, self._regions))
         made = RegionTensors(layout, buckets)
         self._arrived = None
-        self._introduced = _Introduced(layout, _BUCKETS.decode(routes), buckets, made)
+        transport, by_bucket = _ROUTES.decode(routes)
+        self._introduced = _Introduced(layout, transport, by_bucket, buckets, made)
         if self._receiver is None:
-            self._receiver = ReshardReceiver(f"{member}.{self._rank}", self._rank, self._device)
+            name, plugin = f"{member}.{self._rank}", find_transport(transport)
+            self._receiver = plugin.make_receiver(name, self._rank, self._device)
         return sum(layout.chunk_nbytes[each] for each in buckets)
 
     def fetch(
@@ -181,8 +183,7 @@ class WorkerFetch:
         known, receiver = self._introduced, self._receiver
         if known is None or receiver is None:
             raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
-        addresses = _SENDERS.decode(senders)
-        route = ShardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
+        route = find_transport(known.transport).decode_senders(senders, known.routes)
         sealed = known.manifest.sealed(digests)
         if changes:
             buckets = self._rebuilt(epoch, route, sealed, _CHANGES.decode(changes), cancelled)
@@ -196,7 +197,7 @@ class WorkerFetch:
     def _rebuilt(
         self,
         epoch: int,
-        route: ShardRoute,
+        route: ReleaseHandle,
         release: Manifest,
         changes: tuple[str, Manifest],
         cancelled: threading.Event,

@@ -67,7 +67,6 @@ from offbeat.launch.checks.user_code import (
 )
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
-from offbeat.launch.checks.wire import check_wire, find_devices
 from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
@@ -164,8 +163,7 @@ def find_beside_model(
         check_cores(config, machine),
         check_shared_memory(config, machine, model) if model and not is_local else (),
         check_gpus(config, count_gpus(config)),
-        check_weight_sync(config),
-        check_wire(config, find_devices(config), os.environ),
+        check_weight_sync(config, os.environ),
         check_not_a_uri(run_dir),
         check_run_dir(
             folder,

@@ -1,11 +1,62 @@
-"""Check of the wires of a reshard that carry device memory."""
+"""Checks of a reshard: what engines receive, and the wires that carry device memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import wire_of
-from offbeat.messages.finding import Finding, error, warning
+from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.reshard import wire_of
+from offbeat.config.sections.vllm import VllmConfig
+from offbeat.messages.failures import FixableError
+from offbeat.messages.finding import Finding, error, ok, warning
+
+
+class MachinesApart(FixableError):
+    """A wire that works within a machine, in a cluster that may place its ends on two."""
+
+    form = "{} {}. {}"
+
+
+def check_releases(config: RunConfig) -> Iterator[Finding]:
+    """Say what a release is cut into, and what engines make of it."""
+    if isinstance(config.generator, VllmGeneratorConfig):
+        yield _into_vllm(config, config.generator.vllm)
+    elif config.generator.backend == "embedded":
+        yield ok(
+            "weight sync",
+            "every trainer rank sends the regions that it holds, and engines load them",
+        )
+
+
+def _into_vllm(config: RunConfig, vllm: VllmConfig) -> Finding:
+    """Report what vLLM's workers fetch of a reshard, as far as the recipe determines it."""
+    if trainer_ranks(config) == 1:
+        return ok(
+            "weight sync",
+            "a trainer of one rank sends whole tensors, once to each vLLM engine. Several ranks would "
+            "send each of its workers what that loads",
+        )
+    axes = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args.quantization": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    if because := [key for key, is_set in axes.items() if is_set]:
+        return warning(
+            "weight sync",
+            f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes whole "
+            "tensors of the regions that it receives, which takes one more copy of the weights in its "
+            "main memory",
+            "Set sync.transport to object_store where that memory is short.",
+        )
+    return ok(
+        "weight sync",
+        "every vLLM worker records what its loader reads, and fetches that from the trainer ranks that "
+        "hold it. An engine whose layout cannot be recorded takes whole tensors, and logs why "
+        "(weights.whole_tensors)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +106,19 @@ def check_wire(
             text += ", and works within a machine: a cluster in which several have GPUs is refused at the start"
         fix = "Run make test-gpu here first; sync.wire=tcp is what has been run."
         yield warning("weight sync", text, fix)
+
+
+def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
+    """Check a wire that needs trainer and engines on one machine.
+
+    Args:
+        config: The run.
+        gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
+
+    Raises:
+        MachinesApart: There are several.
+    """
+    if wire_of(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
+        problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
+        fix = "Set sync.wire to nccl or tcp, or join a cluster with one GPU machine"
+        raise MachinesApart("sync.wire=cuda_ipc", problem, fix)

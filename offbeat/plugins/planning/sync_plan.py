@@ -11,7 +11,7 @@ import msgspec
 
 from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import wire_of
+from offbeat.config.sections.reshard import wire_of
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.byte_account import ByteAccount, account
 from offbeat.plugins.planning.declared import placed

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.sections.sync import SENDERS_AT_ONCE, ReshardSyncConfig
+from offbeat.config.sections.reshard import SENDERS_AT_ONCE, ReshardSyncConfig
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.simulation.actor import Actor

@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.config.schedule_in_steps import schedule_in_steps
-from offbeat.config.sections.sync import sends_regions
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.losses import load_losses
@@ -99,7 +98,7 @@ def shards_of(
         UnalignedBlocks: A rank holds part of a block that is quantized as a whole.
     """
     sync = spec.config.sync
-    if not sends_regions(sync, peers.size):
+    if not sync.sends_regions(peers.size):
         return None
     weight_metas, policy = list(metas), policy_of(sync)
     names = _names_of(spec, weight_metas)

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.sections.sync import ReshardSyncConfig
+from offbeat.config.sections.reshard import ReshardSyncConfig
 from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.agreement import agreed_digests
@@ -112,7 +112,7 @@ class ReshardSender:
         senders = tuple(
             msgspec.structs.replace(each, version=version, digest=digest) for each in self._routes
         )
-        return ShardRoute(version, digest, senders, self._source.routes)
+        return ShardRoute(version, digest, self._source.routes, senders)
 
     def forget(self) -> None:
         """Forget the last release as a base."""

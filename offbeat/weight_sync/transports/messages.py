@@ -1,8 +1,11 @@
 """Messages between the two ends of a transfer from trainer ranks to an engine."""
 
+from typing import Final
+
 import msgspec
 
 from offbeat.weight_sync.buckets import BucketRoute
+from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 
 
@@ -40,13 +43,25 @@ class Route(msgspec.Struct, frozen=True):
     place: DevicePlace | None = None  # device of the buckets; None: main memory
 
 
-class ShardRoute(msgspec.Struct, frozen=True):
+class ShardRoute(ReleaseHandle, frozen=True):
     """Ranks from which a release is sent, and what each of them holds."""
 
-    version: int
-    digest: str
     senders: tuple[Route, ...]  # by rank
-    buckets: tuple[BucketRoute, ...]
+
+    transport = "reshard"
+
+    def encode_senders(self) -> bytes:
+        """Return the ranks, for ``decode_route``."""
+        return msgspec.msgpack.encode(self.senders)
+
+
+_SENDERS: Final = msgspec.msgpack.Decoder(tuple[Route, ...])
+
+
+def decode_route(senders: bytes, buckets: tuple[BucketRoute, ...]) -> ShardRoute:
+    """Return the route of a release from its encoded ranks and its buckets."""
+    ranks = _SENDERS.decode(senders)
+    return ShardRoute(ranks[0].version, ranks[0].digest, buckets, ranks)
 
 
 class Join(msgspec.Struct, frozen=True):

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.config.sections.reshard import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
 from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import needed_by
 from offbeat.weight_sync.chunks import BucketMemory, walk
-from offbeat.weight_sync.errors import SenderGone, TransferFailed
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.transports.choose_wire import make_wire
@@ -27,6 +27,7 @@ from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
 log = structlog.stdlib.get_logger()
 _TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile
+_ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 OnBucket = Callable[[int, BucketMemory], object]
 """Called with every bucket that arrived whole, from several threads, one at a time."""
 
@@ -94,6 +95,16 @@ class ReshardReceiver:
         transfer.cancelled = cancelled or threading.Event()
         transfer.on_bucket, transfer.named_by = on_bucket, release or manifest
         return transfer.run()
+
+    def check_on_host(self, route: ShardRoute, epoch: int) -> None:
+        """Check that a release can be received into main memory.
+
+        Raises:
+            TransferRefused: The ranks send from their devices, and only workers can receive that.
+        """
+        wire = route.senders[0].wire
+        if wire != "tcp":
+            raise TransferRefused(epoch, "sync.wire", wire, _ONLY_TCP)
 
     def wire(self, name: str) -> BucketWire:
         """Return this process's end of a wire."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.config.sections.sync import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
+from offbeat.config.sections.reshard import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.rendezvous.store_server import StoreServer

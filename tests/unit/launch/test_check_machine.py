@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
-from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -49,9 +48,6 @@ from offbeat.launch.checks.user_code import (
     check_variables,
 )
 from offbeat.launch.checks.vllm import check_vllm_model
-from offbeat.launch.checks.weight_sync import check_weight_sync
-from offbeat.launch.checks.wire import Devices, check_wire
-from offbeat.launch.cluster import MachinesApart, check_one_machine
 from offbeat.messages.finding import Finding, Level, ok, size
 from tests.support.model_families import LONG_ROPES, family_model
 
@@ -152,113 +148,6 @@ def test_more_threads_than_cores_is_a_warning() -> None:
 def test_adapters_need_peft() -> None:
     needed = {finding.subject for finding in check_packages(config(trainer={"lora": {}}))}
     assert needed - {finding.subject for finding in check_packages(config())} == {"peft"}
-
-
-def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
-    sync = {"transport": "reshard"}
-    assert one(check_weight_sync(config(sync=sync))).level is Level.OK
-    ranks = {"data_parallel": 2}
-    for vllm, level, said in (
-        ({"tensor_parallel": 2}, Level.OK, "fetches that from the trainer ranks"),
-        ({"pipeline_parallel": 2}, Level.WARNING, "with generator.vllm.pipeline_parallel: each"),
-        ({"expert_parallel": True}, Level.WARNING, "with generator.vllm.expert_parallel: each"),
-        ({"engine_args": {"quantization": "fp8"}}, Level.WARNING, "engine_args.quantization"),
-    ):
-        served = {"backend": "vllm", "vllm": vllm}
-        finding = one(check_weight_sync(config(sync=sync, generator=served, trainer=ranks)))
-        assert (finding.level, said in finding.message) == (level, True)
-    alone = one(check_weight_sync(config(sync=sync, generator={"backend": "vllm"})))
-    assert "a trainer of one rank sends whole tensors" in alone.message
-    assert not list(check_weight_sync(config()))
-    assert not list(check_weight_sync(config(sync=sync, generator={"backend": "stub"})))
-
-
-def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -> None:
-    assert "nearly every one" in one(check_weight_sync(config(sync={"delta": True}))).message
-    served = {"path": "x", "dtype": "bfloat16"}
-    finding = one(check_weight_sync(config(sync={"delta": True}, model=served)))
-    assert finding.level is Level.OK
-    assert "the others the full release" in finding.message
-    noisy = {"backend": "torch", "optimizer": {"rounding": "stochastic"}}
-    finding = one(check_weight_sync(config(sync={"delta": True}, model=served, trainer=noisy)))
-    assert finding.level is Level.WARNING
-    assert "each step changes about a third of the values" in finding.message
-    assert "set trainer.optimizer.rounding to nearest" in finding.fix
-
-
-BFLOAT16 = {"path": "x", "dtype": "bfloat16"}
-FLOAT32 = {"path": "x", "dtype": "float32"}
-
-
-@pytest.mark.parametrize(
-    ("backend", "wire", "fix", "fixed"),
-    [
-        ("embedded", None, "Set model.dtype to bfloat16 (embedded", (BFLOAT16, None)),
-        (
-            "embedded",
-            "float32",
-            "Set model.dtype to bfloat16 and sync.wire_dtype to null (",
-            (BFLOAT16, None),
-        ),
-        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (BFLOAT16, None)),
-        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (FLOAT32, "bfloat16")),
-        ("vllm", "float32", "Set sync.wire_dtype to bfloat16,", (FLOAT32, "bfloat16")),
-    ],
-)
-def test_16_bit_weights_are_advised_with_keys_that_the_engines_accept(
-    backend: str, wire: str | None, fix: str, fixed: tuple[dict[str, str], str | None]
-) -> None:
-    def of(model: dict[str, str], wire: str | None) -> RunConfig:
-        sync = {"delta": True, "wire_dtype": wire}
-        return config(sync=sync, generator={"backend": backend}, model=model)
-
-    assert one(check_weight_sync(of(FLOAT32, wire))).fix.startswith(fix)
-    assert list(clashes(of(*fixed))) == []
-    assert one(check_weight_sync(of(*fixed))).level is Level.OK
-
-
-OWN = {"device": "cuda", "gpus": 1}
-
-
-def over(wire: str, devices: Devices | None, **environ: str) -> Finding:
-    """What is found about a run of one rank and two engines."""
-    sync = {"transport": "reshard", "wire": wire}
-    run = config(sync=sync, trainer=OWN, generator=OWN | {"engines": 2})
-    return one(check_wire(run, devices, environ))
-
-
-def test_a_wire_between_devices_is_refused_where_there_are_none() -> None:
-    finding = over("nccl", Devices("2.13.0+cpu", 0, has_nccl=False))
-    assert finding.level is Level.ERROR
-    assert "sync.wire=nccl carries device memory, and torch 2.13.0+cpu sees no" in finding.message
-    assert "Set sync.wire to tcp" in finding.fix
-    assert not list(check_wire(config(), None, {}))
-
-
-def test_nccl_is_refused_without_its_library_and_with_fewer_devices_than_ends() -> None:
-    assert "torch x has none" in over("nccl", Devices("x", 3, has_nccl=False)).message
-    finding = one(check_gpus(config(trainer=OWN, generator=OWN | {"engines": 2}), 2))
-    assert finding.level is Level.ERROR
-    assert "3 asked for" in finding.message
-    assert "2 found by torch" in finding.message
-
-
-def test_a_wire_that_no_gpu_has_carried_is_warned_of() -> None:
-    finding = over("nccl", Devices("x", 3, has_nccl=True))
-    assert finding.level is Level.WARNING
-    assert "has not been run on a GPU" in finding.message
-    joined = over("cuda_ipc", Devices("x", 1, has_nccl=True), RAY_ADDRESS="head:6379")
-    assert "a cluster in which several have GPUs is refused at the start" in joined.message
-
-
-def test_a_cluster_of_several_gpu_machines_is_refused_for_a_wire_within_one() -> None:
-    run = config(sync={"transport": "reshard", "wire": "cuda_ipc"}, trainer=OWN, generator=OWN)
-    check_one_machine(run, ["10.0.0.1"])
-    with pytest.raises(
-        MachinesApart, match=r"2 of the cluster have GPUs: 10\.0\.0\.1, 10\.0\.0\.2"
-    ):
-        check_one_machine(run, ["10.0.0.1", "10.0.0.2"])
-    check_one_machine(config(), ["10.0.0.1", "10.0.0.2"])
 
 
 def test_stub_backends_take_no_cores() -> None:

@@ -115,7 +115,7 @@ def test_at_every_bucket_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_we
         assert there.digest == digest, "equal weights make equal releases"
         # The first two ranks are in the other process
         senders = (*there.senders[:2], *here.senders[2:])
-        route = ShardRoute(1, digest, senders, here.buckets)
+        route = ShardRoute(1, digest, here.buckets, senders)
         receiver.take(PublishedRelease(manifest, digest, (route,)), 1)
         outcome = receiver.outcome
         assert isinstance(outcome, ReceivedBuckets), outcome

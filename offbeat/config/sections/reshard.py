@@ -1,0 +1,49 @@
+"""Defines section ``sync`` of a recipe with ``sync.transport: reshard``."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from offbeat.config.sections.sync_base import BaseSyncConfig
+
+SENDERS_AT_ONCE: Final = 4
+"""Senders of a reshard that an engine asks at the same time; their buckets share its link."""
+
+BUCKETS_IN_FLIGHT: Final = 2
+"""Buckets of one sender on their way to one engine: one is checked while the next one arrives."""
+
+BUCKETS_AT_ONCE: Final = SENDERS_AT_ONCE * BUCKETS_IN_FLIGHT
+
+
+class ReshardSyncConfig(BaseSyncConfig):
+    """Send each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
+
+    ranks_send = True
+
+    transport: Literal["reshard"] = "reshard"
+    """Path of the bytes."""
+
+    slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
+    """MiB/s below which a link counts as broken: a chunk may take its size over this, and ``slack_s``. Lower it
+    for slow networks; a broken link is then noticed later."""
+
+    slack_s: Annotated[float, Field(gt=0)] = 5.0
+    """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall; a
+    lost engine is then left out later."""
+
+    wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
+    """Wire of the buckets. tcp: main memory, any machines. cuda_ipc: device memory shared with
+    engines on the same GPU. nccl: between devices. Both need one more device copy of what is sent
+    or received, and have not run on a GPU."""
+
+    def sends_regions(self, ranks: int) -> bool:
+        """Return whether releases of so many trainer ranks are cut into regions of tensors.
+
+        A single rank sends whole tensors over tcp; over the other wires what a worker of an engine needs.
+        """
+        return ranks > 1 or self.wire != "tcp"
+
+
+def wire_of(sync: BaseSyncConfig) -> Literal["tcp", "cuda_ipc", "nccl"]:
+    """Return the wire that carries buckets, or tcp for transports without buckets."""
+    return sync.wire if isinstance(sync, ReshardSyncConfig) else "tcp"

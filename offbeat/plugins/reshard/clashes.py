@@ -1,0 +1,112 @@
+"""Settings of a recipe that do not go together with ``sync.transport: reshard``."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.limits import lora_of, trainer_device, trainer_resources
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.reshard import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
+
+
+def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
+    """A transfer that breaks must be over, and tried again, before the sync is."""
+    limit_s = BUCKETS_AT_ONCE * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
+    if sync.deadline_s < 4 * limit_s:
+        yield Clash(
+            ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
+            f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "
+            f"others are sent to again: that takes up to four times the {limit_s:g} s a chunk may take",
+            f"Set sync.deadline_s to {4 * limit_s:g} or more, or sync.slack_s lower.",
+        )
+
+
+def release_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
+    if lora_of(config) is not None:
+        yield Clash(
+            ("sync.transport", "trainer.lora"),
+            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
+            "trains adapters, which are small or have to be merged first",
+            "Set sync.transport to object_store.",
+        )
+    if (wire := wire_of(config.sync)) == "tcp":
+        return
+    if config.sync.delta:
+        yield Clash(
+            ("sync.delta", "sync.wire"),
+            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, and "
+            "each wire of devices keeps memory of fixed sizes",
+            "Leave sync.delta out, or set sync.wire to tcp.",
+        )
+    yield from device_clashes(config, wire)
+
+
+def device_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield wires between devices that ranks and engines do not have."""
+    generator = config.generator
+    if not generator.has_engines:
+        yield Clash(
+            ("sync.wire", "generator.backend"),
+            f"sync.wire={wire} has no effect with generator.backend={generator.backend}, which has no "
+            "engines",
+            "Leave sync.wire out.",
+        )
+        return
+    served = "cpu" if generator.backend == "stub" else generator.device
+    devices = {"trainer": trainer_device(config.trainer), "generator": served}
+    for section, device in devices.items():
+        if not device.startswith("cuda"):
+            yield Clash(
+                ("sync.wire", f"{section}.device"),
+                f"sync.wire={wire} carries device memory, and {section}.device={device}",
+                f"Set sync.wire to tcp, or {section}.device to cuda.",
+            )
+            return
+    yield from _sharing_clashes(config, wire)
+    yield from _recording_clashes(config, wire)
+
+
+def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield GPUs that are shared where the wire needs one each, or are not where it needs one.
+
+    Ray shows a process only the GPUs that it reserves, and fractions of one GPU to several.
+    """
+    ranks, generator = trainer_resources(config), config.generator
+    reserved = sum(each.gpus for each in ranks) + generator.gpus * generator.engines
+    if wire == "cuda_ipc" and reserved > 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
+            f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
+            "Set sync.wire to nccl."
+            if len(ranks) > 1
+            else "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
+            "sync.wire to nccl.",
+        )
+    if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
+            "trainer.gpus or generator.gpus may share one",
+            "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
+        )
+
+
+def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield vLLM engines whose workers cannot receive: only those whose layout is recorded do."""
+    if config.generator.backend != "vllm":
+        return
+    vllm = config.generator.vllm
+    unrecorded = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    for key in (key for key, is_set in unrecorded.items() if is_set):
+        yield Clash(
+            ("sync.wire", key),
+            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
+            f"and {key} has none",
+            "Set sync.wire to tcp.",
+        )

@@ -1,0 +1,89 @@
+"""The transport ``reshard``: what the core asks of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.base import of_kind
+from offbeat.config.clash import Clash
+from offbeat.config.sections.reshard import ReshardSyncConfig, wire_of
+from offbeat.config.sections.sync_base import BaseSyncConfig
+from offbeat.messages.finding import Finding
+from offbeat.weight_sync.transport_plugin import TransportPlugin
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.trainers.ranks.peers import Peers
+    from offbeat.trainers.ranks.reshard_sender import ReshardSender
+    from offbeat.weight_sync.buckets import BucketRoute
+    from offbeat.weight_sync.transport import WeightSource
+    from offbeat.weight_sync.transports.messages import ShardRoute
+    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+
+
+class Reshard(TransportPlugin):
+    """Sends each rank's regions over TCP, shared device memory or NCCL."""
+
+    section = ReshardSyncConfig
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield deadlines that are over before a broken transfer is repeated."""
+        from offbeat.plugins.reshard.clashes import deadline_clashes
+
+        yield from deadline_clashes(of_kind(ReshardSyncConfig, config.sync))
+
+    def find_clashes_of_real_run(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
+        from offbeat.plugins.reshard.clashes import release_clashes
+
+        yield from release_clashes(config)
+
+    def for_dry_run(self, section: BaseSyncConfig) -> Mapping[str, Any]:
+        """Return the wire of stubs, which have no devices."""
+        return {"wire": "tcp"} if wire_of(section) != "tcp" else {}
+
+    def check(self, config: "RunConfig", environ: Mapping[str, str]) -> Iterator[Finding]:
+        """Say what engines receive, and check the libraries of the wire."""
+        from offbeat.launch.checks.wire import check_releases, check_wire, find_devices
+
+        yield from check_releases(config)
+        yield from check_wire(config, find_devices(config), environ)
+
+    def check_machines(self, config: "RunConfig", gpu_machines: Sequence[str]) -> None:
+        """Check a wire that needs trainer and engines on one machine.
+
+        Raises:
+            MachinesApart: GPUs are on several machines.
+        """
+        from offbeat.launch.checks.wire import check_one_machine
+
+        check_one_machine(config, gpu_machines)
+
+    def make_sender(
+        self,
+        section: BaseSyncConfig,
+        source: "WeightSource",
+        host: str,
+        incarnation: str,
+        peers: "Peers",
+        device: str,
+    ) -> "ReshardSender":
+        """Create the sender of a rank, and the server that engines ask; all ranks call it together."""
+        from offbeat.trainers.ranks.reshard_sender import make_reshard_sender
+
+        own = of_kind(ReshardSyncConfig, section)
+        return make_reshard_sender(own, source, host, incarnation, peers, device)
+
+    def make_receiver(self, member: str, rank: int = 0, device: str = "cpu") -> "ReshardReceiver":
+        """Create the receiving end of an engine, or of one of its workers."""
+        from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+
+        return ReshardReceiver(member, rank, device)
+
+    def decode_senders(self, senders: bytes, buckets: "tuple[BucketRoute, ...]") -> "ShardRoute":
+        """Return the handle of a release from its ranks and its buckets."""
+        from offbeat.weight_sync.transports.messages import decode_route
+
+        return decode_route(senders, buckets)
+
+
+TRANSPORT: Final = Reshard()

@@ -1,0 +1,164 @@
+"""Interface of a transport that a plug-in brings: how releases get from trainer ranks to engines.
+
+The controller hands the handles of a release from the sender to the engines. A handle that is a
+``ReleaseHandle`` names its transport, and the engine asks that for a receiver. The models of a recipe
+load plug-ins, which import this module: so it imports neither them nor arrays.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from offbeat.config.clash import Clash
+from offbeat.config.sections.sync_base import BaseSyncConfig
+from offbeat.doors import find_plugin
+from offbeat.messages.finding import Finding
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.config.sections.sync import SyncConfig
+    from offbeat.weight_sync.buckets import BucketRoute
+    from offbeat.weight_sync.chunks import BucketMemory
+    from offbeat.weight_sync.manifest import Manifest
+    from offbeat.weight_sync.release_handle import ReleaseHandle
+    from offbeat.weight_sync.transport import Sender, WeightSource
+
+
+class Received(Protocol):
+    """Buckets that a receiver has verified."""
+
+    @property
+    def buckets(self) -> "tuple[BucketMemory, ...]":
+        """Return the requested buckets, in their order."""
+        ...
+
+
+class ReleaseReceiver(Protocol):
+    """One engine's end of a transport, or the end of one of its workers."""
+
+    def receive(
+        self,
+        route: Any,  # noqa: ANN401 -- the handle of this transport
+        epoch: int,
+        manifest: "Manifest",
+        cancelled: threading.Event | None = None,
+        *,
+        needed: Sequence[int] | None = None,
+        release: "Manifest | None" = None,
+    ) -> Received:
+        """Receive and verify buckets of a release. Blocks.
+
+        Args:
+            route: Handle of the release.
+            epoch: Epoch of the transfer.
+            manifest: Manifest of the whole release, or of what it changes.
+            cancelled: When set, stop at the next bucket.
+            needed: The buckets; None: those that the plan has for this receiver.
+            release: Manifest that names the tensors of the buckets, for errors; None: ``manifest``.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
+            SenderGone: All ranks that hold a bucket have ended, or send another release.
+        """
+        ...
+
+    def check_on_host(self, route: Any, epoch: int) -> None:  # noqa: ANN401 -- as above
+        """Check that a release can be received into main memory.
+
+        Raises:
+            TransferRefused: The ranks send from their devices.
+        """
+        ...
+
+
+class TransportPlugin(ABC):
+    """Makes the two ends of one ``sync.transport``, and knows the keys that the transport adds."""
+
+    section: type[BaseSyncConfig]
+    """Section ``sync`` of a recipe with this transport."""
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield settings that do not go together, in a dry run too."""
+        del config
+        yield from ()
+
+    def find_clashes_of_real_run(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield settings that do not go together, unless stubs replace ranks and engines."""
+        del config
+        yield from ()
+
+    def for_dry_run(self, section: BaseSyncConfig) -> Mapping[str, Any]:
+        """Return the keys of the section to change for stubs."""
+        del section
+        return {}
+
+    def check(self, config: "RunConfig", environ: Mapping[str, str]) -> Iterator[Finding]:
+        """Yield findings for ``offbeat check``."""
+        del config, environ
+        yield from ()
+
+    def check_machines(self, config: "RunConfig", gpu_machines: Sequence[str]) -> None:
+        """Check that the transport works between the machines of a cluster.
+
+        Args:
+            config: The run.
+            gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
+
+        Raises:
+            FixableError: Engines may be where weights of the trainer do not reach them.
+        """
+        del config, gpu_machines
+
+    @abstractmethod
+    def make_sender(
+        self,
+        section: BaseSyncConfig,
+        source: "WeightSource",
+        host: str,
+        incarnation: str,
+        peers: Any,  # noqa: ANN401 -- Peers of a room above
+        device: str,
+    ) -> "Sender":
+        """Create the sender of a rank; all ranks create theirs together.
+
+        Args:
+            section: Section ``sync`` of the recipe.
+            source: Weights of the rank: a ``ShardSource`` if each rank sends.
+            host: Address at which other machines reach this one.
+            incarnation: Incarnation of this process.
+            peers: All ranks.
+            device: Device of this rank, as torch names it.
+        """
+
+    @abstractmethod
+    def make_receiver(self, member: str, rank: int = 0, device: str = "cpu") -> ReleaseReceiver:
+        """Create the receiving end of an engine, or of one of its workers.
+
+        Args:
+            member: Name of the engine, or of its worker.
+            rank: Number of this receiver in the plan.
+            device: Where device memory is received.
+        """
+
+    @abstractmethod
+    def decode_senders(self, senders: bytes, buckets: "tuple[BucketRoute, ...]") -> "ReleaseHandle":
+        """Return the handle of a release from ``ReleaseHandle.encode_senders`` and its buckets."""
+
+
+def find_transport(name: str) -> TransportPlugin:
+    """Return the plug-in of a transport that is not in the core.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    return cast("TransportPlugin", find_plugin("transport", name))
+
+
+def find_transport_of(sync: "SyncConfig") -> TransportPlugin | None:
+    """Return the plug-in of the transport of a recipe, or None if the core has the transport.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    return None if sync.transport == "object_store" else find_transport(sync.transport)

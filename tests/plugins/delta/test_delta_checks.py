@@ -1,0 +1,71 @@
+"""Settings that deltas refuse, and what ``offbeat check`` says of them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.weight_sync import check_weight_sync
+from offbeat.messages.finding import Finding, Level
+
+
+def config(**values: Any) -> RunConfig:
+    return RunConfig.model_validate({"steps": 10, "model": {"path": "x"}, **values})
+
+
+def one(findings: Iterable[Finding]) -> Finding:
+    (finding,) = findings
+    assert finding.fix or finding.level is Level.OK, "what is not ok says how to fix it"
+    return finding
+
+
+def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -> None:
+    assert "nearly every one" in one(check_weight_sync(config(sync={"delta": True}), {})).message
+    served = {"path": "x", "dtype": "bfloat16"}
+    finding = one(check_weight_sync(config(sync={"delta": True}, model=served), {}))
+    assert finding.level is Level.OK
+    assert "the others the full release" in finding.message
+    noisy = {"backend": "torch", "optimizer": {"rounding": "stochastic"}}
+    finding = one(check_weight_sync(config(sync={"delta": True}, model=served, trainer=noisy), {}))
+    assert finding.level is Level.WARNING
+    assert "each step changes about a third of the values" in finding.message
+    assert "set trainer.optimizer.rounding to nearest" in finding.fix
+
+
+BFLOAT16 = {"path": "x", "dtype": "bfloat16"}
+FLOAT32 = {"path": "x", "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "wire", "fix", "fixed"),
+    [
+        ("embedded", None, "Set model.dtype to bfloat16 (embedded", (BFLOAT16, None)),
+        (
+            "embedded",
+            "float32",
+            "Set model.dtype to bfloat16 and sync.wire_dtype to null (",
+            (BFLOAT16, None),
+        ),
+        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (BFLOAT16, None)),
+        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (FLOAT32, "bfloat16")),
+        ("vllm", "float32", "Set sync.wire_dtype to bfloat16,", (FLOAT32, "bfloat16")),
+    ],
+)
+def test_16_bit_weights_are_advised_with_keys_that_the_engines_accept(
+    backend: str, wire: str | None, fix: str, fixed: tuple[dict[str, str], str | None]
+) -> None:
+    def of(model: dict[str, str], wire: str | None) -> RunConfig:
+        sync = {"delta": True, "wire_dtype": wire}
+        return config(sync=sync, generator={"backend": backend}, model=model)
+
+    assert one(check_weight_sync(of(FLOAT32, wire), {})).fix.startswith(fix)
+    assert list(clashes(of(*fixed))) == []
+    assert one(check_weight_sync(of(*fixed), {})).level is Level.OK
+
+
+def test_deltas_are_refused_of_adapters() -> None:
+    assert list(clashes(config(sync={"delta": True}))) == []
+    (clash,) = clashes(config(sync={"delta": True}, trainer={"lora": {}}))
+    assert "sync.delta=true saves nothing with trainer.lora" in clash.message
