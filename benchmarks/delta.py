@@ -29,8 +29,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.plugins.delta.kept_release import HeldRelease, check_delta, rebuilt
+from offbeat.plugins.reshard.messages import ShardRoute, TransferTimeouts
+from offbeat.plugins.reshard.receiver import ReshardReceiver
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.torch.optimizer import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import on_host
@@ -39,9 +42,6 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts
-from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
-from offbeat.weight_sync.transports.reshard_server import ReshardServer
 from offbeat.weight_sync.whole_shards import WholeShards
 
 T = TypeVar("T")

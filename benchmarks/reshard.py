@@ -25,8 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from offbeat.plugins.reshard.group import Device, PairGroup, meet, opened
+from offbeat.plugins.reshard.messages import Route, TransferTimeouts
+from offbeat.plugins.reshard.receiver import ReshardReceiver
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.process_group import join
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
@@ -35,10 +39,6 @@ from offbeat.weight_sync.region import Placement, chunk_cuts, part_of
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.shards import HeldShards
-from offbeat.weight_sync.transports.group import Device, PairGroup, meet, opened
-from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
-from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
-from offbeat.weight_sync.transports.reshard_server import ReshardServer
 
 HOST, MIB, RANKS, RECEIVERS, TENSORS = "127.0.0.1", 1 << 20, 2, 2, 8
 TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from offbeat.plugins.reshard.eager_groups import GRACE_S, EagerGroups
+from offbeat.plugins.reshard.group import BrokenLink, Device, GroupAddress, GroupMaker
 from offbeat.trainers.ranks.process_group import enter, leave
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store import SharedStore
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.eager_groups import GRACE_S, EagerGroups
-from offbeat.weight_sync.transports.group import BrokenLink, Device, GroupAddress, GroupMaker
 from tests.gpu.conftest import Measured
 
 WITHIN_S: Final = 60.0
@@ -62,7 +62,7 @@ def test_a_world_of_one_rank_has_all_collectives(device: str) -> None:
 def make_groups(device: str) -> GroupMaker:
     if device == "cpu":
         return Device(HOST, LIMIT_S)
-    from offbeat.weight_sync.transports.nccl_groups import NcclGroups  # noqa: PLC0415 -- CUDA
+    from offbeat.plugins.reshard.nccl_groups import NcclGroups  # noqa: PLC0415 -- CUDA
 
     def allocate(nbytes: int) -> torch.Tensor:
         return torch.ones(nbytes, dtype=torch.uint8, device=device)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from offbeat.plugins.reshard.choose_wire import make_wire
+from offbeat.plugins.reshard.cuda_memory import CudaMemory
+from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import named_weights
-from offbeat.weight_sync.transports.choose_wire import make_wire
-from offbeat.weight_sync.transports.cuda_memory import CudaMemory
-from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from tests.gpu.conftest import Measured
 from tests.support.device_sender import Layers, sending
 from tests.support.wire_contract import check_memory

@@ -7,8 +7,11 @@ import torch
 from msgspec.msgpack import Decoder
 from torch import Tensor
 
+from offbeat.plugins.reshard.messages import ShardRoute, TransferTimeouts
+from offbeat.plugins.reshard.receiver import ReshardReceiver
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.weight_sync.buckets import NamedRegion, needed_by, plan_buckets
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, release_digest
@@ -16,9 +19,6 @@ from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Placement, Region, chunk_cuts, part_of
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import TensorSpecs
-from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts
-from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
-from offbeat.weight_sync.transports.reshard_server import ReshardServer
 from tests.support.release_parts import part_of_release
 
 BUCKET_BYTES = 3_000

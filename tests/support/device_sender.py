@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.plugins.reshard.messages import TransferTimeouts
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import ReshardServer
+from offbeat.plugins.reshard.wire import BucketWire
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
@@ -18,9 +21,6 @@ from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import TransferTimeouts
-from offbeat.weight_sync.transports.reshard_server import ReshardServer
-from offbeat.weight_sync.transports.wire import BucketWire
 
 HOST = "127.0.0.1"
 TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=1e7, slack_s=60.0)

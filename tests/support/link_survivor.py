@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from offbeat.weight_sync.transports.group import BrokenLink, PairGroup, meet, opened
-from offbeat.weight_sync.transports.messages import Route
+from offbeat.plugins.reshard.group import BrokenLink, PairGroup, meet, opened
+from offbeat.plugins.reshard.messages import Route
 from tests.support.wire_doubles import eager_gloo
 
 

@@ -9,8 +9,8 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 
-from offbeat.weight_sync.transports.handle_wire import HandleUnusable, SharableMemory
-from offbeat.weight_sync.transports.messages import DevicePlace
+from offbeat.plugins.reshard.handle_wire import HandleUnusable, SharableMemory
+from offbeat.plugins.reshard.messages import DevicePlace
 
 Make = Callable[[], SharableMemory]
 Processes = ForkServerContext | SpawnContext

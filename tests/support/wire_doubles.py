@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from offbeat.weight_sync.transports.eager_groups import EagerGroups
-from offbeat.weight_sync.transports.group import Device, GroupAddress
-from offbeat.weight_sync.transports.group_wire import GroupWire, tcp_wire
-from offbeat.weight_sync.transports.handle_wire import HandleUnusable, HandleWire
-from offbeat.weight_sync.transports.messages import DevicePlace
-from offbeat.weight_sync.transports.wire import BucketWire, machine_name
+from offbeat.plugins.reshard.eager_groups import EagerGroups
+from offbeat.plugins.reshard.group import Device, GroupAddress
+from offbeat.plugins.reshard.group_wire import GroupWire, tcp_wire
+from offbeat.plugins.reshard.handle_wire import HandleUnusable, HandleWire
+from offbeat.plugins.reshard.messages import DevicePlace
+from offbeat.plugins.reshard.wire import BucketWire, machine_name
 
 Named = tuple[int, int, int]
 """Process, file of that process, bytes."""

@@ -85,7 +85,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/ranks/process_group.py join",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
         "trainers/torch/sharding.py settled",
-        "weight_sync/transports/group.py opened",
+        "plugins/reshard/group.py opened",
     ),
     PASSED_ON: (
         "launch/run.py LiveRun._outlive_program",
@@ -97,7 +97,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "weight_sync/background.py start_in_thread",
         "launch/bounded_call.py StartedCall.run",
         "launch/driver.py _RayRuntime.start",
-        "weight_sync/transports/reshard_receiver.py _Transfer._work",
+        "plugins/reshard/receiver.py _Transfer._work",
     ),
     USER_CODE: (
         "config/value_digest.py _Walk.other_parts",  # a class that cannot be pickled is named
@@ -145,8 +145,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     LAST_WORD: (
         "local/threads.py WorkThread.submit",
         "plugins/simulation/cluster.py Cluster._live",
-        "weight_sync/transports/reshard_server.py ReshardServer._stream",
-        "weight_sync/transports/reshard_server.py ReshardServer._work",
+        "plugins/reshard/server.py ReshardServer._stream",
+        "plugins/reshard/server.py ReshardServer._work",
     ),
 }
 

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from offbeat.config.run import RunConfig
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.process_group import join
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.senders import make_sender, publish
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
@@ -29,7 +30,6 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.reshard_server import ReshardServer
 
 HOST = "127.0.0.1"
 RANKS = 2

@@ -11,12 +11,12 @@ import msgspec
 
 from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.reshard import wire_of
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.byte_account import ByteAccount, account
 from offbeat.plugins.planning.declared import placed
 from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
+from offbeat.plugins.reshard.section import wire_of
 from offbeat.trainers.megatron.layout import grid_of
 from offbeat.trainers.torch.tensor_parallel import RECIPE_NAMES, SizeNames
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy

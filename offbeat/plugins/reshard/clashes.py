@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from offbeat.config.clash import Clash
 from offbeat.config.limits import lora_of, trainer_device, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.reshard import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
+from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
 
 
 def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:

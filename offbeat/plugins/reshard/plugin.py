@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.base import of_kind
 from offbeat.config.clash import Clash
-from offbeat.config.sections.reshard import ReshardSyncConfig, wire_of
 from offbeat.config.sections.sync_base import BaseSyncConfig
 from offbeat.messages.finding import Finding
+from offbeat.plugins.reshard.section import ReshardSyncConfig, wire_of
 from offbeat.weight_sync.transport_plugin import TransportPlugin
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
+    from offbeat.plugins.reshard.messages import ShardRoute
+    from offbeat.plugins.reshard.receiver import ReshardReceiver
+    from offbeat.plugins.reshard.sender import ReshardSender
     from offbeat.trainers.ranks.peers import Peers
-    from offbeat.trainers.ranks.reshard_sender import ReshardSender
     from offbeat.weight_sync.buckets import BucketRoute
     from offbeat.weight_sync.transport import WeightSource
-    from offbeat.weight_sync.transports.messages import ShardRoute
-    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
 
 class Reshard(TransportPlugin):
@@ -43,7 +43,7 @@ class Reshard(TransportPlugin):
 
     def check(self, config: "RunConfig", environ: Mapping[str, str]) -> Iterator[Finding]:
         """Say what engines receive, and check the libraries of the wire."""
-        from offbeat.launch.checks.wire import check_releases, check_wire, find_devices
+        from offbeat.plugins.reshard.checks import check_releases, check_wire, find_devices
 
         yield from check_releases(config)
         yield from check_wire(config, find_devices(config), environ)
@@ -54,7 +54,7 @@ class Reshard(TransportPlugin):
         Raises:
             MachinesApart: GPUs are on several machines.
         """
-        from offbeat.launch.checks.wire import check_one_machine
+        from offbeat.plugins.reshard.checks import check_one_machine
 
         check_one_machine(config, gpu_machines)
 
@@ -68,20 +68,20 @@ class Reshard(TransportPlugin):
         device: str,
     ) -> "ReshardSender":
         """Create the sender of a rank, and the server that engines ask; all ranks call it together."""
-        from offbeat.trainers.ranks.reshard_sender import make_reshard_sender
+        from offbeat.plugins.reshard.sender import make_reshard_sender
 
         own = of_kind(ReshardSyncConfig, section)
         return make_reshard_sender(own, source, host, incarnation, peers, device)
 
     def make_receiver(self, member: str, rank: int = 0, device: str = "cpu") -> "ReshardReceiver":
         """Create the receiving end of an engine, or of one of its workers."""
-        from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+        from offbeat.plugins.reshard.receiver import ReshardReceiver
 
         return ReshardReceiver(member, rank, device)
 
     def decode_senders(self, senders: bytes, buckets: "tuple[BucketRoute, ...]") -> "ShardRoute":
         """Return the handle of a release from its ranks and its buckets."""
-        from offbeat.weight_sync.transports.messages import decode_route
+        from offbeat.plugins.reshard.messages import decode_route
 
         return decode_route(senders, buckets)
 

@@ -11,16 +11,16 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.sections.reshard import SENDERS_AT_ONCE, ReshardSyncConfig
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.reshard.fetch import BucketFetch
+from offbeat.plugins.reshard.section import SENDERS_AT_ONCE, ReshardSyncConfig
 from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.faults import FaultMoment
 from offbeat.plugins.simulation.network import HELD_BACK_S
 from offbeat.plugins.simulation.records import FetchBegan, FetchEnded
 from offbeat.plugins.simulation.source_layout import rank_name
 from offbeat.plugins.simulation.source_ranks import SourceRanks
-from offbeat.weight_sync.reshard.fetch import BucketFetch
 
 CANCELLED: Final = "nobody waits for it any more"
 _NEVER: Final = ("bucket_lost", "rank_frozen")

@@ -8,13 +8,13 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.software import check_gpus
 from offbeat.launch.checks.weight_sync import check_weight_sync
-from offbeat.launch.checks.wire import (
+from offbeat.messages.finding import Finding, Level
+from offbeat.plugins.reshard.checks import (
     Devices,
     MachinesApart,
     check_one_machine,
     check_wire,
 )
-from offbeat.messages.finding import Finding, Level
 
 
 def config(**values: Any) -> RunConfig:

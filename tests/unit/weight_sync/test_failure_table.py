@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -19,6 +18,7 @@ from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Named, Re
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.weight_models import Model, equal, weights
 
 SENT = Model(1)
 CHUNK_BYTES = 200

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from weight_models import Model, weights
 
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.weight_sync.bucket_memory import digest_of
@@ -20,6 +19,7 @@ from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, named_weights
+from tests.support.weight_models import Model, weights
 
 
 class Router(nn.Module):

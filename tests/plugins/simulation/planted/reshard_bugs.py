@@ -8,6 +8,7 @@ from planted.planting import Planted, become
 
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.plugins.reshard.fetch import BucketFetch
 from offbeat.plugins.simulation.draws import EpisodePlan
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.fetch import SimulatedFetch
@@ -15,7 +16,6 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.source_layout import SourceLayout
 from offbeat.plugins.simulation.source_ranks import SourceRanks
 from offbeat.plugins.simulation.trainer import FakeTrainer
-from offbeat.weight_sync.reshard.fetch import BucketFetch
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {

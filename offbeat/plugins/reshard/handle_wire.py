@@ -21,11 +21,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from offbeat.plugins.reshard.group import BrokenLink, GroupAddress
+from offbeat.plugins.reshard.group_wire import tcp_wire
+from offbeat.plugins.reshard.messages import DevicePlace, Route
+from offbeat.plugins.reshard.wire import BucketLink
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress
-from offbeat.weight_sync.transports.group_wire import tcp_wire
-from offbeat.weight_sync.transports.messages import DevicePlace, Route
-from offbeat.weight_sync.transports.wire import BucketLink
 
 
 class HandleUnusable(Exception):

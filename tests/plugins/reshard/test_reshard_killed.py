@@ -9,13 +9,13 @@ import pytest
 from bench_parts import HASTY, PATIENT, together
 from reshard_bench import GROUPS, HANDLES, TCP, ReshardBench, copied, reshard_end, rows_of, serves
 from victims import Victims, strike_self
-from weight_models import Model, equal, weights
 
+from offbeat.plugins.reshard.messages import ShardRoute
+from offbeat.plugins.reshard.receiver import ReceivedBuckets
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import ShardRoute
-from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
+from tests.support.weight_models import Model, equal, weights
 
 RANKS = 4
 HANGS = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)  # each bucket costs a limit

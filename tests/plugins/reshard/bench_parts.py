@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from offbeat.weight_sync.transports.messages import TransferTimeouts
+from offbeat.plugins.reshard.messages import TransferTimeouts
 
 PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
 HASTY = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose

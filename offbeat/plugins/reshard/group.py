@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from offbeat.plugins.reshard.messages import Route
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
 from offbeat.weight_sync.rendezvous.store import SharedStore
-from offbeat.weight_sync.transports.messages import Route
 
 PAIR: Final = 2
 """Size of every group: one sender and one receiver."""

@@ -14,9 +14,9 @@ import socket
 from pathlib import Path
 from typing import Final, Protocol
 
+from offbeat.plugins.reshard.group import GroupAddress
+from offbeat.plugins.reshard.messages import DevicePlace, Route
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.transports.group import GroupAddress
-from offbeat.weight_sync.transports.messages import DevicePlace, Route
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 

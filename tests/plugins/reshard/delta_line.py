@@ -17,6 +17,7 @@ from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.plugins.reshard.messages import TransferTimeouts
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
@@ -25,7 +26,6 @@ from offbeat.weight_sync.transport import (
     release_of,
     with_handles_apart,
 )
-from offbeat.weight_sync.transports.messages import TransferTimeouts
 from tests.support.loading import load, load_full
 
 BUCKET_BYTES = 2048

@@ -8,12 +8,12 @@ import psutil
 import pytest
 from bench_parts import HOST, PATIENT
 
+from offbeat.plugins.reshard.group import BrokenLink, meet
+from offbeat.plugins.reshard.messages import Route, TransferTimeouts
+from offbeat.plugins.reshard.wire import BucketLink, BucketWire
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.group import BrokenLink, meet
-from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
-from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 from tests.support.wire_doubles import doubled
 
 SILENT, SCAN, GARBAGE, ZEROS = b"", b"GET / HTTP/1.1\r\n\r\n" * 4, b"\xff" * 64, bytes(64)

@@ -11,19 +11,19 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from offbeat.config.sections.reshard import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.plugins.reshard.choose_wire import make_wire
+from offbeat.plugins.reshard.control import ControlClient
+from offbeat.plugins.reshard.fetch import BucketFetch
+from offbeat.plugins.reshard.group import BrokenLink, meet, opened
+from offbeat.plugins.reshard.messages import Join, ShardRoute
+from offbeat.plugins.reshard.section import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.plugins.reshard.server import bucket_limit_s
+from offbeat.plugins.reshard.wire import BucketLink, BucketWire
 from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import needed_by
 from offbeat.weight_sync.chunks import BucketMemory, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.reshard.fetch import BucketFetch
-from offbeat.weight_sync.transports.choose_wire import make_wire
-from offbeat.weight_sync.transports.control import ControlClient
-from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
-from offbeat.weight_sync.transports.messages import Join, ShardRoute
-from offbeat.weight_sync.transports.reshard_server import bucket_limit_s
-from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
 log = structlog.stdlib.get_logger()
 _TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 import structlog
 
+from offbeat.plugins.reshard.messages import Answer, Join, Route
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
-from offbeat.weight_sync.transports.messages import Answer, Join, Route
 
 log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left

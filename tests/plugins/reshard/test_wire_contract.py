@@ -4,10 +4,10 @@ from multiprocessing.context import ForkServerContext
 
 import torch
 
+from offbeat.plugins.reshard.handle_wire import HandleWire
+from offbeat.plugins.reshard.messages import DevicePlace, Route, TransferTimeouts
 from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.rendezvous.frames import SharedKey
-from offbeat.weight_sync.transports.handle_wire import HandleWire
-from offbeat.weight_sync.transports.messages import DevicePlace, Route, TransferTimeouts
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled
 

@@ -4,8 +4,14 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.sections.reshard import ReshardSyncConfig
 from offbeat.messages.weights import FullReason, WeightDelta
+from offbeat.plugins.reshard.choose_wire import make_wire
+from offbeat.plugins.reshard.messages import Route, ShardRoute, TransferTimeouts
+from offbeat.plugins.reshard.section import ReshardSyncConfig
+from offbeat.plugins.reshard.server import (
+    OfferedRelease,
+    ReshardServer,
+)
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.agreement import agreed_digests
 from offbeat.weight_sync.chunks import walk
@@ -14,12 +20,6 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource
-from offbeat.weight_sync.transports.choose_wire import make_wire
-from offbeat.weight_sync.transports.messages import Route, ShardRoute, TransferTimeouts
-from offbeat.weight_sync.transports.reshard_server import (
-    OfferedRelease,
-    ReshardServer,
-)
 from offbeat.weight_sync.whole_shards import WholeShards
 
 _ROUTES: Final = msgspec.msgpack.Decoder(Route)

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reshard_bench import ReshardBench, reshard_end, serves
 from structlog.testing import capture_logs
-from weight_models import Model
 
+from offbeat.plugins.reshard.control import ControlClient, ControlServer
+from offbeat.plugins.reshard.messages import Join, Route
+from offbeat.plugins.reshard.receiver import ReceivedBuckets
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.rendezvous.frames import SharedKey
-from offbeat.weight_sync.transports.control import ControlClient, ControlServer
-from offbeat.weight_sync.transports.messages import Join, Route
-from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
+from tests.support.weight_models import Model
 
 KEY = SharedKey.random()
 JOIN = Join("1.g0", 1, "g0", "incarnation", "digest", (0,), "plan")
@@ -39,7 +39,7 @@ def bench() -> Iterator[ReshardBench]:
 
 ENDS_AFTER_A_TRANSFER = """
 from reshard_bench import ReshardBench, reshard_end
-from weight_models import Model
+from tests.support.weight_models import Model
 
 bench, engine = ReshardBench(1), reshard_end("g0", Model(2))
 engine.take(bench.publish(1), 1)

@@ -15,20 +15,20 @@ from typing import Final
 
 import structlog
 
-from offbeat.config.sections.reshard import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
-from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.rendezvous.frames import SharedKey
-from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.control import ControlServer
-from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
-from offbeat.weight_sync.transports.group_wire import tcp_wire
-from offbeat.weight_sync.transports.messages import (
+from offbeat.plugins.reshard.control import ControlServer
+from offbeat.plugins.reshard.group import BrokenLink, meet, opened
+from offbeat.plugins.reshard.group_wire import tcp_wire
+from offbeat.plugins.reshard.messages import (
     Answer,
     Join,
     Route,
     TransferTimeouts,
 )
-from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
+from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
+from offbeat.plugins.reshard.wire import BucketLink, BucketWire
+from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 
 log = structlog.stdlib.get_logger()
 _CLOSE_S: Final = 5.0

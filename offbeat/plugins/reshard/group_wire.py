@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable
 
+from offbeat.plugins.reshard.group import Device, GroupAddress, GroupMaker, PairGroup
+from offbeat.plugins.reshard.messages import DevicePlace, Route
+from offbeat.plugins.reshard.wire import BucketLink
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.transports.group import Device, GroupAddress, GroupMaker, PairGroup
-from offbeat.weight_sync.transports.messages import DevicePlace, Route
-from offbeat.weight_sync.transports.wire import BucketLink
 
 MakerOf = Callable[[str, float], GroupMaker]
 """(address of this machine, seconds to connect) -> what makes groups there."""

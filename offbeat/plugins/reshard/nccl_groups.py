@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from offbeat.weight_sync.transports.group import PAIR, GroupAddress
+from offbeat.plugins.reshard.group import PAIR, GroupAddress
 
 _ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _one_at_a_time = threading.Lock()  # the environment belongs to the process

@@ -1,7 +1,7 @@
 """Creates one process's end of ``sync.wire``; imports only the chosen one."""
 
-from offbeat.weight_sync.transports.group_wire import GroupWire, tcp_wire
-from offbeat.weight_sync.transports.wire import BucketWire
+from offbeat.plugins.reshard.group_wire import GroupWire, tcp_wire
+from offbeat.plugins.reshard.wire import BucketWire
 
 
 def make_wire(name: str, device: str) -> BucketWire:
@@ -13,15 +13,15 @@ def make_wire(name: str, device: str) -> BucketWire:
     """
     if name == "tcp":
         return tcp_wire()
-    from offbeat.weight_sync.transports.cuda_memory import CudaMemory  # noqa: PLC0415
+    from offbeat.plugins.reshard.cuda_memory import CudaMemory  # noqa: PLC0415
 
     memory = CudaMemory(device)
     if name == "cuda_ipc":
-        from offbeat.weight_sync.transports.handle_wire import HandleWire  # noqa: PLC0415
+        from offbeat.plugins.reshard.handle_wire import HandleWire  # noqa: PLC0415
 
         return HandleWire(name, memory)
-    from offbeat.weight_sync.transports.eager_groups import EagerGroups  # noqa: PLC0415
-    from offbeat.weight_sync.transports.nccl_groups import NcclGroups  # noqa: PLC0415
+    from offbeat.plugins.reshard.eager_groups import EagerGroups  # noqa: PLC0415
+    from offbeat.plugins.reshard.nccl_groups import NcclGroups  # noqa: PLC0415
 
     def groups(address: str, connect_s: float) -> EagerGroups:
         del address  # NCCL takes the interface from the environment

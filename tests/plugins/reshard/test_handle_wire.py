@@ -11,17 +11,17 @@ import pytest
 from bench_parts import HASTY, together
 from reshard_bench import ReshardBench, ReshardEnd, reshard_end, serves
 from torch import Tensor
-from weight_models import Model, equal, weights
 
+from offbeat.plugins.reshard.group import BrokenLink, meet
+from offbeat.plugins.reshard.handle_wire import HandleLink, HandleUnusable, HandleWire
+from offbeat.plugins.reshard.messages import Route
+from offbeat.plugins.reshard.receiver import ReceivedBuckets, ReshardReceiver
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.group import BrokenLink, meet
-from offbeat.weight_sync.transports.handle_wire import HandleLink, HandleUnusable, HandleWire
-from offbeat.weight_sync.transports.messages import Route
-from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
+from tests.support.weight_models import Model, equal, weights
 from tests.support.wire_doubles import SharedMemory
 
 

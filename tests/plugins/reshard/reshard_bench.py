@@ -9,9 +9,15 @@ from typing import Any, TypeVar
 from bench_parts import HOST, PATIENT, together
 from msgspec.msgpack import Decoder
 from torch import nn
-from weight_models import Model, equal, weights
 
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.plugins.reshard.messages import TransferTimeouts
+from offbeat.plugins.reshard.receiver import (
+    OnBucket,
+    ReceivedBuckets,
+    ReshardReceiver,
+)
+from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.plugins.reshard.server import OfferedRelease, ReshardServer
 from offbeat.weight_sync.buckets import NamedRegion, plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -21,13 +27,7 @@ from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import TransferTimeouts
-from offbeat.weight_sync.transports.reshard_receiver import (
-    OnBucket,
-    ReceivedBuckets,
-    ReshardReceiver,
-)
-from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
+from tests.support.weight_models import Model, equal, weights
 from tests.support.wire_doubles import doubled
 
 TCP, HANDLES, GROUPS = "tcp", "cuda_ipc", "nccl"

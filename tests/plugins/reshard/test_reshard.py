@@ -23,9 +23,9 @@ from reshard_bench import (
     rows_of,
     serves,
 )
-from weight_models import Model, equal, weights
 
-from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.plugins.reshard.receiver import ReceivedBuckets
+from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -41,7 +41,7 @@ from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
+from tests.support.weight_models import Model, equal, weights
 
 LAYOUTS: dict[str, tuple[int, Held]] = {
     "one rank": (1, rows_of(1)),

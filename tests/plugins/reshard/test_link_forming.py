@@ -17,17 +17,17 @@ import pytest
 import torch
 from bench_parts import HASTY, HOST, together
 
-from offbeat.weight_sync.rendezvous.frames import SharedKey
-from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.eager_groups import EagerGroups, call_within
-from offbeat.weight_sync.transports.group import (
+from offbeat.plugins.reshard.eager_groups import EagerGroups, call_within
+from offbeat.plugins.reshard.group import (
     BrokenLink,
     GroupAddress,
     PairGroup,
     meet,
     opened,
 )
-from offbeat.weight_sync.transports.messages import Route
+from offbeat.plugins.reshard.messages import Route
+from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from tests.support.wire_doubles import LazyGloo, eager_gloo
 
 ROOT = Path(__file__).parents[3]

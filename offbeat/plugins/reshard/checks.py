@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import VllmGeneratorConfig
-from offbeat.config.sections.reshard import wire_of
 from offbeat.config.sections.vllm import VllmConfig
 from offbeat.messages.failures import FixableError
 from offbeat.messages.finding import Finding, error, ok, warning
+from offbeat.plugins.reshard.section import wire_of
 
 
 class MachinesApart(FixableError):
@@ -72,7 +72,7 @@ def find_devices(config: RunConfig) -> Devices | None:
     """Ask torch, but only where a wire needs a device: importing it takes seconds."""
     if wire_of(config.sync) == "tcp":
         return None
-    import torch
+    import torch  # noqa: PLC0415 -- only for a wire that needs a device
 
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return Devices(torch.__version__, torch.cuda.device_count(), nccl)

@@ -7,15 +7,15 @@ from multiprocessing.context import ForkServerContext
 import pytest
 from victims import Victims
 
-pytest.register_assert_rewrite("weight_models")
+pytest.register_assert_rewrite("tests.support.weight_models")
 
 
 @pytest.fixture(scope="session")
 def processes() -> ForkServerContext:
     """New ones cost milliseconds: the server has imported torch, and what they use."""
     context = mp.get_context("forkserver")
-    modules = ("receiver", "transports.reshard_server", "transports.reshard_receiver")
-    context.set_forkserver_preload([f"offbeat.weight_sync.{each}" for each in modules])
+    modules = ("weight_sync.receiver", "plugins.reshard.server", "plugins.reshard.receiver")
+    context.set_forkserver_preload([f"offbeat.{each}" for each in modules])
     return context
 
 

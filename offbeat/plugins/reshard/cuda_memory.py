@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from offbeat.weight_sync.transports.handle_wire import HandleUnusable
-from offbeat.weight_sync.transports.messages import DevicePlace
-from offbeat.weight_sync.transports.wire import machine_name
+from offbeat.plugins.reshard.handle_wire import HandleUnusable
+from offbeat.plugins.reshard.messages import DevicePlace
+from offbeat.plugins.reshard.wire import machine_name
 
 
 class CudaHandle(msgspec.Struct, frozen=True, array_like=True):

@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from region_target import UNREAD, RegionTarget, metas, packed, receive
 from torch import Tensor
 
 from offbeat.weight_sync.buckets import (
     BucketPlan,
-    BucketRoute,
     NamedRegion,
     needed_by,
     plan_buckets,
@@ -25,8 +23,8 @@ from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.region_tensors import RegionTensors, groups_of
-from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.transaction import Transaction
+from tests.support.region_target import UNREAD, RegionTarget, metas, packed, receive
 
 NAMES = ("w", "v")
 
@@ -188,14 +186,3 @@ def test_other_regions_than_the_boxes_of_a_rank_are_refused_before_the_first_byt
     wrong = msgspec.structs.replace(manifest, pieces=pieces)
     with pytest.raises(TransferRefused, match=r"4 elements of \[0:2, 0:1\] and \[0:2, 3:4\] once"):
         Transaction("g0").begin(1, wrong, specs, needed)
-
-
-def test_buckets_that_the_plan_has_for_no_such_receiver_come_from_the_least_loaded_holder() -> None:
-    routes = [BucketRoute((0, 1), ((0, 0),)), BucketRoute((0, 1), ((0, 0),))]
-    fetch = BucketFetch(routes, [10, 10], 7, needed=(0, 1))
-    assert fetch.next() == (0, (0,))
-    assert fetch.next() == (1, (1,))
-    assert fetch.next() is None
-    planned = BucketFetch(routes, [10, 10], 0, needed=(1,))
-    assert planned.next() == (0, (1,))
-    assert planned.next() is None

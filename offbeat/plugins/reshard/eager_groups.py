@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 import structlog
 from torch import Tensor
 
+from offbeat.plugins.reshard.group import BrokenLink, GroupAddress, GroupMaker
 from offbeat.weight_sync.background import start_in_thread
-from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress, GroupMaker
 
 GRACE_S: Final = 1.0
 """Seconds that a call and the request to give up have to end: what has ended disturbs nothing."""

@@ -1,1 +1,0 @@
-"""Transports of weights, one module each, behind ``offbeat.weight_sync.transport``."""
