@@ -22,7 +22,8 @@ from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
-from offbeat.environments.frames import EpisodeLimits, RewardTarget
+from offbeat.environments.episode_child import EpisodeLimits
+from offbeat.environments.frames import RewardTarget
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.rollouts.calls import EngineClient

@@ -5,18 +5,19 @@
 Beside further numbers, the mapping may have the final answer as text, ``answer``.
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
 for this sample. The function runs in child processes, many episodes at once in each
-(``killable``): a call that is cancelled costs one sample, and so does a process that dies,
+(``episode_child``): a call that is cancelled costs one sample, and so does a process that dies,
 because the others in it are played again. A child inherits only variables of an allow-list, so that
 no token of the worker is in the hands of code that a model may have written.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.frames import EpisodeLimits, RewardTarget
+from offbeat.environments.episode_child import EpisodeChild, EpisodeLimits
+from offbeat.environments.frames import RewardTarget
 from offbeat.environments.killable import RewardFailed, RewardPool
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
@@ -49,7 +50,8 @@ class AgentFunction(RewardPool):
     """Runs a user's agent function in killable children."""
 
     def __init__(self, target: RewardTarget, workers: int, limits: EpisodeLimits) -> None:
-        super().__init__(replace(target, episodes=limits), workers)
+        start = partial(EpisodeChild.start_with, limits)
+        super().__init__(target, workers, start, limits.at_once)
         self.episodes = workers * limits.at_once
         """Episodes that run at once."""
 
@@ -66,6 +68,7 @@ class AgentFunction(RewardPool):
             encoded = msgspec.json.encode(client).decode()
             (rewards,) = await self.call(task.prompt.data, [encoded])
         except RewardFailed as error:
+            error.sample = None  # the only one of its call, not of the group
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error
         assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set

@@ -1,7 +1,8 @@
 """Serves episodes of an agent in a child process: many at once, on one event loop.
 
-Each episode is one call, which the parent may cancel; its end is always reported. The tasks of an
-episode that are left running end with it, and no task of another one does.
+Each episode is one call: its row is the task, its one response an ``AgentClient``. The parent may cancel
+a call with ``CancelCall``; its end is always reported. The tasks of an episode that are left running end
+with it, and no task of another one does.
 """
 
 import asyncio
@@ -15,9 +16,10 @@ from weakref import WeakSet
 
 import msgspec
 
+from offbeat.environments.child_setup import Send
 from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.exits import ContainedCoroutine
-from offbeat.environments.frames import CancelCall, RewardCall, RewardReply, framed
+from offbeat.environments.frames import RewardCall, RewardReply, framed
 from offbeat.environments.reward_replies import reply_to_raise, reply_with, row_of
 from offbeat.environments.reward_value import BadReward
 from offbeat.messages.framing import LENGTH, body_length
@@ -25,6 +27,12 @@ from offbeat.messages.framing import LENGTH, body_length
 T = TypeVar("T")
 _NONE: Final = 0
 _EPISODE: ContextVar[int] = ContextVar("episode", default=_NONE)
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """Request to end an episode, which is replied to as at any other end."""
+
+    number: int
 
 
 class EpisodeTasks:
@@ -94,7 +102,7 @@ async def serve_episodes(
     channel: socket.socket,
     mark: EpisodeMark,
     working_dir: Path,
-    send_through: Callable[[Callable[[msgspec.Struct], None]], Callable[[msgspec.Struct], None]],
+    send_through: Callable[[Send], Send],
 ) -> None:
     """Play episodes until the parent closes the socket.
 

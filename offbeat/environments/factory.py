@@ -26,8 +26,9 @@ from offbeat.environments.environment_plugin import (
     PluginOfEnvironments,
     find_environment,
 )
+from offbeat.environments.episode_child import EpisodeLimits
 from offbeat.environments.exits import exits_as_errors
-from offbeat.environments.frames import EpisodeLimits, RewardTarget
+from offbeat.environments.frames import RewardTarget
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.held_out import check_one_split

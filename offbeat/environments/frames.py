@@ -2,11 +2,9 @@
 
 The only pickle in them is the code of a function that the user gives by value.
 
-Parent: ``RewardTarget`` once, then one ``RewardCall`` per group, or per episode of an agent, which
-``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a
-``TryBegun`` before each try of an async function.
-JSON rather than MessagePack, because a row may hold integers
-of any size.
+Parent: ``RewardTarget`` once, then one ``RewardCall`` per group. Child: ``Ready`` or ``Refused`` once,
+then one ``RewardReply`` per sample, and a ``TryBegun`` before each try of an async function.
+JSON rather than MessagePack, because a row may hold integers of any size.
 """
 
 from dataclasses import dataclass
@@ -19,18 +17,6 @@ from offbeat.config.by_value import PackedValue
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.reward_value import BadReward, NamedRewards
 from offbeat.messages import framing
-
-_GRACE_S: Final = 2.0
-"""Time for a cancelled episode to end before its process is killed, with all others in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Limits of the episodes that a process plays."""
-
-    at_once: int
-    in_all: int | None = None  # after so many it takes no more; None: never
-    grace_s: float = _GRACE_S  # for a cancelled episode to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +33,15 @@ class RewardTarget:
     variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
     limits: CallLimits | None = None  # of an async function's calls; None: none
     may_be_none: bool = False  # whether it may return None: it does not apply to the sample
-    episodes: EpisodeLimits | None = None  # the target is an agent; None: a reward function
     value: PackedValue | None = None  # the function, if it was given by value
 
 
 class RewardCall(msgspec.Struct, frozen=True, tag=True):
-    """Request to score responses to one prompt. Calls of a child are numbered from 1.
-
-    To an agent it is an episode: the prompt is its task, the one response an ``AgentClient``.
-    """
+    """Request to score responses to one prompt. Calls of a child are numbered from 1."""
 
     number: int
     prompt: msgspec.Raw  # the row as JSON
     responses: list[str]
-
-
-class CancelCall(msgspec.Struct, frozen=True, tag=True):
-    """Request to end an episode, which is replied to as at any other end."""
-
-    number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -4,19 +4,7 @@ Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hang
 values travel as pickle. Here a child is the leader of a process group, which one SIGKILL ends.
 
 A child scores one group at a time with a reward function. A call that is late, fails or is cancelled
-kills it. With an agent it plays many episodes at once, each one a call:
-
-| what happens                               | to its episode  | to the others in the process       |
-|--------------------------------------------|-----------------|------------------------------------|
-| it returns or raises                       | is answered     | nothing                            |
-| it is cancelled, and ends                  | is cancelled    | go on; the process takes no others |
-| it is cancelled, and does not end in time  | is cancelled    | the process is killed: ``SHARED``  |
-| the process dies while it executes         | has failed      | ``SHARED``                         |
-| the process dies of SIGKILL, or while none | ``SHARED``, but | ``SHARED``                         |
-| of them executes                           | for one alone   |                                    |
-
-An episode that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory
-which episode executes (``EpisodeMark``).
+kills it. A subclass may run another program, and many calls at once in one process.
 """
 
 import asyncio
@@ -25,18 +13,15 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process, create_subprocess_exec
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import msgspec
 
-from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
-    CancelCall,
-    EpisodeLimits,
     Ready,
     Refused,
     RewardCall,
@@ -48,7 +33,11 @@ from offbeat.environments.frames import (
 from offbeat.environments.reward_value import NamedRewards, RewardFault
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.framing import LENGTH, body_length
-from offbeat.messages.groups import PROCESS_LOST
+
+PROGRAM: Final = "offbeat.environments.reward_child"
+"""Module that a child runs to call a reward function."""
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _DIED: Final = "reward_process_died"
 _IMPORT_FAILED: Final = "reward_import_failed"
@@ -82,8 +71,8 @@ class CallCount:
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call that is open in a child: a group to score, or an episode to play."""
+class OpenCall:
+    """A call that is open in a child, such as a group to score."""
 
     samples: int
     answers: asyncio.Future[list[NamedRewards | None]]
@@ -94,35 +83,34 @@ class _Call:
 class Child:
     """A process, the calls that are open in it, and the socket to it.
 
-    After an error of a call of a reward function the child must not be used again.
+    After an error of a call the child must not be used again, unless it ``outlives_calls``.
     """
+
+    outlives_calls: ClassVar[bool] = False
+    """Whether the process continues after a call that failed or was cancelled."""
 
     def __init__(
         self,
         target: RewardTarget,
         process: Process,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        mark: EpisodeMark,
+        streams: Streams,
         *,
         count: CallCount,
         on_call_end: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
         """``on_change`` is called when the child is worn or gone; see there."""
-        self._target, self._process, self._mark, self._count = target, process, mark, count
+        self._target, self._process, self._count = target, process, count
         self._reader, self._writer = streams
-        self._limits = target.episodes or EpisodeLimits(at_once=1)
         self._on_call_end, self._on_change = on_call_end, on_change
         self._is_concurrent = False  # whether the function is async: samples are scored together
-        self._open: dict[int, _Call] = {}
+        self._open: dict[int, OpenCall] = {}
         self._begun = 0
         self._is_draining = False
-        self._killed_for: int | None = None  # the episode that did not end
         self._end: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
         self.is_worn = False
-        """Whether it is to be replaced: it has cancelled an episode, which may have left threads or
-        processes, or has played as many as it should."""
+        """Whether it is to be replaced, and still ends the calls that it has open."""
         self.is_gone = False
         self.idle_loss: RewardFailed | None = None
         """Why the process ended, if it had been given no call."""
@@ -141,26 +129,24 @@ class Child:
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
         """
-        with ExitStack() as undo, ExitStack() as passed:  # undone if cancelled, too
-            mark, mark_fd = EpisodeMark.create()
-            undo.callback(mark.close)
-            passed.callback(os.close, mark_fd)
-            ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            passed.enter_context(theirs)
-            streams = await asyncio.open_unix_connection(sock=ours)
-            undo.callback(streams[1].close)
-            process = await _spawn(theirs, mark_fd, target)
-            undo.pop_all()
+        process, streams = await spawn(PROGRAM, target)
         events = {"on_call_end": on_call_end, "on_change": on_change}
-        child = cls(target, process, streams, mark, count=count, **events)
-        try:
-            await child._greet()
-        except BaseException:
-            await child.close()
-            raise
-        child._receiving = asyncio.create_task(child._receive(), name="reward-replies")
+        child = cls(target, process, streams, count=count, **events)
+        await child.begin()
         return child
+
+    async def begin(self) -> None:
+        """Import the target in the new process; if this fails, the process ends.
+
+        Raises:
+            RewardFailed: As ``start``.
+        """
+        try:
+            await self._greet()
+        except BaseException:
+            await self.close()
+            raise
+        self._receiving = asyncio.create_task(self._receive(), name="reward-replies")
 
     @property
     def pid(self) -> int:
@@ -195,7 +181,7 @@ class Child:
             request = framed(RewardCall(number, encoded, list(responses)))
             undo.pop_all()
         answers = asyncio.get_running_loop().create_future()
-        call = self._open[number] = _Call(len(responses), answers, asyncio.timeout(None))
+        call = self._open[number] = OpenCall(len(responses), answers, asyncio.timeout(None))
         self._writer.write(request)
         try:
             async with call.deadline:
@@ -240,37 +226,24 @@ class Child:
             raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
         self._is_concurrent = isinstance(reply, Ready) and reply.concurrent
 
-    def _send(self, message: RewardTarget | CancelCall) -> None:
+    def _send(self, message: RewardTarget | msgspec.Struct) -> None:
         self._writer.write(framed(message))
 
-    def _begin_sample(self, call: _Call) -> None:
+    def _begin_sample(self, call: OpenCall) -> None:
         """Count the call of the next sample of a plain function, and set its deadline."""
         self._count.made += not self._is_concurrent
         if self._target.deadline_s is not None:
             now = asyncio.get_running_loop().time()
             call.deadline.reschedule(now + self._target.deadline_s)
 
-    def _running(self, call: _Call) -> int | None:
+    def _running(self, call: OpenCall) -> int | None:
         """Return the sample whose call is running, or None if several are."""
         return None if self._is_concurrent else len(call.replies)
 
     def _cancel(self, number: int) -> None:
-        if self._limits.at_once == 1:
-            self._kill_for(number)
-            return
-        self._send(CancelCall(number))
-        asyncio.get_running_loop().call_later(self._limits.grace_s, self._kill_for, number)
-        self._wear()
-
-    def _kill_for(self, number: int) -> None:
-        if number in self._open:
-            self._killed_for = number
-            self.kill()
-
-    def _wear(self) -> None:
-        if not self.is_worn:
-            self.is_worn = True
-            self._on_change()
+        """End a call that is still open and whose caller has left."""
+        del number
+        self.kill()
 
     async def _receive(self) -> None:
         lost = RewardFailed(_DIED, f"the process of {self._target.target}")
@@ -308,8 +281,8 @@ class Child:
             raise RewardFailed(_DIED, f"it sent no answer: {error}") from None
 
     def _replied(self, reply: RewardReply) -> None:
-        call, is_agent = self._open.get(reply.call), self._target.episodes is not None
-        if call is not None and call.answers.done() and not is_agent:
+        call = self._open.get(reply.call)
+        if call is not None and call.answers.done() and not self.outlives_calls:
             return  # a sample has failed, or is late: the caller kills this process
         if call is None or reply.sample in call.replies:
             raise RewardFailed("reward_answered_twice", _TWICE.format(reply.sample))
@@ -323,46 +296,38 @@ class Child:
         if call.answers.done():
             pass  # cancelled
         elif problem is not None:
-            sample = None if is_agent else reply.sample
-            call.answers.set_exception(RewardFailed(*problem, sample=sample))
+            call.answers.set_exception(RewardFailed(*problem, sample=reply.sample))
         elif len(call.replies) == call.samples:
             replies = [call.replies[sample] for sample in range(call.samples)]
             call.answers.set_result([each.rewards for each in replies])
         elif not self._is_concurrent:
             self._begin_sample(call)
-        if len(call.replies) == call.samples and (is_agent or problem is None):
+        if len(call.replies) == call.samples and (self.outlives_calls or problem is None):
             self._close_call(reply.call)
 
     def _close_call(self, number: int) -> None:
         del self._open[number]
         self._on_call_end()
-        if self._limits.in_all is not None and self._begun >= self._limits.in_all:
-            self._wear()
         if self._is_draining and not self._open:
             self.kill()
 
     def _lose(self, lost: RewardFailed) -> None:
         """Fail the open calls, and end what is left of the process group."""
         self.kill()
-        executing = self._mark.number
-        if self._killed_for is not None:
-            blocked = "another episode could not be ended, because this one kept the event loop"
-            lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}; killed")
-        elif self._process.returncode == -signal.SIGKILL:
-            executing = 0  # by whoever it was
-        self._mark.close()
-        is_shared, opened = len(self._open) > 1, self._open
-        self._open, self.is_gone = {}, True
+        failure_of = self._explain_loss(lost)
+        opened, self._open, self.is_gone = self._open, {}, True
         self.idle_loss = None if self._begun else lost
         for number, call in opened.items():
             if not call.answers.done():
-                lost.sample, failed = self._running(call), lost
-                if is_shared and number != executing:
-                    detail = f"its process ended with {len(opened)} episodes in it: {lost.detail}"
-                    failed = RewardFailed(PROCESS_LOST, detail, RewardFault.SHARED)
-                call.answers.set_exception(failed)
+                failure = failure_of(number)
+                failure.sample = self._running(call)
+                call.answers.set_exception(failure)
             self._on_call_end()
         self._on_change()
+
+    def _explain_loss(self, lost: RewardFailed) -> Callable[[int], RewardFailed]:
+        """Return a function that says why an open call fails, given its number."""
+        return lambda _: lost
 
     async def _ended(self) -> None:
         await self._process.wait()
@@ -371,28 +336,45 @@ class Child:
             await asyncio.wait({self._receiving}, timeout=_LAST_FRAMES_S)
             self._receiving.cancel()
             await asyncio.wait({self._receiving})
-        else:
-            self._mark.close()
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
 
-async def _spawn(theirs: socket.socket, mark_fd: int, target: RewardTarget) -> Process:
+async def spawn(
+    program: str, target: RewardTarget, passed: Sequence[int] = ()
+) -> tuple[Process, Streams]:
+    """Start a process for ``target`` and connect to it.
+
+    It executes the module ``program`` with the number of its end of a socket, the id of this process,
+    and the numbers of the descriptors ``passed``, which it inherits.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as undo, theirs:  # undone if cancelled, too
+        undo.callback(ours.close)
+        streams = await asyncio.open_unix_connection(sock=ours)
+        undo.callback(streams[1].close)
+        process = await _execute(program, target, (theirs.fileno(), *passed))
+        undo.pop_all()
+    return process, streams
+
+
+async def _execute(program: str, target: RewardTarget, passed: Sequence[int]) -> Process:
     # One thread for numpy and torch, and the parent's import path.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     import_path = os.pathsep.join(path for path in sys.path if path)
     names = os.environ if target.variables is None else target.variables
     inherited = {name: value for name, value in os.environ.items() if name in names}
+    channel, *others = map(str, passed)
     return await create_subprocess_exec(
         sys.executable,
         "-P",  # the working directory must not shadow the child's own imports
         "-m",
-        "offbeat.environments.reward_child",
-        str(theirs.fileno()),
+        program,
+        channel,
         str(os.getpid()),
-        str(mark_fd),
-        pass_fds=(theirs.fileno(), mark_fd),
+        *others,
+        pass_fds=passed,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=_STDERR,
         start_new_session=True,
@@ -401,16 +383,35 @@ async def _spawn(theirs: socket.socket, mark_fd: int, target: RewardTarget) -> P
     )
 
 
+class StartChild(Protocol):
+    """Starts a child as ``Child.start`` does."""
+
+    def __call__(
+        self,
+        target: RewardTarget,
+        *,
+        count: CallCount,
+        on_call_end: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> Coroutine[Any, Any, Child]: ...
+
+
 class RewardPool:
     """Pool of ``size`` children; further calls wait their turn, first come, first served.
 
     All methods belong to one event loop.
     """
 
-    def __init__(self, target: RewardTarget, size: int) -> None:
-        at_once = 1 if target.episodes is None else target.episodes.at_once
-        self._target, self._size = target, size
-        self._places = asyncio.Semaphore(size * at_once)
+    def __init__(
+        self,
+        target: RewardTarget,
+        size: int,
+        start: StartChild = Child.start,
+        calls_at_once: int = 1,
+    ) -> None:
+        """``calls_at_once``: how many calls a child that ``start`` starts can have open."""
+        self._target, self._size, self._start_child = target, size, start
+        self._places = asyncio.Semaphore(size * calls_at_once)
         self._slots: list[_Slot] = []
         self.count = CallCount()
 
@@ -420,9 +421,12 @@ class RewardPool:
         Raises:
             RewardFailed: The target cannot be imported. No child is left running.
         """
-        self._slots = [
-            _Slot(self._target, self.count, self._places.release) for _ in range(self._size)
-        ]
+
+        def start(on_change: Callable[[], None]) -> Coroutine[Any, Any, Child]:
+            events = {"on_call_end": self._places.release, "on_change": on_change}
+            return self._start_child(self._target, count=self.count, **events)
+
+        self._slots = [_Slot(start) for _ in range(self._size)]
         try:
             for slot in self._slots:
                 await slot.child()
@@ -471,14 +475,13 @@ class RewardPool:
 class _Slot:
     """A place in the pool, whose child is ready, starting, or failed to start.
 
-    A worn child is replaced at once and plays its open episodes to their ends meanwhile; at most
-    one does so, therefore a slot has never more than two.
+    A worn child is replaced at once and ends its open calls meanwhile; at most one does so, therefore
+    a slot has never more than two.
     """
 
-    def __init__(
-        self, target: RewardTarget, count: CallCount, on_call_end: Callable[[], None]
-    ) -> None:
-        self._target, self._count, self._on_call_end = target, count, on_call_end
+    def __init__(self, start: Callable[[Callable[[], None]], Coroutine[Any, Any, Child]]) -> None:
+        """``start`` starts a child, given what the child calls when it is worn or gone."""
+        self._start_child = start
         self._former: list[Child] = []  # replaced, and not ended yet
         self._is_closing = False
         self._start = self._starting()
@@ -525,13 +528,7 @@ class _Slot:
         return self._former if self._current is None else [*self._former, self._current]
 
     def _starting(self) -> asyncio.Future[Child]:
-        start = Child.start(
-            self._target,
-            count=self._count,
-            on_call_end=self._on_call_end,
-            on_change=self._replace,
-        )
-        return asyncio.create_task(start, name="reward-child-start")
+        return asyncio.create_task(self._start_child(self._replace), name="reward-child-start")
 
     def _replace(self) -> None:
         """Start another child if the current one is gone, or worn and none drains."""

@@ -53,7 +53,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "testing/trackers.py _called",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
-        "environments/killable.py Child.start",
+        "environments/killable.py Child.begin",
         "environments/killable.py RewardPool.call",
         "environments/killable.py RewardPool.start",
         "plugins/images/processors.py load_processor",  # the files of a model's processor
@@ -101,7 +101,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     USER_CODE: (
         "config/value_digest.py _Walk.other_parts",  # a class that cannot be pickled is named
-        "environments/reward_child.py _function_of",  # modules that a function needs
+        "environments/child_setup.py _function_of",  # modules that a function needs
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/response_text.py decode_for_reader",  # a tokenizer may be code of the model
         "environments/episode_serving.py serve_episodes",

@@ -5,7 +5,6 @@ import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +17,9 @@ from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.frames import EpisodeLimits, RewardTarget
-from offbeat.environments.killable import RewardFailed, RewardPool
+from offbeat.environments.episode_child import EpisodeLimits
+from offbeat.environments.frames import RewardTarget
+from offbeat.environments.killable import RewardFailed
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
@@ -134,8 +134,8 @@ def test_an_episode_that_blocks_its_process_costs_no_other_one(tmp_path: Path) -
 
 
 @asynccontextmanager
-async def pool_of(name: str) -> AsyncIterator[RewardPool]:
-    pool = RewardPool(replace(target(name), episodes=EpisodeLimits(AT_ONCE)), 1)
+async def pool_of(name: str) -> AsyncIterator[AgentFunction]:
+    pool = AgentFunction(target(name), 1, EpisodeLimits(AT_ONCE))
     await pool.start()
     try:
         yield pool
