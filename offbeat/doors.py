@@ -5,6 +5,8 @@ kind that it brings, such as ``TRACKER``. Another package declares an entry poin
 group ``offbeat.plugins``. Entry points are read when a name is not one of this package, and code of
 another package is imported only when a recipe or a command names it.
 
+agents       plays groups of environments whose episodes call the model over HTTP:
+             ``offbeat.rollouts.agents.AgentPlayer``
 command      commands of ``offbeat``: a ``typer.Typer``
 environment  turns prompts into rewarded samples:
              ``offbeat.environments.environment_plugin.EnvironmentPlugin``
@@ -30,7 +32,15 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
 
 Kind = Literal[
-    "command", "environment", "media", "page", "release_form", "runtime", "tracker", "transport"
+    "agents",
+    "command",
+    "environment",
+    "media",
+    "page",
+    "release_form",
+    "runtime",
+    "tracker",
+    "transport",
 ]
 
 TargetKind = Literal["advantage", "loss", "sampler"]
@@ -40,6 +50,7 @@ GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
 
 _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "agents": {"endpoint": "offbeat.plugins.agents.plugin:AGENTS"},
     "command": {
         "export": "offbeat.plugins.export.plugin:COMMANDS",
         "planning": "offbeat.plugins.planning.plugin:COMMANDS",
@@ -49,6 +60,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
     "environment": {
+        "agent": "offbeat.plugins.agents.plugin:AGENT",
         "reasoning_gym": "offbeat.plugins.task_libraries.plugin:REASONING_GYM",
         "verifiers": "offbeat.plugins.task_libraries.plugin:VERIFIERS",
     },

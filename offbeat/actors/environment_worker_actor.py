@@ -14,7 +14,6 @@ from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, Re
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
-from offbeat.endpoint.worker_agents import make_agents
 from offbeat.messages.failures import ActorLost, OffbeatError, RemoteBug
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -39,7 +38,7 @@ class EnvironmentActor:
         place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
         self._spec = spec
         self._engines: dict[str, CallBatcher[GenerateRequest, GenerateResult]] = {}
-        self._worker = EnvironmentWorker(spec, place, self._generate, make_agents)
+        self._worker = EnvironmentWorker(spec, place, self._generate)
         self._groups = ReplyBatcher(
             self._worker.roll_out,
             _as_failure,

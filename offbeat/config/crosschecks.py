@@ -18,6 +18,7 @@ from offbeat.config.crosschecks_images import image_clashes, image_layout_clashe
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
+from offbeat.config.environment_traits import find_traits, known_environments
 from offbeat.config.graders import GRADERS
 from offbeat.config.hub_path import (
     FORM,
@@ -295,23 +296,15 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 # --- files and environment -------------------------------------------------------------------------
 
 
-_USER_CODE: Final = {
-    "function": "the reward function",
-    "custom": "your Environment class",
-    "agent": "your agent function",
-}
-
-
 def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
     name, target = config.environment.name, config.environment.target
-    what = _USER_CODE.get(name)
-    user_code = what is not None
+    user_code = find_traits(name).user_code
     if config.environment.rewards:
         yield from reward_function_clashes(config.environment)
     elif user_code and target is None and not config.environment.command:
         yield Clash(
             ("environment.target", "environment.name"),
-            f"environment.name={name} needs environment.target: nothing names {what}",
+            f"environment.name={name} needs environment.target: nothing names {user_code}",
             "Set environment.target to module:name, importable from the working directory.",
         )
     elif user_code and target is not None and not all(target.partition(":")):
@@ -324,10 +317,11 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
             f"environment.name=function: {', '.join(GRADERS)}.",
         )
     elif not user_code and target is not None:
+        *others, last = (each for each, traits in known_environments().items() if traits.user_code)
         yield Clash(
             ("environment.target", "environment.name"),
             f"environment.target={target} is not used: environment.name={name} is built in",
-            "Set environment.name to function, custom or agent, or leave environment.target out.",
+            f"Set environment.name to {', '.join(others)} or {last}, or leave environment.target out.",
         )
 
 
@@ -418,34 +412,20 @@ def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:
             )
 
 
-_READ_A_FILE: Final = {
-    "function": (
-        "prompts: a reward function makes none",
-        "file with a `prompt` or `messages` in each row",
-    ),
-    "agent": (
-        "tasks: an agent makes none",
-        "JSON Lines file; each row is the task of a call of the agent",
-    ),
-    "gsm8k": ("prompts of its own", "file with `question` and `answer` in each row"),
-}
-"""Environments whose prompts are in a file: what they lack without it, and what the file holds."""
-
-
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
+    file = find_traits(name).prompt_file
     if config.environment.makes_prompts and path is not None:
         yield Clash(
             ("data.path", "environment.name"),
             f"data.path is not used: environment.name={name} makes its own prompts",
             "Leave data.path out, or set environment.name to function to score the rows of your file.",
         )
-    elif name in _READ_A_FILE and path is None:
-        missing, rows = _READ_A_FILE[name]
+    elif file is not None and path is None:
         yield Clash(
             ("data.path", "environment.name"),
-            f"environment.name={name} has no {missing}",
-            f"Set data.path to a {rows}.",
+            f"environment.name={name} has no {file.missing}",
+            f"Set data.path to a {file.rows}.",
         )
     if config.data.columns and path is None:
         yield Clash(

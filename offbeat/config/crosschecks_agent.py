@@ -1,34 +1,37 @@
-"""Checks of the settings that an agent has alone, and of those that it does not read."""
+"""Checks of settings that only agents read, in the sections of the core, and of one that they do not."""
 
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.environment_traits import environment_clashes, known_environments
+from offbeat.config.environment_traits import (
+    environment_clashes,
+    find_traits,
+    known_environments,
+)
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.doors import PluginUnusable, find_plugin
 
 
 def agent_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield the clashes between an agent and the settings of other environments."""
     environment = config.environment
-    if environment.command and environment.name != "agent":
+    own_keys = find_traits(environment.name).keys
+    if environment.command and "command" not in own_keys:
         yield Clash(
             ("environment.command", "environment.name"),
             f"environment.command={list(environment.command)} is not used: only an agent may be a "
             "program",
             "Set environment.name to agent, or leave environment.command out.",
         )
-    elif environment.command and (environment.target is not None or environment.options):
-        other = "target" if environment.target is not None else "options"
+    if environment.episodes_per_child is not None and "episodes_per_child" not in own_keys:
         yield Clash(
-            ("environment.command", f"environment.{other}"),
-            f"environment.{other} is not used: the agent is the program environment.command",
-            f"Leave environment.{other} out, and pass arguments in environment.command; or leave "
-            "environment.command out.",
+            ("environment.episodes_per_child", "environment.name"),
+            f"environment.episodes_per_child={environment.episodes_per_child} is not used: only the "
+            "processes of name=agent play several episodes at once",
+            "Leave environment.episodes_per_child out; environment.reward_concurrency is for calls "
+            "of an async reward.",
         )
-    if environment.episodes_per_child is not None:
-        yield from _episodes_per_child_clashes(environment)
     if environment.renderer and not environment.is_agent:
         known = known_environments().items()
         agents = " and ".join(f"name={name}" for name, traits in known if traits.is_agent)
@@ -46,7 +49,9 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             "often it calls the model",
             "Leave environment.max_turns out, and count in the agent.",
         )
-    if not environment.is_agent and environment.variables:
+    if environment.is_agent:
+        yield from _player_clashes(environment.name)
+    elif environment.variables:
         yield Clash(
             ("environment.variables", "environment.name"),
             f"environment.variables={list(environment.variables)} is not used: only the processes of "
@@ -55,21 +60,15 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _episodes_per_child_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
-    key = f"environment.episodes_per_child={environment.episodes_per_child}"
-    if environment.name != "agent":
+def _player_clashes(name: str) -> Iterator[Clash]:
+    """Yield that nothing here plays agents: another package may bring an environment of them."""
+    try:
+        find_plugin("agents", "endpoint")
+    except PluginUnusable as unusable:
         yield Clash(
-            ("environment.episodes_per_child", "environment.name"),
-            f"{key} is not used: only the processes of name=agent play several episodes at once",
-            "Leave environment.episodes_per_child out; environment.reward_concurrency is for calls "
-            "of an async reward.",
-        )
-    elif environment.command and environment.episodes_per_child != 1:
-        yield Clash(
-            ("environment.episodes_per_child", "environment.command"),
-            f"{key} cannot be: with each episode of a program its process group ends, and whatever it "
-            "has left in it",
-            "Leave environment.episodes_per_child out, and raise environment.reward_workers.",
+            ("environment.name",),
+            f"environment.name={name} is played by a plug-in: {unusable.subject}: {unusable.problem}",
+            f"{unusable.fix}.",
         )
 
 

@@ -13,6 +13,17 @@ from offbeat.doors import find_plugin, plugins_of
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFile:
+    """The file of prompts that an environment reads."""
+
+    missing: str
+    """What the environment lacks without the file, behind "has no"."""
+
+    rows: str
+    """The file and its rows, behind "Set data.path to a"."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentTraits:
     """Facts about an environment that the rules of a recipe depend on."""
 
@@ -28,16 +39,40 @@ class EnvironmentTraits:
     renders_messages: bool = False
     """Whether an agent sends tokens: then its endpoint needs no renderer."""
 
+    user_code: str = ""
+    """The object that ``environment.target`` names, as messages call it; empty: it reads no target."""
+
+    prompt_file: PromptFile | None = None
+    """The file that it needs, or None if it needs no file, or says so itself."""
+
+    reads_any_row: bool = False
+    """Whether a row of the file may have any keys, and needs neither ``prompt`` nor ``messages``."""
+
+    keys: frozenset[str] = frozenset()
+    """Keys of the section that most environments refuse and that it reads."""
+
+    listed_after: str = ""
+    """The environment after which lists of all names show it; empty: at their end."""
+
 
 CORE_ENVIRONMENTS: Final[Mapping[str, EnvironmentTraits]] = {
     "arithmetic": EnvironmentTraits("addition.", makes_prompts=True),
     "digits": EnvironmentTraits("read a digit in a picture.", makes_prompts=True),
-    "gsm8k": EnvironmentTraits("questions with a number as answer, from a file."),
-    "function": EnvironmentTraits("a Python reward function."),
-    "custom": EnvironmentTraits("an Environment class."),
-    "agent": EnvironmentTraits(
-        "an async function or program that calls the model over HTTP.", is_agent=True
+    "gsm8k": EnvironmentTraits(
+        "questions with a number as answer, from a file.",
+        prompt_file=PromptFile(
+            "prompts of its own", "file with `question` and `answer` in each row"
+        ),
     ),
+    "function": EnvironmentTraits(
+        "a Python reward function.",
+        user_code="the reward function",
+        prompt_file=PromptFile(
+            "prompts: a reward function makes none",
+            "file with a `prompt` or `messages` in each row",
+        ),
+    ),
+    "custom": EnvironmentTraits("an Environment class.", user_code="your Environment class"),
     "demonstrations": EnvironmentTraits(
         "train on completions or conversations from a file, without engines."
     ),
@@ -52,9 +87,14 @@ class _EnvironmentPlugin(Protocol):
 
 
 def known_environments() -> dict[str, EnvironmentTraits]:
-    """Return the environments of this package."""
-    brought = cast("dict[str, _EnvironmentPlugin]", plugins_of("environment"))
-    return {**CORE_ENVIRONMENTS, **{name: each.traits for name, each in brought.items()}}
+    """Return the environments of this package, in the order in which lists show them."""
+    known = list(CORE_ENVIRONMENTS.items())
+    for name, plugin in cast("dict[str, _EnvironmentPlugin]", plugins_of("environment")).items():
+        names, before = [each for each, _ in known], plugin.traits.listed_after
+        known.insert(
+            names.index(before) + 1 if before in names else len(known), (name, plugin.traits)
+        )
+    return dict(known)
 
 
 def find_traits(name: str) -> EnvironmentTraits:

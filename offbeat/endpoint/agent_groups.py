@@ -27,8 +27,8 @@ import structlog
 from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
-from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import Agent
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind, OffbeatError
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -107,7 +107,7 @@ class AgentGroups:
 
     def __init__(
         self,
-        agent: AgentFunction,
+        agent: Agent,
         bridge: ChatBridge,
         limits: SessionLimits,
         branches: Literal["train", "mask"] = "train",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.config.limits import max_sample_tokens
 from offbeat.config.run import RunConfig
-from offbeat.environments.factory import make_agent
+from offbeat.environments.agent_factory import make_agent
 from offbeat.generators.end_tokens import end_ids_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ The models of a recipe import this module, so it imports none of them.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import CORE_ENVIRONMENTS, EnvironmentTraits
@@ -16,10 +16,12 @@ from offbeat.messages.finding import Finding
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.config.sections.environment import EnvironmentConfig
-    from offbeat.environments.agent import AgentFunction
+    from offbeat.environments.agent_client import AgentClient
     from offbeat.environments.prompts import PromptSource
     from offbeat.environments.protocol import Environment
+    from offbeat.environments.reward_value import NamedRewards
     from offbeat.environments.text import Tokenizer
+    from offbeat.messages.groups import RolloutTask
 
 
 class EnvironmentPlugin(ABC):
@@ -75,13 +77,37 @@ class PluginOfEnvironments(EnvironmentPlugin):
         """
 
 
+class Agent(Protocol):
+    """Plays episodes, each of which calls the model of its client over HTTP."""
+
+    @property
+    def episodes(self) -> int:
+        """Return how many episodes run at once."""
+        ...
+
+    async def start(self) -> None:
+        """Start its processes. Called once, before any other method."""
+        ...
+
+    async def close(self) -> None:
+        """End its processes. No episode may be running."""
+        ...
+
+    async def run(self, task: "RolloutTask", client: "AgentClient") -> "NamedRewards":
+        """Play one episode and return its rewards; an episode that is cancelled is ended.
+
+        Raises:
+            EnvironmentUnavailable: Something that it depends on is out of service.
+            RolloutFailed: The episode failed.
+        """
+        ...
+
+
 class PluginOfAgents(EnvironmentPlugin):
     """Makes agents, which call the model over HTTP; its traits have ``is_agent``."""
 
     @abstractmethod
-    def make_agent(
-        self, section: "EnvironmentConfig", working_dir: Path, model_path: str
-    ) -> "AgentFunction":
+    def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
         """Return the agent of one worker; its processes are not started.
 
         Raises:

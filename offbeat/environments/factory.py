@@ -16,17 +16,10 @@ from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.user_code import load_target
-from offbeat.environments import agent_program
-from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.environment_plugin import (
-    PluginOfAgents,
-    PluginOfEnvironments,
-    find_environment,
-)
-from offbeat.environments.episode_child import EpisodeLimits
+from offbeat.environments.environment_plugin import PluginOfEnvironments, find_environment
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.function_reward import FunctionReward
@@ -37,7 +30,6 @@ from offbeat.environments.inputs import (
     ENVIRONMENT,
     check_same,
     eval_key,
-    resolved_program,
     source_digest,
 )
 from offbeat.environments.media_prompts import media_prompts
@@ -258,47 +250,6 @@ def _built_in(
             if not isinstance(plugin, PluginOfEnvironments):
                 return None
             return plugin.make_environment(config, tokenizer, working_dir)
-
-
-def make_agent(
-    config: EnvironmentConfig,
-    working_dir: Path,
-    began_with: Mapping[str, str] = _NO_DIGESTS,
-    *,
-    model_path: str = "",
-) -> AgentFunction:
-    """Create the agent of one worker; its processes are not started yet.
-
-    Raises:
-        BadEnvironment: Neither a function nor a program is named, or there is no such program; or
-            a plug-in cannot use its options.
-    """
-    if isinstance(plugin := find_environment(config.name), PluginOfAgents):
-        return plugin.make_agent(config, working_dir, model_path)
-    if config.command:
-        program = resolved_program(config.command[0], working_dir)
-        if program is None:
-            problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
-            raise BadEnvironment("environment.command", problem)
-        options = {"command": [program, *config.command[1:]]}
-        return make_agent_function(config, agent_program.TARGET, working_dir, "", options)
-    if config.target is None:
-        problem = "an agent needs it, or environment.command; name module:name"
-        raise BadEnvironment("environment.target", problem)
-    source = began_with.get(ENVIRONMENT, "")
-    return make_agent_function(config, config.target, working_dir, source, config.options)
-
-
-def make_agent_function(
-    config: EnvironmentConfig, target: str, working_dir: Path, source: str, options: dict[str, Any]
-) -> AgentFunction:
-    """Create killable children that run an async function as agents."""
-    variables = (*INHERITED, *config.variables)
-    given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
-    agent = make_reward_target(config, target, working_dir, source, **given)
-    # The process group of a program ends with each episode, and whatever it has left in it.
-    limits = EpisodeLimits(config.episodes_at_once, 1 if config.command else None)
-    return AgentFunction(agent, config.reward_workers, limits)
 
 
 def _file_prompts(

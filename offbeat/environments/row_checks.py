@@ -18,16 +18,20 @@ from offbeat.environments.text import in_one_form
 
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
-    "agent": lambda _: None,
     "demonstrations": demonstration_problem,
 }
 """Row checks of environments that need more than a ``prompt`` or ``messages``, or neither."""
 
-LOOK_AWAY: Final = ("agent", "custom")
-"""Environments that may use keys of media for something else; the others would drop a medium."""
-
 _SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
 """Keys of a row that change the prompt, in addition to the keys of media."""
+
+
+def reads_any_key(config: EnvironmentConfig) -> bool:
+    """Return whether a prompt may be made of any key of a row.
+
+    Such an environment may use keys of media for something else; the others would drop a medium.
+    """
+    return config.name == "custom" or config.reads_any_row
 
 
 def row_check(config: EnvironmentConfig) -> RowCheck:
@@ -41,7 +45,7 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
 
     An agent, or a custom environment, may make a prompt of anything in a row.
     """
-    if config.name in LOOK_AWAY:
+    if reads_any_key(config):
         return dict
     if config.name == "gsm8k":
         return itemgetter("question")
@@ -63,13 +67,15 @@ def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
 
 def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     problem = own(row)
-    if problem is None and config.name not in LOOK_AWAY:
+    if problem is None and not reads_any_key(config):
         is_answered = config.name == "demonstrations"
         problem = unshown_problem(row, makes_chat=config.name == "gsm8k", is_answered=is_answered)
     return problem or media_prompts().row_problem(config, row)
 
 
 def _row_check(config: EnvironmentConfig) -> RowCheck | None:
+    if config.reads_any_row:
+        return lambda _: None
     if config.name != "function":
         return _ROW_CHECKS.get(config.name)
     single = {"": RewardConfig(target=config.target or "", options=config.options)}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from offbeat.config.limits import shares_weights
 from offbeat.controller.failpoints import Failpoints, no_failpoints
-from offbeat.endpoint.worker_agents import make_agents
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.rows import RowGenerator
 from offbeat.generators.spec import EngineSpec
@@ -87,7 +86,7 @@ def make_worker(
         return await generators[engine].generate(request)
 
     place = WriteLocation(Path(spec.run_dir))
-    return EnvironmentWorker(spec, place, generate, make_agents, cpu_clock=time.thread_time)
+    return EnvironmentWorker(spec, place, generate, cpu_clock=time.thread_time)
 
 
 def _no_address() -> str:

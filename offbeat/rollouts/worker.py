@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
 import msgspec
 
@@ -43,6 +43,7 @@ from offbeat.messages.media import media_of
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
 from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens, media_tokens
+from offbeat.rollouts.agents import WorkerAgents, find_agent_player
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
@@ -62,32 +63,6 @@ from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
 """Sends a request to the engine of that name; raises the failures that ``classify`` knows."""
-
-
-class WorkerAgents(Protocol):
-    """Agents of a worker, which play the episodes of a group in processes of the user's code."""
-
-    async def start(self) -> None:
-        """Start the agents. Called once, before any other method."""
-        ...
-
-    async def close(self) -> None:
-        """Stop the agents. No group may be running."""
-        ...
-
-    async def run_group(
-        self, engine: EngineClient, policy: SampleFailurePolicy
-    ) -> tuple[Receipt, Columns]:
-        """Play an episode per sample of the engine client's task, score and pack them."""
-        ...
-
-
-MakeAgents = Callable[[RunConfig, Any, Path, Mapping[str, str], Sequence[int]], WorkerAgents]
-"""Creates the agents of a worker without starting them.
-
-Arguments: the config of the environment, the tokenizer of the model, the directory of the user's
-code, the input digests that the run began with, and the tokens that end a response.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +94,6 @@ class EnvironmentWorker:
         spec: EnvironmentSpec,
         place: WriteLocation,
         generate: GenerateOn,
-        make_agents: MakeAgents,
         *,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
@@ -129,7 +103,6 @@ class EnvironmentWorker:
             spec: Settings of the worker.
             place: Where this process writes.
             generate: Sends the requests of the worker to its engines.
-            make_agents: Makes agents if the recipe has any.
             cpu_clock: Returns the CPU seconds to report. Pass ``time.thread_time`` if other
                 components of the run share the process.
 
@@ -145,7 +118,7 @@ class EnvironmentWorker:
         working_dir = Path(spec.working_dir)
         self._environments = {
             name: EnvironmentRunner.make(
-                view, working_dir, inputs_in(name, spec.inputs), make_agents, spec.tokenizer
+                view, working_dir, inputs_in(name, spec.inputs), spec.tokenizer
             )
             for name, view in environment_views(spec.config).items()
         }
@@ -284,13 +257,12 @@ class EnvironmentRunner:
         view: RunConfig,
         working_dir: Path,
         began_with: Mapping[str, str],
-        make_agents: MakeAgents,
         tokenizer_class: TokenizerClass | None = None,
     ) -> Self:
         """Create the environment; it is not started yet.
 
         Raises:
-            As ``make_environment``, ``make_agents`` and ``MediaPrompts.encoder``.
+            As ``make_environment``, ``AgentPlayer.make_agents`` and ``MediaPrompts.encoder``.
         """
         section = view.generator.sampling
         sampling = SamplingParams(
@@ -308,7 +280,8 @@ class EnvironmentRunner:
             remote = view.model.trust_remote_code
             tokens = media_tokens(view.model.path, tokenizer, trust_remote_code=remote)
         if view.environment.is_agent:
-            agents = make_agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
+            player, ends = find_agent_player(), sampling.stop_token_ids
+            agents = player.make_agents(view, tokenizer, working_dir, began_with, ends)
             return cls(view, sampling, agents, tokenizer, None, tokens, textless)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
         media = media_prompts().encoder(view)

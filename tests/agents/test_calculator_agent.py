@@ -24,7 +24,7 @@ from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.factory import make_agent
+from offbeat.environments.agent_factory import make_agent
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer

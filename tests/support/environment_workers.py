@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.config.run import RunConfig
-from offbeat.endpoint.worker_agents import make_agents
 from offbeat.environments.protocol import Environment
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.rollouts.calls import Generate
@@ -42,7 +41,7 @@ class WorkerOf(EnvironmentWorker):
     ) -> None:
         spec = EnvironmentSpec("environment-0", CONFIG, str(run_dir), str(run_dir))
         generate = generate or only(answers("7", "hang"))
-        super().__init__(spec, WriteLocation(run_dir), generate, make_agents, **options)
+        super().__init__(spec, WriteLocation(run_dir), generate, **options)
         textless = TextlessTokens(tokenizer) if tokenizer else None
         self._environments = {
             name: replace(runner, environment=environment, tokenizer=tokenizer, textless=textless)

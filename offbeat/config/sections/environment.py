@@ -12,9 +12,6 @@ from offbeat.config.sections.images import ImagesConfig
 MEDIA_LIMIT: Final = "environment.images.max_mib"
 """Key of the limit of the media of a prompt."""
 
-EPISODES_PER_CHILD: Final = 64
-"""Episodes that share a child process, of an agent that is a function."""
-
 
 class RewardConfig(Config):
     """One of several functions that score each sample."""
@@ -132,11 +129,9 @@ class EnvironmentConfig(Config):
         return find_traits(self.name).renders_messages
 
     @property
-    def episodes_at_once(self) -> int:
-        """Return how many episodes of an agent share a child process."""
-        if self.command or self.name != "agent":
-            return 1
-        return self.episodes_per_child or EPISODES_PER_CHILD
+    def reads_any_row(self) -> bool:
+        """Return whether a row of the file of prompts may have any keys."""
+        return find_traits(self.name).reads_any_row
 
     @property
     def targets(self) -> dict[str, str]:

@@ -4,13 +4,16 @@
 # transformers leaves its configs and its loading functions untyped.
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config.run import RunConfig
 from offbeat.endpoint.bridges import bridge_renderer, make_bridge
 from offbeat.endpoint.chat import ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
+from offbeat.environments.agent_factory import episodes_at_once
 from offbeat.environments.factory import BadEnvironment
+from offbeat.environments.inputs import resolved_program
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.text import printable
@@ -44,7 +47,7 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
         return
     if environment.name == "agent":
         yield _bridge_finding(config, tokenizer, bridge)
-    episodes = environment.workers * environment.reward_workers * environment.episodes_at_once
+    episodes = environment.workers * environment.reward_workers * episodes_at_once(environment)
     seen = f"{episodes} episodes run at once; a group has {config.samples_per_group}"
     if episodes < config.samples_per_group:
         yield warning(
@@ -54,6 +57,21 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
         )
     else:
         yield ok(_SUBJECT, seen)
+
+
+def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Check that the program of an agent is found on this machine."""
+    if not config.environment.command:
+        return
+    name = config.environment.command[0]
+    if resolved_program(name, working_dir) is None:
+        yield error(
+            "environment",
+            f"environment.command: {name} is no program, from {working_dir} or on the PATH",
+            "Write its path from the directory in which offbeat is started, and make it executable.",
+        )
+    else:
+        yield ok("environment", f"program {name} is found")
 
 
 def _bridge_finding(

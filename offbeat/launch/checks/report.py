@@ -18,7 +18,7 @@ from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
 from offbeat.environments.prompt_files import FilePrompts
-from offbeat.launch.checks.agent import check_agent
+from offbeat.launch.checks.agents import agent_checks
 from offbeat.launch.checks.algorithm import (
     check_algorithm,
     check_checkpoints,
@@ -58,7 +58,6 @@ from offbeat.launch.checks.software import (
 )
 from offbeat.launch.checks.user_code import (
     check_advantage,
-    check_command,
     check_loss,
     check_sampler,
     check_secrets,
@@ -230,9 +229,8 @@ def _of_each_environment(config: RunConfig, commits: Mapping[str, str] | None) -
         for finding in chain(
             check_prompts(view, commits, share=share, read=read) if commits is not None else (),
             check_targets(view, Path.cwd()),
-            check_command(view, Path.cwd()),
-            check_variables(view),
             () if plugin is None else plugin.check(view),
+            check_variables(view),
         ):
             yield _of_environment(name, finding) if name else finding
         for key, prompts in read.items():
@@ -249,7 +247,7 @@ def _tokens_of_each_environment(
         for finding in chain(
             check_prompt_lengths(view, commits) if commits is not None else (),
             media_checks().check_media(view, commits) if commits is not None else (),
-            check_agent(view),
+            agent_checks().check_agent(view) if view.environment.is_agent else (),
             () if plugin is None or commits is None else plugin.check_slowly(view, Path.cwd()),
         ):
             yield _of_environment(name, finding) if name else finding

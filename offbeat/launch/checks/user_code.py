@@ -19,7 +19,7 @@ from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
-from offbeat.environments.inputs import ADVANTAGE, find_module, resolved_program
+from offbeat.environments.inputs import ADVANTAGE, find_module
 from offbeat.messages.finding import Finding, error, ok, warning
 
 _EXTRAS: Final = {
@@ -355,21 +355,6 @@ def check_variables(config: RunConfig) -> Iterator[Finding]:
             f"environment.variables: {', '.join(unset)} not set on this machine",
             "Set them where the environment workers run, or take them out.",
         )
-
-
-def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Check that the program of an agent is found on this machine."""
-    if not config.environment.command:
-        return
-    name = config.environment.command[0]
-    if resolved_program(name, working_dir) is None:
-        yield error(
-            "environment",
-            f"environment.command: {name} is no program, from {working_dir} or on the PATH",
-            "Write its path from the directory in which offbeat is started, and make it executable.",
-        )
-    else:
-        yield ok("environment", f"program {name} is found")
 
 
 def _installed(name: str) -> Finding:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.row_checks import LOOK_AWAY
+from offbeat.environments.row_checks import reads_any_key
 from offbeat.messages.groups import Prompt
 from offbeat.plugins.images.errors import PLACE, BadPicture
 
@@ -237,12 +237,12 @@ _READ_PICTURES: Final = ("function", "custom")
 def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
     if not names_pictures(row):
-        if config.name in LOOK_AWAY:
+        if reads_any_key(config):
             return None
         return place_problem(row, has_places=config.images is not None)
     if config.images is not None and config.name in _READ_PICTURES:
         return pictures_problem(row, config.images.max_pictures)
-    if config.name in LOOK_AWAY:
+    if reads_any_key(config):
         return None
     fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
     return (

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import EnvironmentTraits
-from offbeat.environments.environment_plugin import PluginOfAgents, PluginOfEnvironments
+from offbeat.environments.environment_plugin import Agent, PluginOfAgents, PluginOfEnvironments
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.config.sections.environment import EnvironmentConfig
-    from offbeat.environments.agent import AgentFunction
     from offbeat.environments.prompt_files import FilePrompts
     from offbeat.environments.text import Tokenizer
     from offbeat.plugins.task_libraries.gym_tasks import GymPrompts, ReasoningGym
@@ -97,9 +96,7 @@ class VerifiersPlugin(PluginOfAgents):
         options = read_options(config.environment, VerifiersOptions)
         return task_prompts(config, options, began_with, working_dir)
 
-    def make_agent(
-        self, section: "EnvironmentConfig", working_dir: Path, model_path: str
-    ) -> "AgentFunction":
+    def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
         """Return the episodes of an environment; their processes are not started.
 
         Raises:
@@ -107,7 +104,8 @@ class VerifiersPlugin(PluginOfAgents):
         """
         import msgspec
 
-        from offbeat.environments.factory import make_agent_function, read_options
+        from offbeat.environments.agent_factory import make_agent_function
+        from offbeat.environments.factory import read_options
         from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
         options = {

@@ -13,7 +13,8 @@ from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import make_agent, make_prompts
+from offbeat.environments.agent_factory import make_agent
+from offbeat.environments.factory import make_prompts
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.messages.failures import FailureKind, RolloutFailed

@@ -14,7 +14,7 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import make_agent
+from offbeat.environments.agent_factory import make_agent
 from offbeat.environments.killable import RewardFailed
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams

@@ -12,7 +12,8 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import BadEnvironment, make_agent
+from offbeat.environments.agent_factory import make_agent
+from offbeat.environments.factory import BadEnvironment
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

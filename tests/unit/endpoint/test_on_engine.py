@@ -15,7 +15,7 @@ from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.chat import ChatMessage
 from offbeat.endpoint.session import Branch, ChatTurn, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import make_agent
+from offbeat.environments.agent_factory import make_agent
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer

@@ -18,7 +18,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.factory import make_agent
+from offbeat.environments.agent_factory import make_agent
 from offbeat.messages.failures import RolloutFailed
 from offbeat.messages.fences import StepKey
 from offbeat.messages.generation import SamplingParams

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampling import SamplingConfig
-from offbeat.endpoint.worker_agents import make_agents
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.protocol import SingleTurn
@@ -288,7 +287,7 @@ def test_every_sampling_key_of_the_recipe_is_in_the_requests(tmp_path: Path) -> 
         }
     )
     assert set(sampling) == set(SamplingConfig.model_fields)
-    runner = EnvironmentRunner.make(config, tmp_path, {}, make_agents)
+    runner = EnvironmentRunner.make(config, tmp_path, {})
     sent = msgspec.json.decode(msgspec.json.encode(runner.sampling))
     assert sent == {**sampling, "seed": None}
 
@@ -308,7 +307,7 @@ def agent_worker(
         }
     )
     spec = EnvironmentSpec("environment-0", config, str(AGENTS), str(run_dir))
-    return EnvironmentWorker(spec, WriteLocation(run_dir), only(engine.generate), make_agents)
+    return EnvironmentWorker(spec, WriteLocation(run_dir), only(engine.generate))
 
 
 def test_a_worker_plays_an_agent_and_closes_its_endpoint_and_its_processes(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Agents as an environment, and what every environment of agents needs: its endpoint and its checks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.clash import Clash
+from offbeat.config.environment_traits import EnvironmentTraits, PromptFile
+from offbeat.environments.environment_plugin import Agent, PluginOfAgents
+from offbeat.messages.finding import Finding
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.config.sections.environment import EnvironmentConfig
+    from offbeat.endpoint.agent_groups import AgentGroups
+
+
+class AgentPlugin(PluginOfAgents):
+    """Plays a function or a program of the user as an agent."""
+
+    traits = EnvironmentTraits(
+        "an async function or program that calls the model over HTTP.",
+        is_agent=True,
+        user_code="your agent function",
+        prompt_file=PromptFile(
+            "tasks: an agent makes none",
+            "JSON Lines file; each row is the task of a call of the agent",
+        ),
+        reads_any_row=True,
+        keys=frozenset({"command", "episodes_per_child"}),
+        listed_after="custom",
+    )
+
+    def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
+        """Yield settings that a program does not read, or that it cannot have."""
+        if not section.command:
+            return
+        if section.target is not None or section.options:
+            other = "target" if section.target is not None else "options"
+            yield Clash(
+                ("environment.command", f"environment.{other}"),
+                f"environment.{other} is not used: the agent is the program environment.command",
+                f"Leave environment.{other} out, and pass arguments in environment.command; or "
+                "leave environment.command out.",
+            )
+        if section.episodes_per_child not in (None, 1):
+            yield Clash(
+                ("environment.episodes_per_child", "environment.command"),
+                f"environment.episodes_per_child={section.episodes_per_child} cannot be: with each "
+                "episode of a program its process group ends, and whatever it has left in it",
+                "Leave environment.episodes_per_child out, and raise environment.reward_workers.",
+            )
+
+    def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
+        """Return the agent of one worker; its processes are not started.
+
+        Raises:
+            BadEnvironment: Neither a function nor a program is named, or there is no such program.
+        """
+        from offbeat.environments.agent_factory import make_own_agent
+
+        del model_path
+        return make_own_agent(section, working_dir)
+
+    def check(self, config: "RunConfig") -> Iterator[Finding]:
+        """Check that a program is found on this machine."""
+        from offbeat.launch.checks.agent import check_command
+
+        yield from check_command(config, Path.cwd())
+
+
+class AgentsAtEndpoint:
+    """Plays and checks the agents of any environment whose episodes call the model over HTTP.
+
+    ``rollouts.agents`` and ``launch.checks.agents`` declare its methods.
+    """
+
+    def make_agents(
+        self,
+        config: "RunConfig",
+        tokenizer: Any,  # noqa: ANN401 -- of transformers
+        working_dir: Path,
+        began_with: Mapping[str, str],
+        stop_token_ids: Sequence[int],
+    ) -> "AgentGroups":
+        """Create the endpoint and the agent processes of a worker; nothing is started yet.
+
+        Raises:
+            BadEnvironment: No conversation can be encoded, or no agent be made.
+        """
+        from offbeat.endpoint.worker_agents import make_agents
+
+        return make_agents(config, tokenizer, working_dir, began_with, stop_token_ids)
+
+    def check_agent(self, config: "RunConfig") -> Iterator[Finding]:
+        """Check what joins the turns of a conversation, and how many episodes run at once."""
+        from offbeat.launch.checks.agent import check_agent
+
+        yield from check_agent(config)
+
+
+AGENT: Final = AgentPlugin()
+AGENTS: Final = AgentsAtEndpoint()
