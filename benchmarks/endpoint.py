@@ -31,15 +31,15 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint_client import PROMPT, Calls
-from offbeat.endpoint.bridges import TokenizerTemplate
-from offbeat.endpoint.server import AgentEndpoint
-from offbeat.endpoint.session import SampleSession
-from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
+from offbeat.plugins.agents.endpoint.session import SampleSession
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.rollouts.calls import EngineClient, Generate
 
 MODEL: Final = Path(__file__).parents[1] / "models" / "tiny-addition"

@@ -17,15 +17,15 @@ import psutil
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint import CHAT, MODEL
-from offbeat.endpoint.agent_groups import AgentGroups
-from offbeat.endpoint.bridges import TokenizerTemplate
-from offbeat.endpoint.session import SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.agent import AgentFunction
-from offbeat.environments.episode_child import EpisodeLimits
 from offbeat.environments.frames import RewardTarget
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.plugins.agents.agent import AgentFunction
+from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
+from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
+from offbeat.plugins.agents.endpoint.session import SessionLimits
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
+from offbeat.plugins.agents.episode_child import EpisodeLimits
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.samples import SampleFailurePolicy
 

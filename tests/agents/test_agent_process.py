@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.endpoint.agent_groups import AgentGroups
-from offbeat.endpoint.session import SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.agent_factory import make_agent
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
+from offbeat.plugins.agents.endpoint.session import SessionLimits
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
+from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy

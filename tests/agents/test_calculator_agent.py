@@ -18,19 +18,19 @@ from transformers import AutoTokenizer
 
 from examples.tiny_calculator.agent import connections, run
 from offbeat.config.loader import load_recipe
-from offbeat.endpoint.agent_groups import AgentGroups
-from offbeat.endpoint.bridges import TokenizerTemplate
-from offbeat.endpoint.server import AgentEndpoint
-from offbeat.endpoint.session import SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.agent_factory import make_agent
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
+from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
+from offbeat.plugins.agents.endpoint.session import SessionLimits
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
+from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.endpoint.server import AgentEndpoint
-from offbeat.endpoint.session import Branch
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
+from offbeat.plugins.agents.endpoint.session import Branch
 from tests.support.agent_endpoint import DrawnBytes, encode, session, trained_tokens
 
 openai = pytest.importorskip("openai", reason="the extra agents is not installed")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from offbeat.endpoint.chat_bridge import BranchReason
-from offbeat.endpoint.server import AgentEndpoint
-from offbeat.endpoint.session import Branch
+from offbeat.plugins.agents.endpoint.chat_bridge import BranchReason
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
+from offbeat.plugins.agents.endpoint.session import Branch
 from tests.support.agent_endpoint import DrawnBytes, encode, session, trained_tokens
 
 smolagents = pytest.importorskip("smolagents", reason="the extra smolagents is not installed")

@@ -13,9 +13,9 @@ pytest.importorskip("openai", reason="the extra agents is not installed")
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from examples.smollm2.agent import connections, run
-from offbeat.endpoint.bridges import make_bridge
-from offbeat.endpoint.server import AgentEndpoint
 from offbeat.environments.agent_client import AgentClient
+from offbeat.plugins.agents.endpoint.bridges import make_bridge
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from tests.support.agent_conversations import check_what_is_trained
 from tests.support.agent_endpoint import DrawnBytes, session
 

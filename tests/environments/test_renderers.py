@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.config.run import RunConfig
-from offbeat.endpoint.bridges import make_bridge, make_renderer
-from offbeat.endpoint.chat import ChatMessage
-from offbeat.endpoint.chat_bridge import BranchReason, ChatBridge
-from offbeat.endpoint.session import ChatTurn, SampleSession, Turn
 from offbeat.environments.factory import BadEnvironment
-from offbeat.launch.checks.agent import check_agent
 from offbeat.messages.finding import Level
+from offbeat.plugins.agents.checks import check_agent
+from offbeat.plugins.agents.endpoint.bridges import make_bridge, make_renderer
+from offbeat.plugins.agents.endpoint.chat import ChatMessage
+from offbeat.plugins.agents.endpoint.chat_bridge import BranchReason, ChatBridge
+from offbeat.plugins.agents.endpoint.session import ChatTurn, SampleSession, Turn
 from tests.support.agent_conversations import (
     ANSWERS,
     STEPS,

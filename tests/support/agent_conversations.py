@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from offbeat.endpoint.chat import ChatMessage
-from offbeat.endpoint.session import ChatTurn, SampleSession
+from offbeat.plugins.agents.endpoint.chat import ChatMessage
+from offbeat.plugins.agents.endpoint.session import ChatTurn, SampleSession
 from tests.support.agent_endpoint import DrawnBytes
 
 TOOL = '{"function":{"name":"add","parameters":{}},"type":"function"}'

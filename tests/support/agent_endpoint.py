@@ -10,10 +10,6 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from offbeat.endpoint.bridges import TokenizerTemplate
-from offbeat.endpoint.chat_bridge import ChatBridge
-from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
     STOPPED_AT_STRING,
@@ -22,6 +18,10 @@ from offbeat.messages.generation import (
     SamplingParams,
 )
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
+from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
+from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.rollouts.calls import EngineClient
 
 CHATML: Final = """\

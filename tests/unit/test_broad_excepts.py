@@ -45,10 +45,10 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/journal/files.py Segments._sync",
         "controller/journal/files.py Segments.begin",
         "controller/pending_waits.py PendingWaits.call",
-        "endpoint/agent_groups.py AgentGroups._rewards",
-        "endpoint/server.py _Entry.open_request",
-        "endpoint/server.py _answer",
-        "endpoint/session.py SampleSession._generated",
+        "plugins/agents/endpoint/agent_groups.py AgentGroups._rewards",
+        "plugins/agents/endpoint/server.py _Entry.open_request",
+        "plugins/agents/endpoint/server.py _answer",
+        "plugins/agents/endpoint/session.py SampleSession._generated",
         "doors.py _load_entry_point",
         "testing/trackers.py _called",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
@@ -92,7 +92,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "launch/run.py LiveRun._run",
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
-        "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
+        "plugins/agents/endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
         "generators/engine_loop.py EngineLoop._execute",
         "weight_sync/background.py start_in_thread",
         "launch/bounded_call.py StartedCall.run",
@@ -104,7 +104,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/child_setup.py _function_of",  # modules that a function needs
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/response_text.py decode_for_reader",  # a tokenizer may be code of the model
-        "environments/episode_serving.py serve_episodes",
+        "plugins/agents/episode_serving.py serve_episodes",
         "plugins/images/decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",

@@ -12,7 +12,7 @@ from offbeat.messages.finding import Finding
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.config.sections.environment import EnvironmentConfig
-    from offbeat.endpoint.agent_groups import AgentGroups
+    from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 
 
 class AgentPlugin(PluginOfAgents):
@@ -57,14 +57,14 @@ class AgentPlugin(PluginOfAgents):
         Raises:
             BadEnvironment: Neither a function nor a program is named, or there is no such program.
         """
-        from offbeat.environments.agent_factory import make_own_agent
+        from offbeat.plugins.agents.factory import make_own_agent
 
         del model_path
         return make_own_agent(section, working_dir)
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that a program is found on this machine."""
-        from offbeat.launch.checks.agent import check_command
+        from offbeat.plugins.agents.checks import check_command
 
         yield from check_command(config, Path.cwd())
 
@@ -88,13 +88,13 @@ class AgentsAtEndpoint:
         Raises:
             BadEnvironment: No conversation can be encoded, or no agent be made.
         """
-        from offbeat.endpoint.worker_agents import make_agents
+        from offbeat.plugins.agents.endpoint.worker_agents import make_agents
 
         return make_agents(config, tokenizer, working_dir, began_with, stop_token_ids)
 
     def check_agent(self, config: "RunConfig") -> Iterator[Finding]:
         """Check what joins the turns of a conversation, and how many episodes run at once."""
-        from offbeat.launch.checks.agent import check_agent
+        from offbeat.plugins.agents.checks import check_agent
 
         yield from check_agent(config)
 

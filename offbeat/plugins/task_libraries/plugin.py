@@ -104,8 +104,8 @@ class VerifiersPlugin(PluginOfAgents):
         """
         import msgspec
 
-        from offbeat.environments.agent_factory import make_agent_function
         from offbeat.environments.factory import read_options
+        from offbeat.plugins.agents.factory import make_agent_function
         from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
         options = {

@@ -9,11 +9,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
-from offbeat.endpoint.agent_groups import AgentGroups
-from offbeat.endpoint.bridges import TokenizerTemplate
-from offbeat.endpoint.session import SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.environments.agent_factory import make_agent
 from offbeat.environments.factory import make_prompts
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
@@ -21,6 +16,11 @@ from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.finding import Level
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
+from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
+from offbeat.plugins.agents.endpoint.session import SessionLimits
+from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
+from offbeat.plugins.agents.factory import make_agent
 from offbeat.plugins.task_libraries.checks import check_verifiers
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns

@@ -10,10 +10,10 @@ from offbeat.config.explain import explain
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
-from offbeat.environments.agent_factory import make_agent
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.factory import make_environment, make_prompts
 from offbeat.environments.protocol import SingleTurn
+from offbeat.plugins.agents.factory import make_agent
 from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.installed_package import install_package
 

@@ -11,12 +11,10 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
-from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampling import SamplingConfig
 from offbeat.environments.arithmetic import Arithmetic
-from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import (
@@ -32,22 +30,18 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
-from offbeat.rollouts.worker import EnvironmentRunner, EnvironmentSpec, EnvironmentWorker
-from offbeat.run_files.sharing import WriteLocation
-from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
+from offbeat.rollouts.worker import EnvironmentRunner
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.environment_workers import WorkerOf, only
 
-AGENTS = Path(__file__).parents[1] / "endpoint"
 FENCE = Fence("run", 1)
 
 
-def test_a_process_that_runs_a_worker_and_its_agents_needs_no_ray() -> None:
+def test_a_process_that_runs_a_worker_needs_no_ray() -> None:
     script = (
         "import sys\n"
         "sys.modules['ray'] = None\n"  # an import of it raises
-        "import offbeat.rollouts.worker, offbeat.endpoint.worker_agents\n"
-        "import offbeat.endpoint.agent_groups, offbeat.endpoint.bridges\n"
+        "import offbeat.rollouts.worker\n"
         "print(*({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )
     ended = subprocess.run(
@@ -290,41 +284,3 @@ def test_every_sampling_key_of_the_recipe_is_in_the_requests(tmp_path: Path) -> 
     runner = EnvironmentRunner.make(config, tmp_path, {})
     sent = msgspec.json.decode(msgspec.json.encode(runner.sampling))
     assert sent == {**sampling, "seed": None}
-
-
-def agent_worker(
-    run_dir: Path, tokenizer: PreTrainedTokenizerFast, engine: DrawnBytes
-) -> EnvironmentWorker:
-    """A worker of an agent, on an engine that draws bytes."""
-    tokenizer.save_pretrained(run_dir / "model")
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(run_dir / "model")},
-            "environment": {"name": "agent", "target": "user_agents:converses"},
-            "data": {"path": "tasks.jsonl"},
-            "generator": {"max_model_len": 4000, "sampling": {"max_new_tokens": 20}},
-        }
-    )
-    spec = EnvironmentSpec("environment-0", config, str(AGENTS), str(run_dir))
-    return EnvironmentWorker(spec, WriteLocation(run_dir), only(engine.generate))
-
-
-def test_a_worker_plays_an_agent_and_closes_its_endpoint_and_its_processes(tmp_path: Path) -> None:
-    async def main() -> None:
-        tokenizer, engine = byte_tokenizer(), DrawnBytes()
-        tokenizer.chat_template = CHATML
-        worker = agent_worker(tmp_path, tokenizer, engine)
-        worker.admit(FENCE)
-        receipt, columns = await worker.roll_out(task({"question": "how many"}, samples=3))
-        assert receipt.turns == (2, 2, 2)
-        assert int(columns["loss_mask"].sum()) == sum(len(ids) for _, ids, _ in engine.calls)
-        await worker.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
-
-
-def test_an_agent_needs_a_chat_template(tmp_path: Path) -> None:
-    with pytest.raises(BadEnvironment, match="needs a tokenizer with a chat template"):
-        agent_worker(tmp_path, byte_tokenizer(), DrawnBytes())

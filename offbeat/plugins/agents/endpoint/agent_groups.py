@@ -1,0 +1,250 @@
+"""Rolls out groups of an agent: each sample is one episode of the user's function at the endpoint.
+
+| outcome of an episode                        | what becomes of it                               |
+|----------------------------------------------|--------------------------------------------------|
+| a reward, and turns in one branch            | a valid sample                                   |
+| a request of it failed in the engine         | the attempt of the group fails, by that failure  |
+| the agent raised, exited, or sent no reward  | the sample fails, kind model                     |
+| it never called the model                    | the sample fails, ``no_model_call``              |
+| turns in more than one branch                | a valid sample, all of its branches are trained; |
+|                                              | or it fails, ``branches``, and is not retried    |
+| ``EnvironmentUnavailable``                   | the sample fails, kind infrastructure            |
+
+A failed sample is retried and masked as ``rollout.on_failed_sample`` says, branches are trained or
+masked as ``rollout.branches`` says. In an evaluation, which trains nothing, they are allowed.
+"""
+
+import asyncio
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Final, Literal
+
+import structlog
+
+from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import Agent
+from offbeat.environments.reward_value import NamedRewards
+from offbeat.messages.failures import FailureKind, OffbeatError
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import Receipt
+from offbeat.messages.text import printable
+from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
+from offbeat.plugins.agents.endpoint.server import AgentEndpoint
+from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
+from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.samples import (
+    BRANCHES,
+    Draw,
+    SampleDraws,
+    SampleFailurePolicy,
+    packed_with_own_prompts,
+)
+from offbeat.rollouts.transcript import Transcript
+
+_OTHERS: Final = 512
+"""Descriptors of a worker besides connections of agents: its processes, Ray, files."""
+
+_PER_EPISODE: Final = 16
+"""Connections of an episode, of which each may have a request open."""
+
+_FEWEST: Final = 256
+"""Connections for few episodes: their clients keep some that they do not use."""
+
+
+class TooFewDescriptors(OffbeatError):
+    """The operating system does not allow a worker as many open files as its episodes need."""
+
+    episodes: int
+    needed: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.episodes} episodes at once need {self.needed} open files in their environment "
+            f"worker; the hard limit is {self.limit}. Raise it (ulimit -Hn), or lower "
+            "environment.episodes_per_child or environment.reward_workers"
+        )
+
+
+def raise_descriptor_limit(episodes: int) -> int:
+    """Raise the soft limit of open files to what so many episodes need; return the connections that fit.
+
+    A connection for each is needed; as many as each may have open are taken where the hard limit
+    allows them.
+
+    Raises:
+        TooFewDescriptors: The hard limit is lower.
+    """
+    needed, most = episodes + _OTHERS, max(_FEWEST, episodes * _PER_EPISODE)
+    soft, hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if hard < needed:
+        raise TooFewDescriptors(episodes, needed, hard)
+    allowed = max(soft, min(hard, most + _OTHERS))
+    if allowed > soft:
+        _, unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, unchanged))
+    return min(most, allowed - _OTHERS)
+
+
+log = structlog.stdlib.get_logger()
+_LOGGED: Final = 8  # refusals of different texts, per process
+MODEL = "policy"
+"""The name under which agents ask for the model."""
+
+
+class AgentGroups:
+    """The endpoint and the agent processes of one environment worker.
+
+    All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        bridge: ChatBridge,
+        limits: SessionLimits,
+        branches: Literal["train", "mask"] = "train",
+    ) -> None:
+        """Start nothing yet. ``branches``: what becomes of a sample with more than one."""
+        self._agent, self._bridge, self._limits = agent, bridge, limits
+        self._trains_branches = branches == "train"
+        self._endpoint = AgentEndpoint(MODEL)
+        self._logged_refusals = set[str]()
+
+    async def start(self) -> None:
+        """Start the agent processes, then listen.
+
+        Raises:
+            TooFewDescriptors: For a connection of every episode.
+            RewardFailed: The agent cannot be imported.
+        """
+        connections = raise_descriptor_limit(self._agent.episodes)
+        await self._agent.start()
+        await self._endpoint.start(connections)
+
+    async def close(self) -> None:
+        """Kill the agent processes and stop listening. No group may be running."""
+        await self._agent.close()
+        await self._endpoint.close()
+
+    async def run_group(
+        self, engine: EngineClient, policy: SampleFailurePolicy
+    ) -> tuple[Receipt, Columns]:
+        """Play an episode for each sample of the task, score and pack them.
+
+        The columns are those of ``transfer_queue.schema``, checked. Cancelling kills the episodes
+        and cancels every open ``generate``. Errors of ``generate`` are raised unchanged.
+
+        Raises:
+            RolloutFailed: As the table says, where the policy does not spare the group; of too few
+                valid samples; ``prompts_differ``.
+        """
+        draws = SampleDraws.begin(engine.task, policy, engine.generate)
+
+        def draw_of(sample: int) -> Draw:
+            async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
+                async def timed(request: GenerateRequest) -> GenerateResult:
+                    began = time.perf_counter()
+                    try:
+                        return await generate(request)
+                    finally:
+                        transcript.generate_s += time.perf_counter() - began
+
+                client = replace(engine, generate=timed)
+                session = SampleSession(client, self._bridge, sample, retry, self._limits)
+                await self._play(session, transcript)
+
+            return draw
+
+        return packed_with_own_prompts(engine.task, await draws.draw_all(draw_of))
+
+    async def _play(self, session: SampleSession, transcript: Transcript) -> None:
+        began, api_key = time.perf_counter(), self._endpoint.open(session)
+        branches: tuple[Branch, ...] = ()
+        try:
+            rewards = await self._rewards(session, api_key)
+            transcript.reward, transcript.rewards_by_name = rewards.reward, rewards.by_name
+            if session.engine.task.evaluation:
+                transcript.answer = rewards.answer
+        finally:
+            branches = await self._endpoint.finish(api_key)
+            transcript.refused_requests = session.refused_requests
+            self._log_refusal(session)
+            if branches:
+                later = branches[1:] if self._trains_branches else ()
+                transcript.take(branches[0].transcript, [branch.transcript for branch in later])
+            transcript.reward_s = time.perf_counter() - began - transcript.generate_s
+        if session.failure is not None:
+            raise session.failure  # whatever the agent made of it
+        self._check_branches(session, branches)
+
+    def _log_refusal(self, session: SampleSession) -> None:
+        """Log the first refusals of different texts: the agent may have caught the error."""
+        refused = session.last_refusal
+        if (
+            refused
+            and refused not in self._logged_refusals
+            and len(self._logged_refusals) < _LOGGED
+        ):
+            self._logged_refusals.add(refused)
+            group = session.engine.task.prompt_index
+            log.warning(
+                "agent.request_refused",
+                group=group,
+                sample=session.sample,
+                refusal=printable(refused),
+            )
+
+    async def _rewards(self, session: SampleSession, api_key: str) -> NamedRewards:
+        """Play an episode; one whose session fails is killed at once, whatever the agent would do.
+
+        Raises:
+            RolloutFailed: The agent failed.
+            Exception: The failure of the session, which comes before that of its agent.
+        """
+        task, client = session.engine.task, AgentClient(self._endpoint.base_url, api_key, MODEL)
+        try:
+            async with asyncio.TaskGroup() as episode:
+                failing = episode.create_task(session.raise_failure(), name="session-failure")
+                with environment_code(task):
+                    rewards = await self._agent.run(task, client)
+                for value in (rewards.reward, *rewards.by_name.values()):
+                    checked_reward(task, value, session.sample)
+                failing.cancel()
+        except ExceptionGroup as errors:
+            raise session.failure or errors.exceptions[0] from errors
+        return rewards
+
+    def _check_branches(self, session: SampleSession, branches: tuple[Branch, ...]) -> None:
+        """Check that there is something to train, and that the recipe trains it.
+
+        Raises:
+            RolloutFailed: ``no_model_call``, ``branches``.
+        """
+        task = session.engine.task
+        if not branches:
+            detail = "the agent returned without an answer of the model"
+            if session.last_refusal:
+                detail += f"; the last of its requests was refused: {session.last_refusal}"
+            else:
+                detail += "; requests count that go to client.base_url with client.api_key"
+            raise failed(task, FailureKind.DATA, "no_model_call", detail)
+        if len(branches) == 1 or self._trains_branches or task.evaluation:
+            return
+        reasons = Counter(branch.reason.value for branch in branches)
+        drawn = sum(len(turn.result.token_ids) for turn in session.turns)
+        detail = (
+            f"its {len(session.turns)} turns with {drawn} tokens drawn are "
+            f"{len(branches)} branches "
+            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), and "
+            "rollout.branches=mask trains samples of one: set it to train, or keep every answer in "
+            "the conversation, unchanged"
+        )
+        raise failed(task, FailureKind.DATA, BRANCHES, detail)

@@ -1,0 +1,142 @@
+"""Translates between messages and tokens for the turns of a conversation: what every bridge does.
+
+What the model drew is never encoded again. A bridge gives the prompt of the next turn as the tokens
+of the history, as drawn, and new tokens behind them; or it says why it cannot.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
+from offbeat.plugins.agents.endpoint.tool_calls import ParsedCall
+
+
+class TemplateRefused(Exception):
+    """A chat template, or a renderer in place of it, does not take these messages."""
+
+    def __str__(self) -> str:
+        return f"the model's chat template refused the messages: {super().__str__()}"
+
+
+class BranchReason(enum.StrEnum):
+    """Reason why a request does not continue the tokens of an earlier turn."""
+
+    OPENING = "opening"  # the first request, or a conversation beside the others
+    HISTORY_EDITED = "history_edited"  # no earlier turn ends with the answers it contains
+    TOOLS_CHANGED = "tools_changed"
+    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"  # it drops reasoning, for example
+    RENDERER_DECLINED = "renderer_declined"  # it renders anew: a new question drops reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """Prompt of one turn."""
+
+    text: str  # the whole conversation as a template writes it, the answer opened; else empty
+    token_ids: tuple[int, ...]  # from the first token of the sample
+    new_ids: tuple[int, ...]  # those behind the history
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredChat:
+    """A conversation up to an answer of the model."""
+
+    messages: tuple[ChatMessage, ...]  # the last one is the answer
+    tools: Tools
+    prompt_text: str  # ``RenderedPrompt.text`` of the turn
+    token_ids: tuple[int, ...]  # prompt and completion, as drawn
+    prompt_length: int  # tokens of the prompt
+    open_text: str = ""  # of an answer that the model did not end itself, its stop string included
+
+    def is_followed_by(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether a conversation begins with this one, its answer as it was or gone on with."""
+        length = len(self.messages)
+        return (
+            len(messages) >= length
+            and tuple(messages[: length - 1]) == self.messages[:-1]
+            and (self._is_answer(messages[length - 1]) or self.is_continued_in(messages))
+        )
+
+    def is_continued_in(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether the client goes on with the answer where the model was stopped in it."""
+        sent, answer = messages[len(self.messages) - 1], self.messages[-1]
+        return (
+            bool(self.open_text)
+            and sent.content.startswith(self.open_text)
+            and not self._is_answer(sent)
+            and self._is_answer(msgspec.structs.replace(sent, content=answer.content))
+        )
+
+    def _is_answer(self, sent: ChatMessage) -> bool:
+        """Return whether this is the answer, also without its reasoning: many clients drop that."""
+        answer = self.messages[-1]
+        return sent == answer or sent == msgspec.structs.replace(answer, reasoning="")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnAnswer:
+    """Tokens that the model drew behind a prompt, without the one that ended its turn."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    is_ended: bool  # by the model itself
+    stop: tuple[str, ...] = ()  # the strings of which one ended it, if one did
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """Message of which the tokens of an answer are."""
+
+    content: str  # cut before a stop string
+    calls: tuple[ParsedCall, ...] = ()
+    reasoning: str = ""
+    open_text: str = ""  # ``AnsweredChat.open_text``
+
+
+class ChatBridge(Protocol):
+    """The way from messages to tokens and back. One serves all samples of a model."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn besides those of the recipe and the model."""
+        ...
+
+    def opening(
+        self, messages: Sequence[ChatMessage], tools: Tools, variables: str = NO_VARIABLES
+    ) -> RenderedPrompt:
+        """Return the prompt of a conversation without a history.
+
+        Raises:
+            TemplateRefused: The messages are not taken.
+        """
+        ...
+
+    def extend(
+        self,
+        history: AnsweredChat,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        variables: str = NO_VARIABLES,
+    ) -> RenderedPrompt | BranchReason:
+        """Return the prompt that continues ``history``, or why there is none.
+
+        The messages follow ``history``, and the tools are the same.
+        The prompt begins with ``history.token_ids``. A turn that was cut is closed with the token
+        by which the format of the model ends it, behind what the client has added to it.
+
+        Raises:
+            TemplateRefused: The messages are not taken.
+        """
+        ...
+
+    def parse(self, answer: DrawnAnswer, tools: Tools, *, parses_calls: bool) -> ParsedAnswer:
+        """Return an answer as a message; with a malformed tool call, all of it is content."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return text, special tokens included."""
+        ...

@@ -1,0 +1,288 @@
+"""Bodies of requests: what agents may ask for, and the refusal of everything else by its name.
+
+A field that is not listed here is refused. One that would change how tokens are drawn is accepted
+with the value alone that the recipe samples with: the trainer computes with the recipe's.
+"""
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from offbeat.messages.bad_json import json_problem
+from offbeat.messages.generation import SamplingParams
+from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall, compact_json
+from offbeat.plugins.agents.endpoint.errors import RequestRefused, unsupported
+from offbeat.plugins.agents.endpoint.session import ChatTurn, TokenTurn
+
+Stop = str | Annotated[list[str], Meta(max_length=16)] | None
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=1)] | None
+T = TypeVar("T")
+
+
+class _Body(Struct, forbid_unknown_fields=True):
+    """Base of every object in a body."""
+
+
+class ContentPart(_Body):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+
+
+class CalledFunction(_Body):
+    """Name and arguments of a call that the model made."""
+
+    name: str
+    arguments: str
+
+
+class SentCall(_Body):
+    """A tool call of an earlier answer, as the client sends it back."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class SentMessage(_Body):
+    """A message of the conversation. Fields of other providers' answers may be there, empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[SentCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    reasoning: str | None = None  # vLLM's newer name of the next
+    reasoning_content: str | None = None
+
+    def canonical(self) -> ChatMessage:
+        """Return the message in the form in which messages are compared.
+
+        Raises:
+            RequestRefused: A part of its content is no text.
+        """
+        return ChatMessage(
+            "system" if self.role == "developer" else self.role,
+            _text(self.content),
+            tuple(
+                ToolCall(call.id, call.function.name, compact_json(call.function.arguments))
+                for call in self.tool_calls or ()
+            ),
+            self.tool_call_id or "",
+            self.name or "",
+            self.reasoning_content or self.reasoning or "",
+        )
+
+
+class OfferedTool(_Body, kw_only=True):
+    """A tool that the model may call; the chat template shows it as it is, in this order."""
+
+    type: Literal["function"] = "function"
+    function: dict[str, Any]
+
+
+class ChosenFunction(_Body):
+    """Name of the tool that the client wants called."""
+
+    name: str
+
+
+class ToolChoice(_Body):
+    """The client's wish for one tool."""
+
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class StreamOptions(_Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Sampling(_Body):
+    """Fields that are accepted with the value alone that changes nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class ChatRequest(_Sampling, kw_only=True):
+    """Body of ``POST /v1/chat/completions``."""
+
+    model: str
+    messages: Annotated[list[SentMessage], Meta(min_length=1)]
+    tools: list[OfferedTool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stop: Stop = None
+    max_tokens: Count = None
+    max_completion_tokens: Count = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # Nothing that a model would be asked differently for.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def turn(self, sampling: SamplingParams) -> ChatTurn:
+        """Return what is to be sampled.
+
+        Raises:
+            RequestRefused: A value that the recipe does not sample with, or that is not supported.
+        """
+        _check_sampling(self, sampling)
+        if self.top_logprobs:
+            raise unsupported("top_logprobs", "only the drawn token's logprob is known: use 0")
+        if self.response_format not in (None, {"type": "text"}):
+            raise unsupported("response_format", 'only {"type": "text"} is supported')
+        if self.messages[-1].role == "assistant":
+            problem = (
+                "the last message is the assistant's, which the chat template would close before it "
+                "opens another: end with a message of the user or of a tool"
+            )
+            raise unsupported("messages", problem)
+        limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each]
+        try:
+            tools = [msgspec.json.encode(tool).decode() for tool in self.tools or ()]
+            variables = msgspec.json.encode(
+                self.chat_template_kwargs or {}, order="sorted"
+            ).decode()
+        except RecursionError as error:
+            raise unsupported("tools", "a definition is nested too deeply") from error
+        return ChatTurn(
+            messages=tuple(message.canonical() for message in self.messages),
+            tools=tuple(tools),
+            stop=_stop(self.stop),
+            max_new_tokens=min(limits, default=None),
+            parses_tool_calls=bool(self.tools) and self.tool_choice != "none",
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            seed=self.seed,
+            variables=variables,
+        )
+
+
+class TokenSampling(_Sampling):
+    """``sampling_params`` of a request by tokens."""
+
+    max_tokens: Count = None
+    stop: Stop = None
+    stop_token_ids: list[TokenId] | None = None
+    seed: int | None = None
+    logprobs: int | None = None
+    skip_special_tokens: bool | None = None  # there is no text
+    routed_experts_prompt_start: int | None = None  # no routed experts are returned
+
+
+class TokenRequest(_Body):
+    """Body of ``POST /inference/v1/generate``."""
+
+    token_ids: list[TokenId]
+    sampling_params: TokenSampling
+    model: str | None = None
+    stream: Literal[False] | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    def turn(self, sampling: SamplingParams) -> TokenTurn:
+        """Return what is to be sampled.
+
+        Raises:
+            RequestRefused: A value that the recipe does not sample with, or that is not supported.
+        """
+        asked = self.sampling_params
+        _check_sampling(asked, sampling)
+        if asked.logprobs is not None and asked.logprobs > 1:
+            raise unsupported("logprobs", "only the drawn token's logprob is known: use 1")
+        return TokenTurn(
+            tuple(self.token_ids),
+            _stop(asked.stop),
+            tuple(asked.stop_token_ids or ()),
+            asked.max_tokens,
+            asked.seed,
+        )
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return a body as an object of this type.
+
+    Raises:
+        RequestRefused: It is no JSON, or has unknown fields or wrong types.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_request", str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"the body {json_problem(body)}"
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_json", problem) from error
+
+
+_EVERY_TOKEN: Final = -1
+"""Another value of ``top_k`` for no limit, as vLLM accepts it."""
+
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "n": (None, 1),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+}
+
+
+def _check_sampling(asked: _Sampling, sampling: SamplingParams) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if (value := getattr(asked, name)) not in neutral:
+            raise unsupported(name, f"{value} is not supported: leave it out")
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        value, fixed = getattr(asked, name), getattr(sampling, name)
+        if name == "top_k" and value == _EVERY_TOKEN:
+            value = 0
+        if value is not None and value != fixed:
+            problem = f"{value:g} is asked for, but the recipe samples with {fixed:g}: leave it out"
+            raise unsupported(name, problem)
+
+
+def _stop(stop: Stop) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in strings:
+        raise unsupported("stop", "it holds an empty string: leave that out")
+    return strings
+
+
+def _text(content: str | list[ContentPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise unsupported("messages", f"parts of type {part.type} are not supported: use text")
+    return "\n".join(part.text or "" for part in content)

@@ -1,0 +1,393 @@
+"""One sample of an agent: its turns as they come, and what is trained of them in the end.
+
+Turns form a tree. A request that continues an earlier answer is the child of that turn, and its
+prompt begins with the tokens of that turn exactly as drawn. Any other request is a root, with the
+reason why. Every leaf is a *branch* of the sample; a token that was drawn is trained once, in the
+first branch that holds it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+
+from offbeat.generators.stop_strings import text_before_stop
+from offbeat.messages.failures import InvalidRequest, RolloutFailed, StrayMediaToken
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateResult
+from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, ToolCall, Tools
+from offbeat.plugins.agents.endpoint.chat_bridge import (
+    AnsweredChat,
+    BranchReason,
+    ChatBridge,
+    DrawnAnswer,
+    RenderedPrompt,
+)
+from offbeat.plugins.agents.endpoint.errors import LimitExceeded, SessionFinished
+from offbeat.rollouts.calls import EngineClient
+from offbeat.rollouts.multi_turn import Transcript
+
+T = TypeVar("T")
+
+_LONG_TEXT: Final = 1 << 15
+"""Characters of a conversation that is rendered and encoded beside the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds of one sample; a request beyond one of them is refused by its name."""
+
+    max_requests: int = 1000  # turns, those that failed included
+    max_open_requests: int = 16
+    max_branches: int = 64
+    max_sample_tokens: int = 1 << 20  # of all branches, each with its prompt and what it shares
+
+
+class ChatTurn(msgspec.Struct, frozen=True):
+    """Request for the next answer of a conversation."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: Tools = ()
+    stop: tuple[str, ...] = ()
+    max_new_tokens: int | None = None  # None: as the recipe says
+    parses_tool_calls: bool = True
+    parallel_tool_calls: bool = True
+    seed: int | None = None  # mixed into the sample's own: equal seeds must not make equal samples
+    variables: str = NO_VARIABLES
+
+
+class TokenTurn(msgspec.Struct, frozen=True):
+    """Request for a continuation of these tokens."""
+
+    token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One request that was answered."""
+
+    number: int
+    parent: "Turn | None"
+    reason: BranchReason | None  # None: it continues its parent
+    prompt: RenderedPrompt
+    result: GenerateResult
+    history: AnsweredChat  # without messages if it was asked for by tokens
+    text: str  # of the answer, cut before a stop string
+    finish_reason: str  # stop | length | tool_calls
+
+    @property
+    def answer(self) -> ChatMessage:
+        return self.history.messages[-1]
+
+    @property
+    def completion_ids(self) -> list[int]:
+        return self.result.token_ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One line of turns, from the first prompt to the last answer."""
+
+    reason: BranchReason  # why it is not part of another one
+    transcript: Transcript
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.transcript.prompt_ids
+
+
+@dataclass(slots=True, eq=False)
+class SampleSession:
+    """The turns of one sample. All methods belong to one event loop."""
+
+    engine: EngineClient
+    bridge: ChatBridge
+    sample: int = 0
+    retry: int = 0  # 0 at the first try of the sample; every try draws under seeds of its own
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
+    failure: Exception | None = None  # the first one of the engine, or of the code that answers
+    refused_requests: int = 0
+    last_refusal: str = ""  # of a request that the agent made, for whoever asks why it has no turn
+    is_finished: bool = False
+    open_requests: int = 0
+    tokens: int = 0  # of all branches, each with its prompt and what it shares with others
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _numbers: "count[int]" = field(default_factory=count)
+    _by_question: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
+    _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatTurn) -> Turn:
+        """Return the model's next answer.
+
+        Raises:
+            SessionFinished: The sample is over.
+            LimitExceeded: One of the sample's limits.
+            TemplateRefused: The chat template does not take the messages.
+            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
+                engine raises passes through.
+        """
+        parent, reason, prompt = await self._prompt(request)
+        number, result = await self._generated(prompt, parent, request)
+        drawn = _drawn(prompt, result, request.stop)
+        parsed = self.bridge.parse(drawn, request.tools, parses_calls=request.parses_tool_calls)
+        calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
+        answer = ChatMessage(
+            "assistant",
+            parsed.content,
+            tuple(
+                ToolCall(
+                    f"call_{number}_{index}",
+                    call.name,
+                    msgspec.json.encode(call.arguments).decode(),
+                )
+                for index, call in enumerate(calls)
+            ),
+            reasoning=parsed.reasoning,
+        )
+        ended = "length" if result.finish_reasons[0] == "length" else "stop"
+        return self._record(
+            Turn(
+                number,
+                parent,
+                reason,
+                prompt,
+                result,
+                AnsweredChat(
+                    (*request.messages, answer),
+                    request.tools,
+                    prompt.text,
+                    (*prompt.token_ids, *result.token_ids.tolist()),
+                    len(prompt.token_ids),
+                    parsed.open_text,
+                ),
+                parsed.content,
+                "tool_calls" if calls else ended,
+            )
+        )
+
+    async def continue_tokens(self, request: TokenTurn) -> Turn:
+        """Return a continuation of tokens; they continue the longest turn that they begin with.
+
+        Raises:
+            SessionFinished: The sample is over.
+            LimitExceeded: One of the sample's limits.
+            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
+                engine raises passes through.
+        """
+        ids = request.token_ids
+        earlier = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
+        parent = max(earlier, key=_length, default=None)
+        reason = None
+        if parent is None:
+            reason = BranchReason.HISTORY_EDITED if self.turns else BranchReason.OPENING
+        prompt = RenderedPrompt("", ids, ids if parent is None else ids[_length(parent) :])
+        number, result = await self._generated(prompt, parent, request)
+        history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()), len(ids))
+        ended = "length" if result.finish_reasons[0] == "length" else "stop"
+        drawn = _drawn(prompt, result, request.stop)
+        text = text_before_stop(self.bridge.decode(drawn.token_ids), drawn.stop)
+        return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
+
+    def was_continued(self, turn: Turn) -> bool:
+        """Say whether a later turn continues this one: its answer has arrived."""
+        return turn.number in self._parents
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """Record a failure of the engine, or of the code that answers; the first one is kept."""
+        if self.failure is None:
+            self.failure = error
+            self._failed.set()
+
+    async def raise_failure(self) -> NoReturn:
+        """Wait for the failure of the sample, and raise it."""
+        await self._failed.wait()
+        assert self.failure is not None  # noqa: S101 - set before the event
+        raise self.failure
+
+    def finish(self) -> tuple[Branch, ...]:
+        """End the sample; return its branches in the order in which they were opened."""
+        self.is_finished = True
+        trained = set[int]()
+        branches = list[Branch]()
+        for leaf in self.turns:
+            if not self.was_continued(leaf):
+                branches.append(_branch(leaf, trained))
+        return tuple(branches)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _prompt(
+        self, request: ChatTurn
+    ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
+        bridge, reason = self.bridge, BranchReason.OPENING
+        asked = (request.messages, request.tools, request.variables)
+        if self.turns and any(message.role == "assistant" for message in request.messages):
+            reason = BranchReason.HISTORY_EDITED
+        for parent in self._continued_by(request.messages):
+            if request.tools != parent.history.tools:
+                reason = BranchReason.TOOLS_CHANGED
+                continue
+            prompt = await _apart(request, partial(bridge.extend, parent.history, *asked))
+            if isinstance(prompt, RenderedPrompt):
+                return parent, None, prompt
+            reason = prompt
+        opening = await _apart(request, partial(bridge.opening, *asked))
+        return None, reason, opening
+
+    def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
+        """Return the turns whose whole conversation these messages begin with; the longest only."""
+        chain, found = 0, list[Turn]()
+        for message in messages:
+            asked_here = self._by_question.get(chain, ()) if message.role == "assistant" else ()
+            same = [turn for turn in asked_here if turn.history.is_followed_by(messages)]
+            found = same or found
+            chain = hash((chain, message))
+        return found[::-1]  # of equal ones the newest
+
+    async def _generated(
+        self, prompt: RenderedPrompt, parent: Turn | None, request: ChatTurn | TokenTurn
+    ) -> tuple[int, GenerateResult]:
+        number = self._admit(prompt, parent)
+        self.engine.check_text(prompt.new_ids, "the conversation")
+        task, sampling = self.engine.task, self.engine.sampling
+        room = self.limits.max_sample_tokens - self.tokens - self._added_tokens(prompt, parent)
+        most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
+        if request.max_new_tokens is not None:
+            most = min(most, request.max_new_tokens)
+        more = (
+            request.stop_token_ids if isinstance(request, TokenTurn) else self.bridge.stop_token_ids
+        )
+        if more:
+            ends = tuple(dict.fromkeys((*ends, *more)))
+        stop = tuple(dict.fromkeys((*sampling.stop, *request.stop)))
+        sampling = msgspec.structs.replace(
+            sampling, max_new_tokens=most, stop_token_ids=ends, stop=stop
+        )
+        again = f":{self.retry}" if self.retry else ""
+        rng = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}{again}")
+        engine = replace(self.engine, sampling=sampling)
+        id_ = f"{task.request_prefix}-{self.sample}-{number}"
+        self.open_requests += 1
+        try:
+            result = await engine.sample(id_, prompt.token_ids, 1, rng.getrandbits(31))
+        except Exception as error:
+            if not _is_the_agents(error):
+                self.fail(error)
+            raise
+        finally:
+            self.open_requests -= 1
+        if self.is_finished:
+            raise SessionFinished
+        return number, result
+
+    def _admit(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
+        limits = self.limits
+        if self.is_finished:
+            raise SessionFinished
+        if self.open_requests >= limits.max_open_requests:
+            raise LimitExceeded("max_open_requests", limits.max_open_requests)
+        self._check_room(self._added_tokens(prompt, parent) + 1, parent)
+        number = next(self._numbers)
+        if number >= limits.max_requests:
+            raise LimitExceeded("max_requests", limits.max_requests)
+        return number
+
+    def _check_room(self, tokens: int, parent: Turn | None) -> None:
+        """Check that the sample has room for a turn that adds so many tokens.
+
+        Raises:
+            LimitExceeded: ``max_branches``, ``max_sample_tokens``.
+        """
+        limits = self.limits
+        branches = sum(not self.was_continued(turn) for turn in self.turns)
+        if self._opens_branch(parent) and branches >= limits.max_branches:
+            raise LimitExceeded("max_branches", limits.max_branches)
+        if self.tokens + tokens > limits.max_sample_tokens:
+            raise LimitExceeded("max_sample_tokens", limits.max_sample_tokens)
+
+    def _opens_branch(self, parent: Turn | None) -> bool:
+        return parent is None or self.was_continued(parent)
+
+    def _added_tokens(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
+        """Return by how much a prompt lengthens the branches: a new one has the history once more."""
+        return len(prompt.token_ids if self._opens_branch(parent) else prompt.new_ids)
+
+    def _record(self, turn: Turn) -> Turn:
+        """Take a turn in.
+
+        Raises:
+            LimitExceeded: Another request, open at the same time, has used up the room.
+        """
+        tokens = self._added_tokens(turn.prompt, turn.parent) + len(turn.result.token_ids)
+        self._check_room(tokens, turn.parent)
+        self.turns.append(turn)
+        self.tokens += tokens
+        if turn.parent is not None:
+            self._parents.add(turn.parent.number)
+        chain = 0
+        for message in turn.history.messages[:-1]:
+            chain = hash((chain, message))
+        if turn.history.messages:
+            self._by_question.setdefault(chain, []).append(turn)
+        return turn
+
+
+async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
+    """Make a prompt; in a thread if it is long, so that other samples do not wait for it."""
+    if sum(len(message.content) for message in request.messages) < _LONG_TEXT:
+        return make()
+    return await asyncio.to_thread(make)
+
+
+def _drawn(prompt: RenderedPrompt, result: GenerateResult, stop: tuple[str, ...]) -> DrawnAnswer:
+    ids, reason = result.token_ids.tolist(), result.finish_reasons[0]
+    is_ended = reason == "stop"
+    return DrawnAnswer(
+        prompt.token_ids,
+        tuple(ids[:-1] if is_ended else ids),
+        is_ended,
+        stop if reason == STOPPED_AT_STRING else (),
+    )
+
+
+def _is_the_agents(error: Exception) -> bool:
+    """Say whether a request failed by what the agent sent: the sample itself has not failed."""
+    match error:
+        case InvalidRequest() | StrayMediaToken():
+            return True
+        case RolloutFailed():
+            return error.reason in {"prompt_too_long", "prompt_empty"}
+        case _:
+            return False
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.history.token_ids)
+
+
+def _branch(leaf: Turn, trained: set[int]) -> Branch:
+    """Return the branch that ends with ``leaf``; what is in ``trained`` is context, the rest joins it."""
+    line = [leaf]
+    while (parent := line[-1].parent) is not None:
+        line.append(parent)
+    root = line[-1]
+    transcript = Transcript(prompt_ids=root.prompt.token_ids)
+    for turn in reversed(line):
+        observation = () if turn is root else turn.prompt.new_ids
+        transcript.add_turn(observation, turn.result, is_context=turn.number in trained)
+        trained.add(turn.number)
+    assert root.reason is not None  # noqa: S101 - a turn without a parent has one
+    return Branch(root.reason, transcript)
