@@ -24,6 +24,20 @@ class PromptFile:
 
 
 @dataclass(frozen=True, slots=True)
+class AsyncForm:
+    """The form of an async function with two arguments that a user writes."""
+
+    parameters: str
+    """Its two parameters, as in a signature."""
+
+    arguments: str
+    """A sentence on its arguments, without a full stop."""
+
+    change: str
+    """What to do about a function of another form."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentTraits:
     """Facts about an environment that the rules of a recipe depend on."""
 
@@ -41,6 +55,9 @@ class EnvironmentTraits:
 
     user_code: str = ""
     """The object that ``environment.target`` names, as messages call it; empty: it reads no target."""
+
+    async_form: AsyncForm | None = None
+    """The form of the function that ``environment.target`` names, or None if it is not this one."""
 
     prompt_file: PromptFile | None = None
     """The file that it needs, or None if it needs no file, or says so itself."""

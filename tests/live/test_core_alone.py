@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installed_package import install_package
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import runpy
@@ -61,7 +63,39 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     assert done.returncode == 2
     assert "sync.transport = 'reshard': has to be: object_store" in done.stderr
     assert "This installation lacks the plug-in reshard: reinstall offbeat." in done.stderr
+    for name in ("agent", "verifiers"):
+        done = offbeat(core, "check", recipe, f"environment.name={name}")
+        refusal = f"environment.name = '{name}': has to be: one of arithmetic, digits, gsm8k"
+        assert (done.returncode, refusal in done.stderr) == (2, True)
+    done = offbeat(core, "check", recipe, "environment.episodes_per_child=2")
+    assert (done.returncode, "only the processes of name=agent" in done.stderr) == (2, True)
     pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
     done = offbeat(core, "dry-run", pictures)
     assert done.returncode == 2
     assert "no plug-in that reads media is installed" in done.stderr
+
+
+PLAYERS = """
+from offbeat.config.environment_traits import EnvironmentTraits
+from offbeat.environments.environment_plugin import PluginOfAgents
+
+
+class Players(PluginOfAgents):
+    traits = EnvironmentTraits("players.", makes_prompts=True, is_agent=True)
+
+    def make_agent(self, section, working_dir, model_path):
+        raise NotImplementedError
+
+
+PLUGIN = Players()
+"""
+
+
+def test_agents_of_another_package_are_refused_where_nothing_plays_them(core: Path) -> None:
+    install_package(core, "games", {"environment.players": PLAYERS})
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    done = offbeat(core, "check", recipe, "environment.name=players")
+    assert done.returncode == 2
+    assert "environment.name=players is played by a plug-in: agents endpoint: there is none" in (
+        done.stderr
+    )

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from offbeat.config.by_value import given as given_value
 from offbeat.config.by_value import is_by_value, is_given, unverifiable
 from offbeat.config.crosschecks import call_keys_set
+from offbeat.config.environment_traits import AsyncForm, known_environments
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
@@ -36,7 +37,6 @@ _LOSS, _ADVANTAGE = "loss", "advantage"
 """Stand for ``environment.name`` where the function is a loss, or an advantage."""
 
 _ARGUMENTS_BY_ENVIRONMENT: Final = {
-    "agent": "an agent gets a task and a client",
     "function": "a reward gets a row and a response",
     _LOSS: "a loss gets tokens and options",
     _ADVANTAGE: "an advantage gets the rewards of a group",
@@ -53,7 +53,6 @@ _VERL_FORM: Final = (
 )
 _TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
 _CHANGE_BY_ENVIRONMENT: Final = {
-    "agent": "Write it as async def agent(task, client), and return one number.",
     "function": "Write it as def reward(row, response), and return one number.",
     _LOSS: "Write it as def loss(tokens, options), and return the loss of each token.",
     _ADVANTAGE: "Write it as def advantage(rewards), and return one number per sample.",
@@ -175,6 +174,11 @@ def _find_key(section: str, environment: str) -> str:
     return ADVANTAGE if environment == _ADVANTAGE else f"{section}.target"
 
 
+def _find_async_form(environment: str) -> AsyncForm | None:
+    traits = known_environments().get(environment)
+    return None if traits is None else traits.async_form
+
+
 def _read_value(
     section: str, target: str, options: Collection[str], environment: str
 ) -> tuple[ast.stmt | None, Finding]:
@@ -195,7 +199,8 @@ def _read_value(
     else:
         problem = "" if node is None else _problem([node], node, name, options, environment)
     if problem:
-        change = _CHANGE_BY_ENVIRONMENT.get(environment, f"Change {name}.")
+        form = _find_async_form(environment)
+        change = form.change if form else _CHANGE_BY_ENVIRONMENT.get(environment, f"Change {name}.")
         if isinstance(value, type):
             change = f"Give an instance, as {name}(...), or a function."
         return None, error(section, f"{key}: {problem}", change)
@@ -386,8 +391,9 @@ def _problem(
     """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
     if isinstance(node, _Function):
         here = f"{node.name}() in line {node.lineno}"
-        if environment == "agent" and not isinstance(node, ast.AsyncFunctionDef):
-            return f"{here} is not async: write async def {node.name}(task, client)"
+        form = _find_async_form(environment)
+        if form and not isinstance(node, ast.AsyncFunctionDef):
+            return f"{here} is not async: write async def {node.name}({form.parameters})"
         if environment in (_LOSS, _ADVANTAGE) and isinstance(node, ast.AsyncFunctionDef):
             return f"{here} is async: write def {node.name}"
         return _call_problem(here, _arguments_in(node.args), options, environment)
@@ -443,7 +449,9 @@ def _call_problem(here: str, takes: _Arguments, options: Collection[str], enviro
     """Return why a function cannot be called with its two arguments, if it gets them, and ``options``."""
     if environment == "function" and _OF_VERL in {*takes.positional, *takes.by_keyword}:
         return f"{here} has the arguments of a reward of verl; {_VERL_FORM}"
-    if given := _ARGUMENTS_BY_ENVIRONMENT.get(environment):
+    async_form = _find_async_form(environment)
+    given = async_form.arguments if async_form else _ARGUMENTS_BY_ENVIRONMENT.get(environment)
+    if given:
         count, given_count = len(takes.positional), _GIVEN_COUNT - (environment == _ADVANTAGE)
         if count < given_count and not takes.takes_any_count:
             problem = f"{here} takes {count} positional argument{'s' * (count != 1)}; {given}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.clash import Clash
-from offbeat.config.environment_traits import EnvironmentTraits, PromptFile
+from offbeat.config.environment_traits import AsyncForm, EnvironmentTraits, PromptFile
 from offbeat.environments.environment_plugin import Agent, PluginOfAgents
 from offbeat.messages.finding import Finding
 
@@ -22,6 +22,11 @@ class AgentPlugin(PluginOfAgents):
         "an async function or program that calls the model over HTTP.",
         is_agent=True,
         user_code="your agent function",
+        async_form=AsyncForm(
+            "task, client",
+            "an agent gets a task and a client",
+            "Write it as async def agent(task, client), and return one number.",
+        ),
         prompt_file=PromptFile(
             "tasks: an agent makes none",
             "JSON Lines file; each row is the task of a call of the agent",
