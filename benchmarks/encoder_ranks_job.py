@@ -26,8 +26,9 @@ from benchmarks.encoder_ranks_cases import (
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.bridge import Bridge, Header, ProcessGroupWire, Wire
 from offbeat.trainers.grid.choose import grid_trainer_kind
 from offbeat.trainers.grid.layout import Side

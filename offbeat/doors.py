@@ -14,6 +14,8 @@ media        pictures in prompts: arrays that a prompt carries next to its token
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
 release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
+trainer      trains a model by another library than torch:
+             ``offbeat.trainers.trainer_plugin.TrainerPlugin``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 transport    carries releases from trainer ranks to engines:
              ``offbeat.weight_sync.transport_plugin.TransportPlugin``
@@ -40,6 +42,7 @@ Kind = Literal[
     "release_form",
     "runtime",
     "tracker",
+    "trainer",
     "transport",
 ]
 
@@ -72,6 +75,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "wandb": "offbeat.plugins.wandb.plugin:TRACKER",
         "tensorboard": "offbeat.plugins.tensorboard.plugin:TRACKER",
     },
+    "trainer": {"megatron": "offbeat.plugins.megatron.plugin:TRAINER"},
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
 }
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""

@@ -9,6 +9,7 @@ from offbeat.config.sections.loss import (
     PessimisticLossConfig,
     PolicyGradientLossConfig,
 )
+from offbeat.config.trainer_backends import CORE_BACKENDS
 
 _LOSS = "algorithm.loss"
 
@@ -216,7 +217,7 @@ def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) ->
             "advantages, which is 0 where they are equal",
             f"Set {_LOSS}.step_std to false, or leave {_LOSS}.teacher out.",
         )
-    if config.trainer.backend == "megatron":
+    if config.trainer.backend not in CORE_BACKENDS:
         yield Clash(
             (f"{_LOSS}.teacher", "trainer.backend"),
             f"{_LOSS}.teacher={teacher} is held by trainer.backend=torch alone",

@@ -52,13 +52,14 @@ from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.sync_plugins import (
     delta_clashes,
     sync_plugin_clashes,
     transport_clashes,
     transport_clashes_of_real_run,
 )
+from offbeat.config.trainer_backends import find_trainer_rules
 
 __all__ = ["Clash", "clashes"]
 
@@ -894,49 +895,8 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
                 f"{ranks} does not go with trainer.moe: experts are not divided",
                 "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
             )
-    if isinstance(trainer, MegatronTrainerConfig):
-        yield from _tensor_parallel_ranks_share_the_tokens(trainer)
-        yield from _experts_fill_the_ranks_of_a_stage(trainer)
-        yield from _every_stage_has_its_layers(trainer)
-
-
-def _tensor_parallel_ranks_share_the_tokens(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
-    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
-        yield Clash(
-            ("trainer.sequence_parallel", "trainer.tensor_parallel"),
-            "trainer.sequence_parallel does nothing with trainer.tensor_parallel=1: it is "
-            "tensor-parallel ranks that share the tokens",
-            "Set it to false, or trainer.tensor_parallel to 2 or more.",
-        )
-
-
-def _experts_fill_the_ranks_of_a_stage(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
-    tensor, context, data = (
-        trainer.tensor_parallel,
-        trainer.context_parallel,
-        trainer.data_parallel,
-    )
-    expert, within = trainer.expert_parallel, trainer.expert_tensor_parallel
-    if tensor * context * data % (expert * within):
-        yield Clash(
-            ("trainer.expert_parallel", "trainer.expert_tensor_parallel"),
-            f"trainer.expert_parallel={expert} x trainer.expert_tensor_parallel={within} does not divide the "
-            f"{tensor * context * data} ranks of a pipeline stage: tensor_parallel={tensor} x "
-            f"context_parallel={context} x data_parallel={data}",
-            f"Set their product to a divisor of {tensor * context * data}, or trainer.data_parallel to a number "
-            "with which it is one.",
-        )
-
-
-def _every_stage_has_its_layers(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
-    stages = trainer.layers_per_stage
-    if stages is not None and len(stages) != trainer.pipeline_parallel:
-        yield Clash(
-            ("trainer.layers_per_stage", "trainer.pipeline_parallel"),
-            f"trainer.layers_per_stage has {len(stages)} numbers for trainer.pipeline_parallel="
-            f"{trainer.pipeline_parallel} stages",
-            f"Give one number for each stage, or set trainer.pipeline_parallel to {len(stages)}.",
-        )
+    if (plugin := find_trainer_rules(trainer.backend)) is not None:
+        yield from plugin.find_clashes(config)
 
 
 MOST_TRAINER_RANKS: Final = 1 << 17

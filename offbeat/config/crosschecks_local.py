@@ -8,6 +8,7 @@ from offbeat.config.limits import lora_of, shares_weights, trainer_device, train
 from offbeat.config.mixture import environment_workers, has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.trainer_backends import find_trainer_rules
 
 _ON_RAY = "Leave runtime.backend out, to run on Ray"
 
@@ -37,11 +38,11 @@ def local_clashes(config: RunConfig) -> Iterator[Clash]:
             "vLLM starts processes and patches torch in its own",
             "set generator.backend to embedded",
         )
-    if config.trainer.backend == "megatron":
+    if (plugin := find_trainer_rules(config.trainer.backend)) is not None:
         yield _clash(
             "trainer.backend",
-            "megatron",
-            "its global state belongs to one process per rank",
+            config.trainer.backend,
+            plugin.why_not_local,
             "set trainer.backend to torch",
         )
     elif (ranks := trainer_ranks(config)) > 1:

@@ -12,11 +12,8 @@ from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
-from offbeat.config.sections.trainer import (
-    MegatronTrainerConfig,
-    TorchTrainerConfig,
-    TrainerConfig,
-)
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 
 _LEAST_START_S: Final = 120.0
 _LOAD_BYTES_PER_SECOND: Final = 200e6
@@ -113,19 +110,17 @@ def trainer_ranks(config: RunConfig) -> int:
     """Return the number of trainer processes. Expert parallelism is contained in the other axes."""
     trainer = config.trainer
     ranks = trainer_replicas(trainer)
-    if trainer.backend != "stub":
-        ranks *= trainer.tensor_parallel
-    if isinstance(trainer, MegatronTrainerConfig):
-        ranks *= trainer.context_parallel * trainer.pipeline_parallel
+    if isinstance(trainer, ModelTrainerConfig):
+        ranks *= trainer.tensor_parallel * trainer.ranks_of_row * trainer.stages
     return ranks + encoder_ranks(trainer)
 
 
-def encoder_of(trainer: TrainerConfig) -> EncoderConfig | None:
+def encoder_of(trainer: AnyTrainerConfig) -> EncoderConfig | None:
     """Return the ranks that hold the vision tower alone; None: there are none."""
-    return None if trainer.backend == "stub" else trainer.encoder
+    return trainer.encoder if isinstance(trainer, ModelTrainerConfig) else None
 
 
-def encoder_ranks(trainer: TrainerConfig) -> int:
+def encoder_ranks(trainer: AnyTrainerConfig) -> int:
     """Return the number of ranks that hold the vision tower alone. They are the last of the world."""
     encoder = encoder_of(trainer)
     return 0 if encoder is None else encoder.data_parallel * encoder.tensor_parallel
@@ -140,9 +135,9 @@ class RankResources:
     threads: int
 
 
-def rank_resources(trainer: TrainerConfig, rank: int, ranks: int) -> RankResources:
+def rank_resources(trainer: AnyTrainerConfig, rank: int, ranks: int) -> RankResources:
     """Return the resources of a rank of a world of so many."""
-    threads = 1 if trainer.backend == "stub" else trainer.threads
+    threads = trainer.threads if isinstance(trainer, ModelTrainerConfig) else 1
     encoder = encoder_of(trainer)
     if encoder is None or rank < ranks - encoder_ranks(trainer):
         return RankResources(trainer.cpus, trainer.gpus, threads)
@@ -157,13 +152,13 @@ def trainer_resources(config: RunConfig) -> list[RankResources]:
     return [rank_resources(config.trainer, rank, ranks) for rank in range(ranks)]
 
 
-def microbatch_tokens(trainer: TrainerConfig) -> int:
+def microbatch_tokens(trainer: AnyTrainerConfig) -> int:
     """Return the most tokens in one forward-backward of one replica, whose ranks may share its rows."""
-    context = trainer.context_parallel if isinstance(trainer, MegatronTrainerConfig) else 1
-    return trainer.max_tokens_per_microbatch * context
+    ranks = trainer.ranks_of_row if isinstance(trainer, ModelTrainerConfig) else 1
+    return trainer.max_tokens_per_microbatch * ranks
 
 
-def encoder_tokens(trainer: TrainerConfig) -> int | None:
+def encoder_tokens(trainer: AnyTrainerConfig) -> int | None:
     """Return the most tokens of media that an encoder rank computes at once; None: no bound."""
     encoder = encoder_of(trainer)
     return None if encoder is None else encoder.max_tokens_per_microbatch
@@ -184,27 +179,27 @@ def shares_weights(config: RunConfig) -> bool:
 def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
     """Return the patterns of names of parameters that are not trained; empty: all are trained."""
     trainer = config.trainer
-    return () if trainer.backend == "stub" else trainer.freeze
+    return trainer.freeze if isinstance(trainer, ModelTrainerConfig) else ()
 
 
 def moe_of(config: RunConfig) -> MoeConfig | None:
     """Return how the run balances experts; None: it leaves them to the loss."""
     trainer = config.trainer
-    moe = None if trainer.backend == "stub" else trainer.moe
+    moe = trainer.moe if isinstance(trainer, ModelTrainerConfig) else None
     return moe if moe is not None and (moe.has_losses or moe.bias_update_rate) else None
 
 
-def trainer_replicas(trainer: TrainerConfig) -> int:
+def trainer_replicas(trainer: AnyTrainerConfig) -> int:
     """Return the number of data-parallel ranks, among which the groups of a step are divided."""
-    return 1 if trainer.backend == "stub" else trainer.data_parallel
+    return trainer.data_parallel if isinstance(trainer, ModelTrainerConfig) else 1
 
 
-def trainer_device(trainer: TrainerConfig) -> str:
+def trainer_device(trainer: AnyTrainerConfig) -> str:
     """Return the torch device of each rank; a stub has no tensors, so its ranks meet as those on CPU."""
-    return "cpu" if trainer.backend == "stub" else trainer.device
+    return trainer.device if isinstance(trainer, ModelTrainerConfig) else "cpu"
 
 
-def start_deadline_s(section: GeneratorConfig | TrainerConfig, model_bytes: int = 0) -> float:
+def start_deadline_s(section: GeneratorConfig | AnyTrainerConfig, model_bytes: int = 0) -> float:
     """Return the seconds that a trainer or an engine gets to start.
 
     Args:

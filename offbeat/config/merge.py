@@ -5,8 +5,8 @@ from typing import Final
 from offbeat.config import schema
 from offbeat.config.tree import Leaf, Section
 
-_REFUSED_BY: Final = {"trainer.lora": ("megatron",)}
-"""Keys that stay where another choice lacks them, unless null, so that the choice is refused by name.
+_DROPPED_BY: Final = {"trainer.lora": ("stub",)}
+"""Keys that other choices than these refuse: they stay where another choice lacks them, unless null.
 
 Without them, the whole model would be trained, where the recipe says that adapters are.
 """
@@ -16,7 +16,7 @@ def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
     Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
-    new variant does not have are dropped, except where ``_REFUSED_BY`` names the variant; so are the options of
+    new variant does not have are dropped, except where ``_DROPPED_BY`` names other variants; so are the options of
     another environment. Where it names another preset, all that ``base`` says of the section is dropped.
 
     Returns:
@@ -68,7 +68,7 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
         for name, node in base.children.items()
         if name not in model.model_fields
         and schema.known(key := f"{section}.{name}") is not None  # a misspelt key is reported
-        and (chosen not in _REFUSED_BY.get(key, ()) or node.plain() is None)
+        and (chosen in _DROPPED_BY.get(key, (chosen,)) or node.plain() is None)
     ]
 
 

@@ -125,7 +125,7 @@ def chooser(section: str) -> str:
 
 
 def only_with(key: Key) -> str:
-    """The settings without which a key does not exist: ``trainer.backend=torch or megatron``.
+    """The settings without which a key does not exist: ``sampler.name=in_order or windowed``.
 
     Empty for a key that its section always has.
     """

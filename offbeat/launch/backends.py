@@ -20,18 +20,16 @@ def engine_class(backend: Literal["embedded", "stub", "vllm"]) -> type[Any]:
     assert_never(backend)
 
 
-def trainer_class(backend: Literal["torch", "stub", "megatron"]) -> type[Any]:
+def trainer_class(backend: str) -> type[Any]:
     """Return the actor class of ``trainer.backend``."""
     if backend == "stub":
         from offbeat.actors.stub_trainer_actor import StubTrainerActor
 
         return StubTrainerActor
-    if backend == "megatron":
-        from offbeat.actors.megatron_trainer_actor import MegatronTrainerActor
-
-        return MegatronTrainerActor
     if backend == "torch":
         from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 
         return TorchTrainerActor
-    assert_never(backend)
+    from offbeat.actors.plugin_trainer_actor import PluginTrainerActor
+
+    return PluginTrainerActor

@@ -1,7 +1,7 @@
 """Weights of a checkpoint or a Hugging Face directory, whichever backend wrote it, by name.
 
 state_N   of the torch trainer: its weights in the names of transformers, masters of 16-bit ones
-state_N   of the megatron trainer: the names of the model's files
+state_N   of a trainer of a plug-in: the names of the model's files
 step_N    an exported model, or any other Hugging Face directory: the names of its files
 adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT's files
 """
@@ -21,15 +21,14 @@ from torch import Tensor
 from offbeat.messages.failures import OffbeatError
 from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.expert_names import Named
-from offbeat.trainers.megatron.state import SavedShares
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.receiver_names import Shapes, file_shapes, names_that_fit
 from offbeat.trainers.torch.lora import part_of_parameter
 from offbeat.trainers.torch.sharded_state import METADATA, load_shards, saved_shapes
+from offbeat.trainers.trainer_plugin import TrainerPlugin, known_trainers
 from offbeat.weight_sync.adapter import part_named
 
 _WEIGHT: Final = "weight/"
-_SHARES: Final = "share-*.safetensors"
 _CONFIG: Final = "config.json"
 
 
@@ -81,12 +80,9 @@ def saved_weights(path: Path) -> SavedWeights:
     """
     if (path / METADATA).is_file():
         return SavedWeights(path, lambda: _torch_shapes(path), lambda: _of_torch_state(path))
-    if any(path.glob(_SHARES)):
-        return SavedWeights(
-            path,
-            lambda: {name: tuple(each.shape) for name, each in _of_megatron_state(path)},
-            lambda: _of_megatron_state(path),
-        )
+    for plugin in known_trainers().values():
+        if plugin.wrote_state(path):
+            return _of_plugin(plugin, path)
     if any(path.glob("*.safetensors")):
         return SavedWeights(
             path,
@@ -153,6 +149,9 @@ def _file_name(key: str) -> str:
     return name if part is None else part.file_name
 
 
-def _of_megatron_state(path: Path) -> Iterator[Named]:
-    with SavedShares(path) as saved:
-        yield from saved.weights()
+def _of_plugin(plugin: TrainerPlugin, path: Path) -> SavedWeights:
+    return SavedWeights(
+        path,
+        lambda: {name: tuple(each.shape) for name, each in plugin.read_weights(path)},
+        lambda: plugin.read_weights(path),
+    )

@@ -14,8 +14,8 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.gpu import plain

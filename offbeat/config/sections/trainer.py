@@ -1,88 +1,16 @@
 """Defines section ``trainer`` of a recipe."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
-from offbeat.config.base import Config, default_choice
-from offbeat.config.sections.encoder import EncoderConfig
+from offbeat.config.base import default_choice
 from offbeat.config.sections.lora import LoraConfig
-from offbeat.config.sections.moe import MoeConfig
-from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
+from offbeat.config.trainer_backends import trainer_sections
 
 
-class _Trainer(Config):
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW and its schedule."""
-
-    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 8192
-    """Tokens, with padding, per forward-backward pass on one rank. The gradient does not depend on
-    it; lower it if a rank runs out of memory."""
-
-    min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
-    """Tokens to collect before a chunk goes to the trainer. null: enough for every rank. Fewer
-    start earlier and pack worse."""
-
-    start_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Time for the trainer to start. null: 120 s plus 1 s per 200 MB of model files. Raise it for
-    slow disks."""
-
-    step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of one trainer call, after which the trainer is replaced."""
-
-    step_retries: Annotated[int, Field(ge=0)] = 1
-    """Retries of a step after a rank reported a failure."""
-
-    restart_budget: Annotated[int, Field(ge=0)] = 3
-    """Times the run may replace all ranks and restore them from a checkpoint; one more ends it."""
-
-    max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
-    """Steps in a row that end the run if none was applied (loss or gradient not finite, or no
-    data). Their samples are lost."""
-
-    cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs that Ray reserves per rank. 0: any machine, however busy."""
-
-    gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs that Ray reserves per rank. A fraction shares the GPU and its memory with an engine."""
-
-
-class _ModelTrainer(_Trainer):
-    device: str = "cpu"
-    """torch device of each rank: cpu or cuda. cuda needs `trainer.gpus`."""
-
-    threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads per rank. Beyond the free cores, trainer and engines slow each other down."""
-
-    data_parallel: Annotated[int, Field(ge=1)] = 1
-    """Data-parallel ranks. The torch backend also shards weights and optimizer over them
-    (FSDP2)."""
-
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each matrix; keep them in one machine. The torch backend needs a plan in the
-    model's config (docs/trainer-ranks.md)."""
-
-    shared_prompt: bool = True
-    """Pack the samples of a group behind one copy of their prompt, if that is exact for the model
-    (docs/model-proofs.md)."""
-
-    activation_checkpointing: bool = False
-    """Keep only the input of each layer and recompute it in the backward pass. Much less memory, up
-    to a third more work, same gradient bits."""
-
-    moe: MoeConfig = MoeConfig()
-    """Balance of experts, for models that have some (docs/moe.md)."""
-
-    encoder: EncoderConfig | None = None
-    """Separate ranks for the vision tower (docs/encoder-ranks.md)."""
-
-    freeze: tuple[str, ...] = ()
-    """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*`
-    also matches dots. Each must match (docs/recipes.md). They need no gradient and no moments.
-    megatron freezes only names of a vision tower (docs/megatron.md)."""
-
-
-class TorchTrainerConfig(_ModelTrainer):
+class TorchTrainerConfig(ModelTrainerConfig):
     """Any Hugging Face causal LM, sharded over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
 
     backend: Literal["torch"] = "torch"
@@ -92,47 +20,20 @@ class TorchTrainerConfig(_ModelTrainer):
     """Train adapters instead of the model: less memory, smaller releases (docs/lora.md)."""
 
 
-class MegatronTrainerConfig(_ModelTrainer):
-    """megatron-core (extra ``megatron``): only mapped model families (docs/megatron.md)."""
-
-    backend: Literal["megatron"] = "megatron"
-    """Training backend."""
-
-    pipeline_parallel: Annotated[int, Field(ge=1)] = 1
-    """Stages that share the layers. Stages idle at both ends of a step, so send several
-    microbatches per stage."""
-
-    layers_per_stage: (
-        Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None
-    ) = None
-    """Layers of each pipeline stage, as in `[11, 12, 12, 11]`. null: equal. The first stage also
-    has the embedding and the last one the head."""
-
-    context_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each row of tokens. Together they take this many times
-    `trainer.max_tokens_per_microbatch`."""
-
-    expert_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks of a stage that share the experts: a divisor of tensor_parallel x context_parallel x
-    data_parallel / expert_tensor_parallel."""
-
-    expert_tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share the matrices of each expert, independent of `trainer.tensor_parallel`."""
-
-    sequence_parallel: bool = False
-    """Tensor-parallel ranks also share the tokens: less activation memory, same traffic. Experts
-    with tensor parallelism need it."""
-
-
-class StubTrainerConfig(_Trainer):
+class StubTrainerConfig(AnyTrainerConfig):
     """A cost model (section `stub`) instead of a model: dry runs."""
 
     backend: Literal["stub"] = "stub"
     """Training backend."""
 
 
+if TYPE_CHECKING:  # the core reads no key of a plug-in, and a type checker shows that
+    _Section = TorchTrainerConfig | StubTrainerConfig
+else:
+    _Section = Union[(TorchTrainerConfig, *trainer_sections(), StubTrainerConfig)]
+
 TrainerConfig = Annotated[
-    TorchTrainerConfig | MegatronTrainerConfig | StubTrainerConfig,
+    _Section,
     Field(discriminator="backend"),
     default_choice("backend", "torch"),
 ]

@@ -24,6 +24,7 @@ from offbeat.trainers.grid.sides import Inventory, inventory_of
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.trainer_plugin import find_trainer
 
 _TOKENS: Final = 1000
 
@@ -89,7 +90,7 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     if (model := _marked_model(config)) is None:
         return
     try:
-        inventory = inventory_of(model, has_experts=trainer.backend == "megatron")
+        inventory = inventory_of(model, has_experts=find_trainer(trainer.backend) is not None)
         sides = _Sides(model.config, grid, inventory, plans_of(model, grid))
     except UntrainableModel as refused:
         yield error(_MODEL, f"{refused.subject} {refused.problem}", f"{refused.fix}.")

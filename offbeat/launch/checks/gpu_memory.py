@@ -6,6 +6,7 @@ from offbeat.config.limits import trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.trainer_plugin import known_trainers
 
 
 def gpu_bytes(config: RunConfig) -> int | None:
@@ -63,7 +64,12 @@ def against_gpu(
             f"{seen}; at its start rank {rank} holds the whole model and its part of it, "
             f"{size(loading_bytes)}"
         )
-        less = "Set trainer.backend=megatron, whose ranks load their parts only, or use a smaller model"
+        less = "Use a smaller model"
+        if backends := [name for name, each in known_trainers().items() if each.loads_parts]:
+            less = (
+                f"Set trainer.backend={' or '.join(backends)}, whose ranks load their parts only, or "
+                "use a smaller model"
+            )
         held_bytes = loading_bytes
     if gpu is None:
         return ok(subject, seen)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.messages.finding import Finding, error
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.architecture import (
     Architecture,

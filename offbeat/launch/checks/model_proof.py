@@ -33,10 +33,10 @@ from offbeat.model_proof.loading import (
 )
 from offbeat.rollouts.response_text import TextlessTokens
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.megatron.freezing import frozen_in_tower
 from offbeat.trainers.torch.freezing import freeze, frozen_parameters
 from offbeat.trainers.torch.proof import prove_kind as prove_rows
 from offbeat.trainers.torch.routing import check_routers, routers_of
+from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer
 
 _VALUES = "weight values"
 _MOST_READ = 1 << 33  # bytes: some seconds; the start of a run reads all of them
@@ -75,8 +75,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     if (lora := lora_of(config)) is not None:
         yield from check_adapters(model, lora)
     if patterns := freeze_patterns(config):
-        in_tower = config.trainer.backend == "megatron"
-        yield _trained(model, patterns, in_tower=in_tower)
+        yield _trained(model, patterns, find_trainer(config.trainer.backend))
     if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
         yield _balanced(model, moe)
     yield from media_checks().check_model(config, model)
@@ -105,14 +104,13 @@ def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
     return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
 
 
-def _trained(model: PreTrainedModel, patterns: Sequence[str], *, in_tower: bool) -> Finding:
-    """Say how much of the model is trained; what the patterns match is marked in it as frozen.
-
-    ``in_tower``: whether the trainer freezes weights of a vision tower alone.
-    """
+def _trained(
+    model: PreTrainedModel, patterns: Sequence[str], plugin: TrainerPlugin | None
+) -> Finding:
+    """Say how much of the model is trained; what the patterns match is marked in it as frozen."""
     try:
-        if in_tower:
-            frozen_in_tower(model, patterns)
+        if plugin is not None:
+            plugin.check_frozen(model, patterns)
         freeze(model, patterns)
     except UntrainableModel as refused:
         return error(_TRAINED, f"{refused.subject} {refused.problem}", f"{refused.fix}.")

@@ -96,11 +96,10 @@ def _sender_cuts(config: RunConfig) -> MatrixCuts | None:
     trainer = config.trainer
     if not config.sync.ranks_send:
         return None
-    if trainer.backend == "megatron":
-        return MatrixCuts(tensor=trainer.tensor_parallel, expert=trainer.expert_tensor_parallel)
-    if trainer.backend == "torch":
-        return MatrixCuts(tensor=trainer.tensor_parallel, shards=trainer.data_parallel)
-    return None
+    shards = trainer.data_parallel if trainer.backend == "torch" else 1
+    if trainer.backend == "stub":
+        return None
+    return MatrixCuts(tensor=trainer.tensor_parallel, expert=trainer.ranks_of_expert, shards=shards)
 
 
 def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, ...]) -> str:

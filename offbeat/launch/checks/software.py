@@ -13,6 +13,7 @@ from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
 from offbeat.telemetry.assembly import trackers_of
 from offbeat.trainers.torch_versions import refuse_sharding
+from offbeat.trainers.trainer_plugin import find_trainer
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
 TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
@@ -66,8 +67,8 @@ def _shards(config: RunConfig) -> bool:
 
 def _extras(config: RunConfig) -> dict[str, str]:
     """Return the packages that only some recipes need, with the extra that installs each."""
-    if config.trainer.backend == "megatron":
-        return {"megatron-core": "megatron"}
+    if (plugin := find_trainer(config.trainer.backend)) is not None:
+        return dict(plugin.packages)
     return {} if lora_of(config) is None else {"peft": "lora"}
 
 

@@ -34,6 +34,7 @@ from offbeat.plugins.images.errors import (
 from offbeat.plugins.images.families import READ_FAMILIES, rules_of_config
 from offbeat.plugins.images.model_tokens import picture_tokens
 from offbeat.plugins.images.rows import names_pictures
+from offbeat.trainers.trainer_plugin import find_trainer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -196,16 +197,16 @@ def check_model(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding
     if not has_media(config):
         return
     kind: str = model.config.model_type
+    plugin = find_trainer(config.trainer.backend)
     if (rules := rules_of_config(model.config)) is None:
         seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
         families: Sequence[str] = READ_FAMILIES
-        if config.trainer.backend == "megatron":
-            from offbeat.trainers.megatron.image_text import IMAGE_TEXT_FAMILIES  # noqa: PLC0415 -- loads torch
-
-            families = [each for each in families if each in IMAGE_TEXT_FAMILIES]
+        if plugin is not None:
+            trained = plugin.picture_families()
+            families = [each for each in families if each in trained]
         yield error(_MODEL_CHECK_SUBJECT, seen, f"Take a model of {', '.join(families)}.")
     else:
         proof = "proved at the start"
-        if config.trainer.backend == "megatron":
+        if plugin is not None:
             proof = "compared with the engine's by canaries (sync.canary_interval)"
         yield ok(_MODEL_CHECK_SUBJECT, f"{type(model).__name__} reads {rules.kind.value}; {proof}")

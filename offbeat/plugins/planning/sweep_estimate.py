@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.activations import estimated_activations
-from offbeat.launch.checks.layout import held_by_megatron_rank
 from offbeat.launch.checks.tensor_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
 from offbeat.plugins.planning.sweep_task import fabricate_step, share_of_minibatches
 from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.trainers.trainer_plugin import find_trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,13 +45,11 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
     """
     trainer = config.trainer
     try:
-        if isinstance(trainer, MegatronTrainerConfig):
-            from offbeat.trainers.megatron.architecture import (  # noqa: PLC0415 -- if it is chosen
-                read_architecture,
+        if (plugin := find_trainer(trainer.backend)) is not None:
+            of_plugin = plugin.held_by_rank(config)
+            return (
+                NO_ESTIMATE if of_plugin is None else MemoryEstimate(of_plugin.total / _MIB, None)
             )
-
-            held = held_by_megatron_rank(config, trainer, read_architecture(config.model.path))
-            return MemoryEstimate(held.total / _MIB, None)
         if not isinstance(trainer, TorchTrainerConfig):
             return NO_ESTIMATE
         from offbeat.model_proof.loading import (  # noqa: PLC0415 -- it loads torch

@@ -24,7 +24,7 @@ from offbeat.config.sections.loss import (
     CustomLossConfig,
     PolicyGradientLossConfig,
 )
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
@@ -43,6 +43,7 @@ from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 
@@ -78,12 +79,12 @@ def _measured(task: RankTask) -> RankResult:
     loss = LossSpec.of(config)
     meter = meter_of(config.trainer)
     assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
-    make_trainer = _load_trainer(config)  # its libraries are no part of what is measured
-    meter.start()
-    before = meter.peak()
     with ExitStack() as stack:
+        make_trainer = _load_trainer(config, stack)  # its libraries are no part of what is measured
+        meter.start()
+        before = meter.peak()
         stack.enter_context(_limited(task.memory_mib))
-        trainer = make_trainer(task, _peers(task, config), stack)
+        trainer = make_trainer(_spec(task, config), _peers(task, config))
         made = fabricate_step(task.law, config, trainer.vocabulary)
         tokens = sum(map(tokens_of, made))
         assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
@@ -203,35 +204,19 @@ def _peers(task: RankTask, config: RunConfig) -> Peers:
     return join(task.at, task.rank, trainer_device(config.trainer), HOST)
 
 
-_Make = Callable[[RankTask, Peers, ExitStack], Any]  # a trainer, of a class by backend
+_Make = Callable[[TrainerSpec, Peers], Any]  # a trainer, of a class by backend
 
 
-def _load_trainer(config: RunConfig) -> _Make:
+def _load_trainer(config: RunConfig, stack: ExitStack) -> _Make:
     """Import the backend's trainer, and return the call that makes a rank of it."""
     trainer = config.trainer
-    if isinstance(trainer, MegatronTrainerConfig):
-        return _load_megatron(config, trainer)
+    if (plugin := find_trainer(trainer.backend)) is not None:
+        plugin.prepare_process(config, stack)
+        return plugin.make_trainer
     from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
 
-    def make(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by recipe
-        del stack
-        torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
-        return torch_trainer_of(_spec(task, config), peers)
-
-    return make
-
-
-def _load_megatron(config: RunConfig, trainer: MegatronTrainerConfig) -> _Make:
-    from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- an extra
-    from offbeat.trainers.megatron_grid.language import megatron_trainer_of  # noqa: PLC0415
-
-    def make(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by recipe
-        torch.set_num_threads(trainer.threads)
-        if trainer.device == "cpu":
-            stack.enter_context(cpu_stands_in(trainer.device))
-        return megatron_trainer_of(_spec(task, config), trainer, peers)
-
-    return make
+    torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
+    return torch_trainer_of
 
 
 def _spec(task: RankTask, config: RunConfig) -> TrainerSpec:

@@ -17,8 +17,8 @@ from offbeat.plugins.planning.declared import placed
 from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.reshard.section import wire_of
-from offbeat.trainers.megatron.layout import grid_of
 from offbeat.trainers.torch.tensor_parallel import RECIPE_NAMES, SizeNames
+from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import LayoutRefused
@@ -346,8 +346,9 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     encoder = trainer.encoder
     encoders = 0 if encoder is None else encoder.data_parallel
     encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
-    if trainer.backend == "megatron":
-        return replace(grid_of(trainer), encoders=encoders, encoder_tensor=encoder_tensor)
+    if (plugin := find_trainer(trainer.backend)) is not None:
+        grid = plugin.model_grid(config)
+        return replace(grid, encoders=encoders, encoder_tensor=encoder_tensor)
     return ModelGrid(
         shards=trainer.data_parallel,
         tensor=trainer.tensor_parallel,

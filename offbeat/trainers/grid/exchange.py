@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
 from offbeat.trainers.grid.layout import Grid, side_grid
@@ -30,7 +30,7 @@ class ExchangingTrainer(ModelTrainer):
     _exchanges: int  # of this world so far; aborted ones count
     _trains_tower: bool  # whether gradients of features are sent back
 
-    def _join_grid(self, trainer: TorchTrainerConfig | MegatronTrainerConfig) -> None:
+    def _join_grid(self, trainer: ModelTrainerConfig) -> None:
         """Find this rank's place in the grid, before the first exchange."""
         self._grid, self._exchanges = side_grid(trainer), 0
         self._bridge = Bridge(self.peers.rank, torch.device(trainer.device))

@@ -3,7 +3,8 @@
 import enum
 from dataclasses import dataclass, replace
 
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.ranks.dispatch import Replicas
 
 
@@ -55,7 +56,7 @@ class Grid(Replicas):
         return self.encoder_tensor if side is Side.TOWER else self.dtensor_ranks
 
 
-def side_grid(trainer: TorchTrainerConfig | MegatronTrainerConfig) -> Grid:
+def side_grid(trainer: ModelTrainerConfig) -> Grid:
     """Return the ranks of both sides of a recipe with ``trainer.encoder``."""
     divides = isinstance(trainer, TorchTrainerConfig)
     return replace(Grid.of(trainer), dtensor_ranks=trainer.tensor_parallel if divides else 1)

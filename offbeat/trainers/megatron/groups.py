@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 
 from offbeat.config.limits import encoder_ranks
-from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.layout import ParallelLayout, grid_of
 from offbeat.trainers.ranks.peers import Peers

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.weight_sync.grid import ModelGrid
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.layout import grid_of

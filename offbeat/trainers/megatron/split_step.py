@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.config.limits import microbatch_tokens
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows, canary_rows
 from offbeat.trainers.batches.planner import MicrobatchPlanner

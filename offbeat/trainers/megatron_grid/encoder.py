@@ -16,8 +16,8 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.limits import encoder_tokens
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel

@@ -14,9 +14,9 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from offbeat.config.base import of_kind
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.media import Media
 from offbeat.multimodal.passes import Features
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.lane import LaneTrainer
 from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.grid.tower_proof import NOT_APART

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.config.schedule_in_steps import schedule_in_steps
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.losses import load_losses
 from offbeat.trainers.model_trainer import RankOptions
@@ -24,7 +24,7 @@ from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])
-Section = TypeVar("Section", TorchTrainerConfig, MegatronTrainerConfig)
+Section = TypeVar("Section", bound=ModelTrainerConfig)
 
 
 def in_steps(spec: TrainerSpec, trainer: Section) -> Section:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Self, TypeVar
 
 from offbeat.config.limits import encoder_of, trainer_replicas
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
+from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 
 T = TypeVar("T")
 
@@ -87,22 +87,21 @@ class Replicas:
     encoder_tensor: int = 1  # encoder ranks of such a set that divide its matrices
 
     @classmethod
-    def of(cls, trainer: TrainerConfig) -> Self:
+    def of(cls, trainer: AnyTrainerConfig) -> Self:
         """Return the replicas of a recipe's trainer."""
         data, encoder = trainer_replicas(trainer), encoder_of(trainer)
         encoders = 0 if encoder is None else encoder.data_parallel
         encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
-        if isinstance(trainer, MegatronTrainerConfig):
-            return cls(
-                data,
-                trainer.tensor_parallel,
-                trainer.pipeline_parallel,
-                trainer.context_parallel,
-                encoders,
-                encoder_tensor,
-            )
-        tensor = 1 if trainer.backend == "stub" else trainer.tensor_parallel
-        return cls(data, tensor, encoders=encoders, encoder_tensor=encoder_tensor)
+        if not isinstance(trainer, ModelTrainerConfig):
+            return cls(data, encoders=encoders, encoder_tensor=encoder_tensor)
+        return cls(
+            data,
+            trainer.tensor_parallel,
+            trainer.stages,
+            trainer.ranks_of_row,
+            encoders,
+            encoder_tensor,
+        )
 
     @property
     def ranks(self) -> int:

@@ -20,9 +20,9 @@ from torch_backend.grid_jobs import encoder_config
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.bridge import gradient_dtype
 from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in

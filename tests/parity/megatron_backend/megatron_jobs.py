@@ -33,9 +33,9 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.errors import UnsupportedLayout

@@ -12,7 +12,7 @@ from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import min_valid_samples, on_failed_sample
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 

@@ -9,7 +9,8 @@ from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.problems import ConfigError
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 SMALL = "steps: 2\nmodel: {path: ../models/tiny}\n"

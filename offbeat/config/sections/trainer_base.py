@@ -1,0 +1,103 @@
+"""Defines the settings of section ``trainer`` that its backends have in common.
+
+Plug-ins import this module, and the models of a recipe load plug-ins: so it looks for no backend.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+from offbeat.config.sections.encoder import EncoderConfig
+from offbeat.config.sections.moe import MoeConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+
+
+class AnyTrainerConfig(Config):
+    """Settings that every trainer has."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
+
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 8192
+    """Tokens, with padding, per forward-backward pass on one rank. The gradient does not depend on
+    it; lower it if a rank runs out of memory."""
+
+    min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
+    """Tokens to collect before a chunk goes to the trainer. null: enough for every rank. Fewer
+    start earlier and pack worse."""
+
+    start_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """Time for the trainer to start. null: 120 s plus 1 s per 200 MB of model files. Raise it for
+    slow disks."""
+
+    step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time limit of one trainer call, after which the trainer is replaced."""
+
+    step_retries: Annotated[int, Field(ge=0)] = 1
+    """Retries of a step after a rank reported a failure."""
+
+    restart_budget: Annotated[int, Field(ge=0)] = 3
+    """Times the run may replace all ranks and restore them from a checkpoint; one more ends it."""
+
+    max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
+    """Steps in a row that end the run if none was applied (loss or gradient not finite, or no
+    data). Their samples are lost."""
+
+    cpus: Annotated[float, Field(ge=0)] = 0.0
+    """CPUs that Ray reserves per rank. 0: any machine, however busy."""
+
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs that Ray reserves per rank. A fraction shares the GPU and its memory with an engine."""
+
+
+class ModelTrainerConfig(AnyTrainerConfig):
+    """Settings of every trainer of a model; a plug-in derives the section of its backend from it."""
+
+    device: str = "cpu"
+    """torch device of each rank: cpu or cuda. cuda needs `trainer.gpus`."""
+
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads per rank. Beyond the free cores, trainer and engines slow each other down."""
+
+    data_parallel: Annotated[int, Field(ge=1)] = 1
+    """Data-parallel ranks. The torch backend also shards weights and optimizer over them
+    (FSDP2)."""
+
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share each matrix; keep them in one machine. The torch backend needs a plan in the
+    model's config (docs/trainer-ranks.md)."""
+
+    shared_prompt: bool = True
+    """Pack the samples of a group behind one copy of their prompt, if that is exact for the model
+    (docs/model-proofs.md)."""
+
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer and recompute it in the backward pass. Much less memory, up
+    to a third more work, same gradient bits."""
+
+    moe: MoeConfig = MoeConfig()
+    """Balance of experts, for models that have some (docs/moe.md)."""
+
+    encoder: EncoderConfig | None = None
+    """Separate ranks for the vision tower (docs/encoder-ranks.md)."""
+
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*`
+    also matches dots. Each must match (docs/recipes.md). They need no gradient and no moments.
+    megatron freezes only names of a vision tower (docs/megatron.md)."""
+
+    @property
+    def stages(self) -> int:
+        """Return the number of ranks that share the layers."""
+        return 1
+
+    @property
+    def ranks_of_row(self) -> int:
+        """Return the number of ranks that share each row of tokens."""
+        return 1
+
+    @property
+    def ranks_of_expert(self) -> int:
+        """Return the number of ranks that share the matrices of each expert."""
+        return 1

@@ -1,0 +1,42 @@
+"""Finds backends of the trainer by name, in the core and in plug-ins, for the rules of a recipe.
+
+The models of a recipe import this module and load plug-ins: so it imports no model, and looks for no
+plug-in when it is imported.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from offbeat.config.clash import Clash
+from offbeat.doors import find_plugin, plugins_of
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.config.sections.trainer_base import ModelTrainerConfig
+
+CORE_BACKENDS: Final = ("torch", "stub")
+"""Values of ``trainer.backend`` that are not found by the door."""
+
+
+class _TrainerPlugin(Protocol):
+    section: "type[ModelTrainerConfig]"
+    why_not_local: str
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]: ...
+
+
+def trainer_sections() -> "tuple[type[ModelTrainerConfig], ...]":
+    """Return the models of section ``trainer`` that plug-ins of this package bring."""
+    brought = cast("dict[str, _TrainerPlugin]", plugins_of("trainer"))
+    return tuple(plugin.section for plugin in brought.values())
+
+
+def find_trainer_rules(backend: str) -> _TrainerPlugin | None:
+    """Return the plug-in of a backend, or None if the core has the backend.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    if backend in CORE_BACKENDS:
+        return None
+    return cast("_TrainerPlugin", find_plugin("trainer", backend))

@@ -1,0 +1,1 @@
+"""megatron-core as a backend of the trainer."""
