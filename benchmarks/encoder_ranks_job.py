@@ -24,17 +24,17 @@ from benchmarks.encoder_ranks_cases import (
     make_step,
 )
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.bridge import Bridge, Header, ProcessGroupWire, Wire
 from offbeat.trainers.grid.choose import grid_trainer_kind
-from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.sides import Side
 from tests.support.grid_steps import feed
 
 _CPU = torch.device("cpu")

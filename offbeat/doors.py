@@ -16,6 +16,8 @@ release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 trainer      trains a model by another library than torch:
              ``offbeat.trainers.trainer_plugin.TrainerPlugin``
+trainer_part exchanges a part of a trainer:
+             ``offbeat.trainers.trainer_part.TrainerPart``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 transport    carries releases from trainer ranks to engines:
              ``offbeat.weight_sync.transport_plugin.TransportPlugin``
@@ -43,6 +45,7 @@ Kind = Literal[
     "runtime",
     "tracker",
     "trainer",
+    "trainer_part",
     "transport",
 ]
 
@@ -76,6 +79,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "tensorboard": "offbeat.plugins.tensorboard.plugin:TRACKER",
     },
     "trainer": {"megatron": "offbeat.plugins.megatron.plugin:TRAINER"},
+    "trainer_part": {"encoder_ranks": "offbeat.plugins.encoder_ranks.plugin:PART"},
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
 }
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""

@@ -13,7 +13,6 @@ from offbeat.config.base import is_uri
 from offbeat.config.by_value import is_by_value
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
-from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
@@ -60,6 +59,7 @@ from offbeat.config.sync_plugins import (
     transport_clashes_of_real_run,
 )
 from offbeat.config.trainer_backends import find_trainer_rules
+from offbeat.config.trainer_parts import part_clashes, part_clashes_of_real_runs
 
 __all__ = ["Clash", "clashes"]
 
@@ -1058,7 +1058,7 @@ _ALWAYS = (
     schedule_clashes,
     _adapters_leave_nothing_to_freeze,
     moe_clashes,
-    encoder_clashes,
+    part_clashes,
     _run_dir_can_be_filled_in,
     _run_dir_is_a_path,
     mixture_clashes,
@@ -1079,7 +1079,7 @@ _REAL_RUNS = (
     vllm_clashes,
     layout_clashes,
     image_layout_clashes,
-    encoder_device_clashes,
+    part_clashes_of_real_runs,
     _devices_and_gpus_agree,
     rank_gpu_clashes,
     rounding_clashes,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from offbeat.config.clash import Clash
+from offbeat.config.limits import encoder_of
 from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -45,7 +46,7 @@ def image_layout_clashes(config: RunConfig) -> Iterator[Clash]:
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel == 1:
         return
-    if trainer.encoder is None and has_media(config):
+    if encoder_of(trainer) is None and has_media(config):
         fixes = ["Set trainer.tensor_parallel to 1"]
         if trainer.lora is None and config.algorithm.loss.teacher_path is None:
             fixes.append(

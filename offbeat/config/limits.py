@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, cast
 
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
@@ -115,9 +114,26 @@ def trainer_ranks(config: RunConfig) -> int:
     return ranks + encoder_ranks(trainer)
 
 
-def encoder_of(trainer: AnyTrainerConfig) -> EncoderConfig | None:
+class EncoderSizes(Protocol):
+    """Section of the ranks that hold only the vision tower, which a plug-in brings."""
+
+    @property
+    def data_parallel(self) -> int: ...
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def max_tokens_per_microbatch(self) -> int | None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def cpus(self) -> float | None: ...
+    @property
+    def gpus(self) -> float | None: ...
+
+
+def encoder_of(trainer: AnyTrainerConfig) -> EncoderSizes | None:
     """Return the ranks that hold the vision tower alone; None: there are none."""
-    return trainer.encoder if isinstance(trainer, ModelTrainerConfig) else None
+    return cast("EncoderSizes | None", getattr(trainer, "encoder", None))
 
 
 def encoder_ranks(trainer: AnyTrainerConfig) -> int:

@@ -50,3 +50,16 @@ class CheckpointMismatch(OffbeatError):
             f"{self.checkpoint} belongs to {self.what} {self.got}; this trainer has {self.what} "
             f"{self.want}. {self.fix}"
         )
+
+
+class AbsentModule(OffbeatError):
+    """A module was called in a model that does not hold it."""
+
+    module: str
+    side: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.module} was called, and this model holds the {self.side} side alone. "
+            "Leave trainer.encoder out, or set trainer.backend to torch"
+        )

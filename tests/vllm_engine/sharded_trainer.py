@@ -194,7 +194,7 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
 
         stands_in.enter_context(cpu_stands_in("cpu"))
-        from offbeat.trainers.megatron_grid.language import make_megatron_rank  # noqa: PLC0415
+        from offbeat.trainers.megatron.choose import make_megatron_rank  # noqa: PLC0415
 
         trainer, source = make_megatron_rank(spec, peers)
     else:

@@ -3,14 +3,14 @@
 Plug-ins import this module, and the models of a recipe load plug-ins: so it looks for no backend.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from offbeat.config.base import Config
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.trainer_parts import with_parts
 
 
 class AnyTrainerConfig(Config):
@@ -51,8 +51,8 @@ class AnyTrainerConfig(Config):
     """GPUs that Ray reserves per rank. A fraction shares the GPU and its memory with an engine."""
 
 
-class ModelTrainerConfig(AnyTrainerConfig):
-    """Settings of every trainer of a model; a plug-in derives the section of its backend from it."""
+class _BeforeParts(AnyTrainerConfig):
+    """Settings of every trainer of a model that are listed before the sections of its parts."""
 
     device: str = "cpu"
     """torch device of each rank: cpu or cuda. cuda needs `trainer.gpus`."""
@@ -79,8 +79,15 @@ class ModelTrainerConfig(AnyTrainerConfig):
     moe: MoeConfig = MoeConfig()
     """Balance of experts, for models that have some (docs/moe.md)."""
 
-    encoder: EncoderConfig | None = None
-    """Separate ranks for the vision tower (docs/encoder-ranks.md)."""
+
+if TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+    _WithParts = _BeforeParts
+else:
+    _WithParts = with_parts(_BeforeParts)
+
+
+class ModelTrainerConfig(_WithParts):
+    """Settings of every trainer of a model; a plug-in derives the section of its backend from it."""
 
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*`

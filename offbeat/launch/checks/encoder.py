@@ -13,16 +13,18 @@ from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, t
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding, error, size
 from offbeat.multimodal.rules import MediaRules, media_rules
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.layout import Grid, Side, side_grid
+from offbeat.trainers.grid.layout import Grid, side_grid
 from offbeat.trainers.grid.rank_bytes import bridge_bytes, largest_of_side
 from offbeat.trainers.grid.sides import Inventory, inventory_of
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.trainer_plugin import find_trainer
 
@@ -83,7 +85,7 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
             ``check_memory`` compares with that of the whole run.
     """
     trainer = config.trainer
-    if trainer.backend == "stub" or trainer.encoder is None:
+    if not isinstance(trainer, ModelTrainerConfig) or encoder_of(trainer) is None:
         return
 
     grid = side_grid(trainer)

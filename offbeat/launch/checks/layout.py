@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
+from offbeat.config.limits import encoder_of
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.messages.finding import Finding, error
@@ -54,7 +55,9 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         sizes = [f"{key} to {value}" for key, value in fitting_sizes(architecture, trainer).items()]
         yield error(_LAYOUT, reasons, f"Set {' and '.join(sizes)}: together they fit.")
         return
-    apart = trainer.encoder is not None  # then encoder ranks hold the tower, of which they say it
+    apart = (
+        encoder_of(trainer) is not None
+    )  # then encoder ranks hold the tower, of which they say it
     held = held_by_megatron_rank(
         config, trainer, replace(architecture, tower=()) if apart else architecture
     )

@@ -73,6 +73,7 @@ from offbeat.messages.failures import DeadlineExceeded, FixableError
 from offbeat.messages.finding import Finding, Level, error, ok
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
+from offbeat.trainers.trainer_part import parts_of
 from offbeat.trainers.trainer_plugin import find_trainer
 
 _ORDER = (Level.ERROR, Level.WARNING, Level.OK)
@@ -184,7 +185,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
     if model and has_model(config):
         with delay_interrupt(), pause_collections():
-            from offbeat.launch.checks import encoder, model_proof, tensor_ranks
+            from offbeat.launch.checks import model_proof, tensor_ranks
         trained = model_proof.trained_parameters(config)
         plugin = find_trainer(config.trainer.backend)
         of_model = chain(
@@ -192,7 +193,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
             model_proof.check_model_proof(config),
             () if plugin is None else plugin.check(config, gpu),
             tensor_ranks.check_tensor_ranks(config, gpu),
-            encoder.check_encoder(config, gpu),
+            *(part.check(config, gpu) for part in parts_of(config)),
         )
     yield from chain(
         of_model,

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import freeze_patterns, trainer_ranks
+from offbeat.config.limits import encoder_of, freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
@@ -38,7 +38,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer_ranks(config) == 1:
         return
-    if trainer.encoder is not None or (model := unfilled_model(config)) is None:
+    if encoder_of(trainer) is not None or (model := unfilled_model(config)) is None:
         return
 
     try:

@@ -92,18 +92,17 @@ class MegatronPlugin(TrainerPlugin):
             from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 
             stack.enter_context(cpu_stands_in(trainer.device))
-        import_module("offbeat.trainers.megatron_grid.language")
+        import_module("offbeat.trainers.megatron.choose")
 
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "BoxedTrainer":
         """Create the trainer of a rank."""
-        from offbeat.trainers.megatron_grid.language import megatron_trainer_of
+        from offbeat.trainers.megatron.choose import make_megatron_trainer
 
-        trainer = of_kind(MegatronTrainerConfig, spec.config.trainer)
-        return megatron_trainer_of(spec, trainer, peers)
+        return make_megatron_trainer(spec, peers)
 
     def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[BoxedTrainer, WeightSource]":
         """Create the trainer of a rank, and the source of its weights."""
-        from offbeat.trainers.megatron_grid.language import make_megatron_rank
+        from offbeat.trainers.megatron.choose import make_megatron_rank
 
         return make_megatron_rank(spec, peers)
 

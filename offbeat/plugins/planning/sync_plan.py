@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.config.limits import lora_of
+from offbeat.config.limits import encoder_of, lora_of
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.byte_account import ByteAccount, account
@@ -343,7 +343,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     trainer = config.trainer
     if trainer.backend == "stub":
         return ModelGrid()
-    encoder = trainer.encoder
+    encoder = encoder_of(trainer)
     encoders = 0 if encoder is None else encoder.data_parallel
     encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
     if (plugin := find_trainer(trainer.backend)) is not None:

@@ -1,11 +1,12 @@
 """Chooses the trainer of a rank if the vision tower has its own ranks."""
 
-from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.grid.encoding import EncodingTrainer
 from offbeat.trainers.grid.lane import LaneFeatures, LaneTrainer
-from offbeat.trainers.grid.layout import Side, side_grid
+from offbeat.trainers.grid.layout import side_grid
 from offbeat.trainers.grid.sides import no_features
 from offbeat.trainers.grid.trainer import GridTrainer
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.split_step import TorchTrainer
 
 
@@ -27,7 +28,7 @@ class LanguageTrainer(LaneTrainer, GridTrainer):
             self._features_of = lambda _, media: received.of(media)
 
 
-def grid_trainer_kind(trainer: TorchTrainerConfig, rank: int) -> type[TorchTrainer]:
+def grid_trainer_kind(trainer: ModelTrainerConfig, rank: int) -> type[TorchTrainer]:
     """Return the class of the trainer of a rank: language ranks come first."""
     side = side_grid(trainer).side_of(rank)
     return LanguageTrainer if side is Side.LANGUAGE else EncoderTrainer

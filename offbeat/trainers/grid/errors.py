@@ -31,16 +31,3 @@ class BridgeMismatch(OffbeatError):
             f"trainer rank {self.rank} got {self.got} from rank {self.sender}, and {self.want} was due. "
             "Leave trainer.encoder out if it comes back"
         )
-
-
-class AbsentModule(OffbeatError):
-    """A module was called in a model that does not hold it."""
-
-    module: str
-    side: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.module} was called, and this model holds the {self.side} side alone. "
-            "Leave trainer.encoder out, or set trainer.backend to torch"
-        )

@@ -1,18 +1,11 @@
 """Ranks of the language model and of its vision tower, and who encodes for whom. Pure."""
 
-import enum
 from dataclasses import dataclass, replace
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.ranks.dispatch import Replicas
-
-
-class Side(enum.StrEnum):
-    """Part of an image-text model that a rank holds."""
-
-    LANGUAGE = "language"  # decoder and output head
-    TOWER = "tower"  # everything else: vision tower and projector
+from offbeat.trainers.sides import Side
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from transformers import PreTrainedConfig
 
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.bridge import gradient_dtype
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.sides import Inventory
 from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.rank_bytes import sharded_bytes
 
 _WHOLE: Mapping[str, str] = MappingProxyType({})

@@ -19,7 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Grid
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.tensor_parallel import (
     COLUMNS,
     GATHERED,

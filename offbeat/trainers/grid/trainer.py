@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import encoder_tokens
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.layout import Side
-from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
+from offbeat.trainers.grid.sides import Inventory, inventory_of, no_features
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.grid.tower_proof import NOT_APART, example_features, prove_tower
 from offbeat.trainers.grid.weights import GridWeights, side_mesh
 from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding

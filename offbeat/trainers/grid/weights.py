@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.sides import Inventory
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.rank_mesh import RankMesh, mesh_of_side
 from offbeat.trainers.torch.sharding import Weights, own
 

@@ -21,7 +21,7 @@ from offbeat.messages.text import list_names
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.sides import tower_modules
+from offbeat.trainers.sides import tower_modules
 from offbeat.trainers.torch.freezing import frozen_parameters
 
 _TORCH: Final = "set trainer.backend to torch"

@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.multimodal.rules import MediaRules, media_rules
-from offbeat.trainers.grid.layout import Side
-from offbeat.trainers.grid.sides import keep_side
+from offbeat.trainers.sides import Side, keep_side
 from offbeat.weight_sync.region import Shape
 
 IMAGE_TEXT_FAMILIES: Final = (

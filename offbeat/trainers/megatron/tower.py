@@ -28,9 +28,8 @@ from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.passes import Features, FeaturesMismatch
 from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.layout import Side
-from offbeat.trainers.grid.sides import keep_side
 from offbeat.trainers.megatron.mapping import TOWER
+from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.model import unfilled_model
 
 FeatureSource = Callable[[tuple[Media, ...]], Features]

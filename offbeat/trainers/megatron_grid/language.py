@@ -13,26 +13,18 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from offbeat.config.base import of_kind
 from offbeat.messages.media import Media
 from offbeat.multimodal.passes import Features
-from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.lane import LaneTrainer
-from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.grid.tower_proof import NOT_APART
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.groups import embedding_ranks_group
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer, architecture_with_tower
-from offbeat.trainers.ranks.assembly import in_steps, rank_options, shards_of, source_of
-from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.transport import WeightSource
+from offbeat.trainers.megatron_grid.encoder import architecture_with_tower
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
@@ -87,24 +79,3 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _sum_over_lane(self, gradient: Tensor) -> None:
         """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
         dist.all_reduce(gradient, group=embedding_ranks_group())
-
-
-def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[BoxedTrainer, WeightSource]:
-    """Create the trainer of a rank, and the source of its weights."""
-    config = of_kind(MegatronTrainerConfig, spec.config.trainer)
-    trainer = megatron_trainer_of(spec, config, peers)
-    if shards := shards_of(spec, trainer.metas(), trainer.held_regions, peers):
-        return trainer, shards
-    return trainer, source_of(spec, trainer.metas(), trainer.named_weights)
-
-
-def megatron_trainer_of(
-    spec: TrainerSpec, config: MegatronTrainerConfig, peers: Peers
-) -> BoxedTrainer:
-    """Build the trainer of one rank: that of one side with ``trainer.encoder``."""
-    kind = MegatronTrainer
-    if config.encoder is not None:
-        is_language = side_grid(config).side_of(peers.rank) is Side.LANGUAGE
-        kind = MegatronLanguageTrainer if is_language else MegatronEncoderTrainer
-    path, trainer = spec.config.model.path, in_steps(spec, config)
-    return kind(path, trainer=trainer, **rank_options(spec, peers))

@@ -13,6 +13,7 @@ from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.split_step import TorchTrainer
+from offbeat.trainers.trainer_part import choose_trainer
 from offbeat.weight_sync.transport import WeightSource
 
 
@@ -39,17 +40,14 @@ def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Weig
 def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
     """Build the trainer of one rank.
 
-    A ``LoraTrainer`` if the recipe has ``trainer.lora``, that of one side with ``trainer.encoder``.
+    A ``LoraTrainer`` if the recipe has ``trainer.lora``, or the class that a part of the trainer chooses.
     """
     config, kind = of_kind(TorchTrainerConfig, spec.config.trainer), TorchTrainer
     if config.lora is not None:
         from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- an extra
 
         kind = LoraTrainer
-    if config.encoder is not None:
-        from offbeat.trainers.grid.choose import grid_trainer_kind  # noqa: PLC0415 -- imports this room
-
-        kind = grid_trainer_kind(config, peers.rank)
+    kind = choose_trainer(spec.config, peers.rank, kind)
     return kind(
         spec.config.model.path,
         trainer=in_steps(spec, config),

@@ -12,12 +12,13 @@ from parity_cases import TOKENS, Cut, MegatronCut, Outcome, Step
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.rank_bytes import largest_of_side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import pictured

@@ -24,7 +24,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.grid.bridge import gradient_dtype
-from offbeat.trainers.grid.layout import Side, side_grid
+from offbeat.trainers.grid.layout import side_grid
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.mapping import TOWER
 from offbeat.trainers.megatron.split_step import BackendParts, MegatronTrainer
@@ -32,6 +32,7 @@ from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.sharding import own
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support import grid_steps
@@ -129,7 +130,7 @@ def make(
         activation_checkpointing=cut.recompute,
         optimizer=OptimizerConfig.model_validate(cut.optimizer),
         freeze=cut.freeze,
-        encoder=encoder_config(cut, encoders),
+        **dict[str, Any](encoder=encoder_config(cut, encoders)),
     )
     given: dict[str, Any] = {
         "trainer": config,

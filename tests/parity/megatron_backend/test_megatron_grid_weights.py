@@ -19,9 +19,9 @@ from world import World
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.sides import Side
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region

@@ -17,12 +17,12 @@ from torch_backend.torch_jobs import as_arrays, gradients
 from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
+from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.trainers.grid.choose import EncoderTrainer, LanguageTrainer
 from offbeat.trainers.grid.errors import ProvenanceMismatch
 from offbeat.trainers.rank_bytes import RankBytes
@@ -145,7 +145,7 @@ def make(
             freeze=freeze,
             data_parallel=lanes,
             tensor_parallel=cut.tensor,
-            encoder=encoder_config(cut, encoders),
+            **dict[str, Any](encoder=encoder_config(cut, encoders)),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
         total_steps=10,

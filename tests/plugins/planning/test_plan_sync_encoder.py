@@ -15,8 +15,9 @@ from offbeat.cli.main import app
 from offbeat.plugins.planning.grid_text import parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.sides import inventory_of
+from offbeat.trainers.sides import Side
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid

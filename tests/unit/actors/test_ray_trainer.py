@@ -9,7 +9,6 @@ import pytest
 
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
@@ -24,6 +23,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
+from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
@@ -155,7 +155,7 @@ def test_a_group_that_a_rank_cannot_train_is_named_by_its_prompt_index(rank: int
 
 def with_encoders(lanes: int, encoders: int, tensor: int = 1) -> TorchTrainerConfig:
     encoder = EncoderConfig(data_parallel=encoders, tensor_parallel=tensor)
-    return TorchTrainerConfig(data_parallel=lanes, encoder=encoder)
+    return TorchTrainerConfig(data_parallel=lanes, **dict[str, Any](encoder=encoder))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.messages.finding import Finding, Level, size
-from offbeat.trainers.grid.layout import Side
-from offbeat.trainers.grid.sides import keep_side
 from offbeat.trainers.grid.tower_plan import tower_plan
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
+from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.trainers.torch.tensor_parallel import cut_axis
 from offbeat.weight_sync.grid import ModelGrid

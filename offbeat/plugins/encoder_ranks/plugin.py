@@ -1,0 +1,52 @@
+"""Separate ranks for the vision tower, next to any backend of the trainer: ``trainer.encoder``."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.base import of_kind
+from offbeat.config.clash import Clash
+from offbeat.messages.finding import Finding
+from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.trainers.trainer_part import TrainerPart
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+
+
+class EncoderRanks(TrainerPart):
+    """Trains the vision tower on other ranks than the language model."""
+
+    key = "encoder"
+    section = EncoderConfig
+    doc = "Separate ranks for the vision tower (docs/encoder-ranks.md)."
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield settings that cannot work where the vision tower has other ranks."""
+        from offbeat.plugins.encoder_ranks.clashes import encoder_clashes
+
+        yield from encoder_clashes(config)
+
+    def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield GPUs of encoder ranks that are on another device than the language ranks."""
+        from offbeat.plugins.encoder_ranks.clashes import encoder_device_clashes
+
+        yield from encoder_device_clashes(config)
+
+    def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
+        """Check that the model has two sides, and that ranks of each can hold theirs."""
+        from offbeat.launch.checks.encoder import check_encoder
+
+        yield from check_encoder(config, gpu)
+
+    def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any]:
+        """Return the class of a rank's trainer: language ranks come first."""
+        from offbeat.config.sections.trainer_base import ModelTrainerConfig
+
+        if config.trainer.backend == "torch":
+            from offbeat.trainers.grid.choose import grid_trainer_kind
+        else:
+            from offbeat.trainers.megatron_grid.choose import grid_trainer_kind
+        return grid_trainer_kind(of_kind(ModelTrainerConfig, config.trainer), rank)
+
+
+PART: Final = EncoderRanks()
