@@ -27,10 +27,10 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, ProcessGroupWire, Wire
+from offbeat.plugins.encoder_ranks.choose import grid_trainer_kind
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.trainers.grid.bridge import Bridge, Header, ProcessGroupWire, Wire
-from offbeat.trainers.grid.choose import grid_trainer_kind
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
@@ -174,10 +174,10 @@ def _trainer_of(
         return
     from megatron.core import parallel_state  # noqa: PLC0415 -- an extra
 
-    from offbeat.trainers.grid.layout import side_grid  # noqa: PLC0415
-    from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- needs the extra
-    from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer  # noqa: PLC0415
-    from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer  # noqa: PLC0415
+    from offbeat.plugins.encoder_ranks.layout import side_grid  # noqa: PLC0415
+    from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer  # noqa: PLC0415
+    from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer  # noqa: PLC0415
+    from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- needs the extra
 
     config = MegatronTrainerConfig(**sizes)
     is_encoder = side_grid(config).side_of(peers.rank) is Side.TOWER

@@ -5,8 +5,6 @@ backend               base class of every backend: begin, microbatch, finish, sa
 step_guard            the order in which the calls of a step are accepted         (pure)
 step_sums             sums of a step over its microbatches and ranks
 batches/              prompt groups as padded rows and tensors
-grid/                 a vision tower on ranks of its own, beside those of the language model (torch)
-megatron_grid/        the same beside language ranks of megatron-core; builds on grid and megatron
 ranks/                process group, collectives, assignment of groups to ranks, assembly of a rank
 checkpoints/          checkpoints and exports on disk: atomic, checkpoints verified, written and read by all ranks
 expert_names          expert weights stored separately or fused, with or without a gate
@@ -17,5 +15,8 @@ held_columns          columns that a rank receives with a call, or ahead of it
 cpu_time              CPU seconds of a rank's process in a step
 memory                peak memory of a rank in each phase of a step
 no_trainer            trainer of an evaluation, which trains nothing
+sides                 the two sides of an image-text model: vision tower and language model
+trainer_plugin        interface of a backend that a plug-in brings
+trainer_part          interface of a part of a trainer that a plug-in exchanges
 movement              check that an optimizer step changed the weights
 """

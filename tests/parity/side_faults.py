@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch_backend.torch_bugs import Injected, raise_injected
 
-from offbeat.trainers.grid.bridge import Header, Kind
-from offbeat.trainers.grid.encoding import EncodingTrainer
-from offbeat.trainers.grid.lane import LaneTrainer
+from offbeat.plugins.encoder_ranks.bridge import Header, Kind
+from offbeat.plugins.encoder_ranks.encoding import EncodingTrainer
+from offbeat.plugins.encoder_ranks.lane import LaneTrainer
 
 
 class Faulty:

@@ -80,7 +80,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "algorithms/custom_loss.py CustomLoss.values",
         "plugins/wandb/sink.py WandbSink.write",
         "trainers/checkpoints/rank_store.py RankCheckpoints._run",
-        "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
+        "plugins/megatron/split_step.py MegatronTrainer._no_message_unread",
         "trainers/backend.py TrainerBackend._undone_if_raised",
         "trainers/ranks/process_group.py join",
         "trainers/torch/sharded_state.py _Reader.read_metadata",

@@ -191,10 +191,10 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
     peers = join(at, spec.rank, "cpu", HOST)
     stands_in = ExitStack()  # as long as the process lives
     if spec.config.trainer.backend == "megatron":
-        from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
+        from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
 
         stands_in.enter_context(cpu_stands_in("cpu"))
-        from offbeat.trainers.megatron.choose import make_megatron_rank  # noqa: PLC0415
+        from offbeat.plugins.megatron.choose import make_megatron_rank  # noqa: PLC0415
 
         trainer, source = make_megatron_rank(spec, peers)
     else:

@@ -34,7 +34,7 @@ class EncoderRanks(TrainerPart):
 
     def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
         """Check that the model has two sides, and that ranks of each can hold theirs."""
-        from offbeat.launch.checks.encoder import check_encoder
+        from offbeat.plugins.encoder_ranks.checks import check_encoder
 
         yield from check_encoder(config, gpu)
 
@@ -43,9 +43,9 @@ class EncoderRanks(TrainerPart):
         from offbeat.config.sections.trainer_base import ModelTrainerConfig
 
         if config.trainer.backend == "torch":
-            from offbeat.trainers.grid.choose import grid_trainer_kind
+            from offbeat.plugins.encoder_ranks.choose import grid_trainer_kind
         else:
-            from offbeat.trainers.megatron_grid.choose import grid_trainer_kind
+            from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind
         return grid_trainer_kind(of_kind(ModelTrainerConfig, config.trainer), rank)
 
 

@@ -1,1 +1,36 @@
-"""megatron-core as a backend of the trainer."""
+"""The megatron trainer: Hugging Face decoders over megatron-core, over five axes of parallelism.
+
+Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
+
+    plugin        the backend as the core finds it
+    section       section ``trainer`` with this backend
+    clashes       parallel sizes that cannot work together
+    checks        whether it knows a model and can divide it, and what its largest rank holds
+    choose        the trainer of a rank, and the source of its weights
+    split_step    MegatronTrainer: the step of one rank
+    boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints, exports
+    gradients     gradients of the open step: hooks removed, sums, one reduction
+    flops         floating-point operations of its passes, from the architecture    (pure)
+    forward       microbatches through the library's schedules -> log-probabilities; features of media
+    microbatches  microbatches of a chunk, aligned between ranks
+    optimizer     AdamW over the gradient buffers
+    sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
+    model         architecture -> GPTModel
+    layers        layer specification of the model
+    architecture  Hugging Face config -> sizes, or a refusal
+    image_text    Hugging Face config of an image-text model -> its decoder and its vision tower
+    tower         the vision tower of a first stage, and its gradients
+    freezing      weights of a vision tower that are not trained
+    mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
+    layout        parallel sizes of a world and a rank's place in it                 (pure)
+    layout_rules  which sizes fit a model, and sizes near to a recipe that do      (pure)
+    rank_bytes    shapes of a rank's parameters, and the bytes it holds            (pure)
+    token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
+    context       attention and sums over context-parallel ranks
+    groups        process groups of a layout
+    gathering     whole tensors gathered from all ranks' pieces
+    hf_files      boxes read from safetensors
+    state         a rank's share of a checkpoint, readable under any layout
+    vocabulary    columns of the vocabulary whose logits a tensor-parallel rank has
+    cpu_shim      the library on a CPU, for tests
+"""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from offbeat.config.run import RunConfig
+    from offbeat.plugins.megatron.boxed_trainer import BoxedTrainer
     from offbeat.trainers.expert_names import Named
-    from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
     from offbeat.trainers.rank_bytes import RankBytes
     from offbeat.trainers.ranks.peers import Peers
     from offbeat.trainers.spec import TrainerSpec
@@ -40,7 +40,7 @@ class MegatronPlugin(TrainerPlugin):
 
     def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
         """Check that it knows the model and can divide it, and what its largest rank holds."""
-        from offbeat.launch.checks.layout import check_layout
+        from offbeat.plugins.megatron.checks import check_layout
 
         yield from check_layout(config, gpu)
 
@@ -50,13 +50,13 @@ class MegatronPlugin(TrainerPlugin):
         Raises:
             UntrainableModel: One does.
         """
-        from offbeat.trainers.megatron.freezing import frozen_in_tower
+        from offbeat.plugins.megatron.freezing import frozen_in_tower
 
         frozen_in_tower(model, patterns)
 
     def picture_families(self) -> Sequence[str]:
         """Return the families of image-text models that are mapped."""
-        from offbeat.trainers.megatron.image_text import IMAGE_TEXT_FAMILIES
+        from offbeat.plugins.megatron.image_text import IMAGE_TEXT_FAMILIES
 
         return IMAGE_TEXT_FAMILIES
 
@@ -66,7 +66,7 @@ class MegatronPlugin(TrainerPlugin):
         Raises:
             LayoutRefused: They do not go together.
         """
-        from offbeat.trainers.megatron.layout import grid_of
+        from offbeat.plugins.megatron.layout import grid_of
 
         return grid_of(of_kind(MegatronTrainerConfig, config.trainer))
 
@@ -76,8 +76,8 @@ class MegatronPlugin(TrainerPlugin):
         Raises:
             UntrainableModel: The model's family is not mapped.
         """
-        from offbeat.launch.checks.layout import held_by_megatron_rank
-        from offbeat.trainers.megatron.architecture import read_architecture
+        from offbeat.plugins.megatron.architecture import read_architecture
+        from offbeat.plugins.megatron.checks import held_by_megatron_rank
 
         trainer = of_kind(MegatronTrainerConfig, config.trainer)
         return held_by_megatron_rank(config, trainer, read_architecture(config.model.path))
@@ -89,20 +89,20 @@ class MegatronPlugin(TrainerPlugin):
         trainer = of_kind(MegatronTrainerConfig, config.trainer)
         torch.set_num_threads(trainer.threads)
         if trainer.device == "cpu":
-            from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
+            from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 
             stack.enter_context(cpu_stands_in(trainer.device))
-        import_module("offbeat.trainers.megatron.choose")
+        import_module("offbeat.plugins.megatron.choose")
 
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "BoxedTrainer":
         """Create the trainer of a rank."""
-        from offbeat.trainers.megatron.choose import make_megatron_trainer
+        from offbeat.plugins.megatron.choose import make_megatron_trainer
 
         return make_megatron_trainer(spec, peers)
 
     def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[BoxedTrainer, WeightSource]":
         """Create the trainer of a rank, and the source of its weights."""
-        from offbeat.trainers.megatron.choose import make_megatron_rank
+        from offbeat.plugins.megatron.choose import make_megatron_rank
 
         return make_megatron_rank(spec, peers)
 
@@ -112,7 +112,7 @@ class MegatronPlugin(TrainerPlugin):
 
     def read_weights(self, path: Path) -> "Iterator[Named]":
         """Yield the weights of a state, with the names of the model's files."""
-        from offbeat.trainers.megatron.state import SavedShares
+        from offbeat.plugins.megatron.state import SavedShares
 
         with SavedShares(path) as saved:
             yield from saved.weights()

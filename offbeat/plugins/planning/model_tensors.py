@@ -16,10 +16,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.plugins.encoder_ranks.tower_plan import tower_division
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
-from offbeat.trainers.grid.tower_plan import tower_division
 from offbeat.trainers.torch.tensor_parallel import (
     RECIPE_NAMES,
     SizeNames,

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.messages.training import StepResult
-from offbeat.trainers.megatron.context import ContextAttention, GatherTokens
-from offbeat.trainers.megatron.gradients import Gradients, Hooks
-from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
-from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
-from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.context import ContextAttention, GatherTokens
+from offbeat.plugins.megatron.gradients import Gradients, Hooks
+from offbeat.plugins.megatron.optimizer import MainGradAdamW, RankOptimizer
+from offbeat.plugins.megatron.sharded_optimizer import ShardedAdamW
+from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.movement import Movement
 from offbeat.trainers.schedule import learning_rate
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch_backend.torch_bugs import Injected
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.grid.errors import BridgeMismatch
-from offbeat.trainers.megatron.split_step import MegatronTrainer
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
-from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
+from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
+from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
+from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
+from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.torch.sharding import own
 

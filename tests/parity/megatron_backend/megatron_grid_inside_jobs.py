@@ -18,9 +18,9 @@ from torch import Tensor
 from torch_backend import grid_jobs
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.megatron.groups import tensor_group
-from offbeat.trainers.megatron.split_step import MegatronTrainer
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
+from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
+from offbeat.plugins.megatron.groups import tensor_group
+from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 
 HEAD = "head"

@@ -22,14 +22,14 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
+from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
+from offbeat.plugins.encoder_ranks.layout import side_grid
+from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
+from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
+from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
+from offbeat.plugins.megatron.mapping import TOWER
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.trainers.grid.bridge import gradient_dtype
-from offbeat.trainers.grid.layout import side_grid
-from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
-from offbeat.trainers.megatron.mapping import TOWER
-from offbeat.trainers.megatron.split_step import BackendParts, MegatronTrainer
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
-from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
+from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.sides import Side

@@ -12,8 +12,8 @@ from reshard_jobs import resharded
 from torch import Tensor
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.megatron.optimizer import MOMENTS
-from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.optimizer import MOMENTS
+from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model

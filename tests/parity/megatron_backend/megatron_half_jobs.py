@@ -14,9 +14,9 @@ from torch import Tensor
 from torch_backend import grid_jobs
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.megatron.optimizer import MASTER
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
-from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
+from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
+from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
+from offbeat.plugins.megatron.optimizer import MASTER
 from offbeat.trainers.ranks.peers import Peers
 
 

@@ -35,15 +35,15 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
+from offbeat.plugins.megatron.errors import UnsupportedLayout
+from offbeat.plugins.megatron.gradients import Gradients
+from offbeat.plugins.megatron.hf_files import view_of
+from offbeat.plugins.megatron.mapping import is_router_bias
+from offbeat.plugins.megatron.rank_bytes import rank_parameters
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
+from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
-from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
-from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.trainers.megatron.gradients import Gradients
-from offbeat.trainers.megatron.hf_files import view_of
-from offbeat.trainers.megatron.mapping import is_router_bias
-from offbeat.trainers.megatron.rank_bytes import rank_parameters
-from offbeat.trainers.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares

@@ -9,13 +9,13 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from offbeat.plugins.megatron.hf_files import hf_weights, view_of
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.mapping import boxes_of
+from offbeat.plugins.megatron.model import weights_of
+from offbeat.plugins.megatron.router import ExpertRouter
+from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.expert_load import RouterLoad
-from offbeat.trainers.megatron.hf_files import hf_weights, view_of
-from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.mapping import boxes_of
-from offbeat.trainers.megatron.model import weights_of
-from offbeat.trainers.megatron.router import ExpertRouter
-from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.weight_sync.grid import ModelGrid
 
 # --- the losses of routers ---------------------------------------------------------------------------

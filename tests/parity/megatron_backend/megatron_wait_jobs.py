@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
+from offbeat.plugins.megatron.groups import start_groups
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.trainers.megatron.groups import start_groups
 from offbeat.trainers.ranks.peers import Peers
 
 

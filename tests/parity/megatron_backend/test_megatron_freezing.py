@@ -19,8 +19,8 @@ from parity_cases import MegatronCut as Cut
 from safetensors import safe_open
 from world import World
 
+from offbeat.plugins.megatron.state import SavedShares
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.megatron.state import SavedShares
 from tests.support.grid_steps import Families
 
 VISION, PROJECTOR = ("model.vision_model.*",), ("model.connector.*",)

@@ -20,9 +20,9 @@ from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
 from world import World
 
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.rank_bytes import rank_parameters
+from offbeat.plugins.megatron.architecture import read_architecture
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.rank_bytes import rank_parameters
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import Families, bridge_nbytes
 

@@ -17,9 +17,9 @@ from parity_cases import MegatronCut as Cut
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.sides import Side
 from offbeat.weight_sync.dtypes import WirePolicy

@@ -24,8 +24,8 @@ from world import World
 from offbeat.messages.media import media_of
 from offbeat.multimodal.canaries import canary_prompts
 from offbeat.multimodal.rules import media_rules
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.rank_bytes import largest_rank
+from offbeat.plugins.megatron.architecture import read_architecture
+from offbeat.plugins.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.grid import ModelGrid

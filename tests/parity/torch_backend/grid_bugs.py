@@ -15,8 +15,8 @@ from world import COLLECTIVE_S
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.encoder_ranks.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.plugins.images.pictures import Pictures
-from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 
 

@@ -13,8 +13,8 @@ from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
 from torch_backend.torch_bugs import Injected
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.grid.bridge import Bridge, Header, Kind
-from offbeat.trainers.grid.errors import BridgeMismatch
+from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, Kind
+from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.sharding import own
 

@@ -22,9 +22,9 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
+from offbeat.plugins.encoder_ranks.choose import EncoderTrainer, LanguageTrainer
+from offbeat.plugins.encoder_ranks.errors import ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
-from offbeat.trainers.grid.choose import EncoderTrainer, LanguageTrainer
-from offbeat.trainers.grid.errors import ProvenanceMismatch
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers

@@ -10,8 +10,8 @@ from parity_cases import Cut, Step, chunked
 from world import World
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.encoder import check_encoder
 from offbeat.messages.finding import size
+from offbeat.plugins.encoder_ranks.checks import check_encoder
 from tests.support.grid_steps import HEADER_NBYTES, Families, bridge_nbytes
 from tests.support.image_text_models import PLACEHOLDER, picture_groups
 

@@ -9,11 +9,11 @@ from parity_cases import TOKENS, Cut, Step
 from world import World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.encoder_ranks.layout import Grid
+from offbeat.plugins.encoder_ranks.rank_bytes import largest_of_side
+from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.grid.layout import Grid
-from offbeat.trainers.grid.rank_bytes import largest_of_side
-from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.freezing import frozen_parameters

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.encoder import check_encoder
-from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.model_proof import check_model_proof, trained_parameters
 from offbeat.messages.finding import Finding, Level, size
+from offbeat.plugins.encoder_ranks.checks import check_encoder
+from offbeat.plugins.megatron.checks import check_layout
 from tests.support.image_text_models import make
 from tests.support.model_families import family_model
 

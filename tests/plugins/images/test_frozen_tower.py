@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.megatron.freezing import freeze_weights, frozen_in_tower
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.sides import inventory_of
-from offbeat.trainers.megatron.freezing import freeze_weights, frozen_in_tower
 from offbeat.trainers.sides import Side, keep_side
 from tests.support.image_text_models import make
 from tests.support.model_families import family_model

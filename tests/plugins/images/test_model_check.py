@@ -13,9 +13,9 @@ from transformers import (
 )
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.model_proof import check_model_proof
 from offbeat.messages.finding import Finding, Level
+from offbeat.plugins.megatron.checks import check_layout
 from tests.support.image_text_models import make
 
 SIZES: dict[str, Any] = {

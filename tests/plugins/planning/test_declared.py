@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.mapping import TensorBox
 
 from offbeat.plugins.planning.declared import (
     DeclaredTensor,
@@ -14,8 +16,6 @@ from offbeat.plugins.planning.declared import (
     placed,
     placement,
 )
-from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region, union_elements

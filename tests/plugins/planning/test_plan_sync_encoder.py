@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.plugins.encoder_ranks.layout import Grid
+from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.grid_text import parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
-from offbeat.trainers.grid.layout import Grid
-from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.sides import Side
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import LayoutRefused

@@ -26,12 +26,12 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.megatron.mapping import TensorBox
+from offbeat.plugins.megatron.state import save_share
 from offbeat.plugins.verify_weights.legs import VerifiedRun, verify_engines
 from offbeat.plugins.verify_weights.verification import Leg, LegResult
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
-from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.weight_sync.manifest import Adapter, release_digest

@@ -20,7 +20,7 @@ from benchmarks.encoder_ranks_cases import (
 )
 from benchmarks.encoder_ranks_job import TimedBridge
 from offbeat.messages.media import media_of
-from offbeat.trainers.grid.bridge import Header, Kind
+from offbeat.plugins.encoder_ranks.bridge import Header, Kind
 
 ALONE = Layout("1 + 1", "torch")
 

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.launch.checks.encoder import check_encoder
 from offbeat.launch.checks.gpu_memory import gpu_bytes
-from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.messages.finding import Finding, Level, size
-from offbeat.trainers.grid.tower_plan import tower_plan
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.rank_bytes import largest_rank
+from offbeat.plugins.encoder_ranks.checks import check_encoder
+from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
+from offbeat.plugins.megatron.architecture import read_architecture
+from offbeat.plugins.megatron.checks import check_layout
+from offbeat.plugins.megatron.rank_bytes import largest_rank
 from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.trainers.torch.tensor_parallel import cut_axis

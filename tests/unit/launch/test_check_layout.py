@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.layout import check_layout
 from offbeat.messages.finding import Finding, Level
+from offbeat.plugins.megatron.checks import check_layout
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,

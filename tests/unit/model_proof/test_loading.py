@@ -121,8 +121,8 @@ def read_values(folder: Path) -> None:
 
 def read_boxes(folder: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra megatron")
-    from offbeat.trainers.megatron.hf_files import load_boxes  # noqa: PLC0415
-    from offbeat.trainers.megatron.mapping import TensorBox  # noqa: PLC0415
+    from offbeat.plugins.megatron.hf_files import load_boxes  # noqa: PLC0415
+    from offbeat.plugins.megatron.mapping import TensorBox  # noqa: PLC0415
     from offbeat.weight_sync.region import Region  # noqa: PLC0415
 
     name = "model.layers.1.mlp.down_proj.weight"

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from offbeat.messages.failures import SchemaError
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.encoder_ranks.bridge import FIELDS, Bridge, Header, Kind
+from offbeat.plugins.encoder_ranks.errors import BridgeMismatch, ProvenanceMismatch
+from offbeat.plugins.encoder_ranks.layout import Grid
+from offbeat.plugins.encoder_ranks.provenance import digest_of, list_digest, matched
+from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
-from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
-from offbeat.trainers.grid.errors import BridgeMismatch, ProvenanceMismatch
-from offbeat.trainers.grid.layout import Grid
-from offbeat.trainers.grid.provenance import digest_of, list_digest, matched
-from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.sides import Side, keep_side
 from tests.support.image_text_models import MODELS, make, patched, pictures
 from tests.support.pictures import features

@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.megatron.architecture import read_architecture
 from tests.support.image_text_models import make
 
 SIZES: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.layout_rules import broken_rules
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.layout_rules import broken_rules
 from offbeat.weight_sync.grid import ModelGrid
 from tests.unit.trainers.test_megatron_mapping import SMALL
 

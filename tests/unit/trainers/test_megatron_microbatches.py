@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.trainers.batches.packing import PADDING, PackedRows
-from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.weight_sync.grid import ModelGrid
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
@@ -22,7 +22,7 @@ def config_of(**options: Any) -> Any:
 
 
 def aligned(microbatches: list[PackedRows], config: Any) -> list[PackedRows]:
-    from offbeat.trainers.megatron import microbatches as room  # noqa: PLC0415 - an extra
+    from offbeat.plugins.megatron import microbatches as room  # noqa: PLC0415 - an extra
 
     grid = ModelGrid(tensor=config.tensor_model_parallel_size, context=config.context_parallel_size)
     return room.aligned(microbatches, config, ParallelLayout(grid, 0))

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3MoeConfig
 
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.errors import UnsupportedLayout
+from offbeat.plugins.megatron.architecture import read_architecture
+from offbeat.plugins.megatron.errors import UnsupportedLayout
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def stands_in() -> Callable[[str], Any]:
-    from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415
+    from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415
 
     return cpu_stands_in
 
@@ -66,7 +66,7 @@ def _library_names() -> dict[str, set[str]]:
 def test_a_router_scores_tokens_without_the_shim(tmp_path: Path) -> None:
     from megatron.core.transformer import TransformerConfig  # noqa: PLC0415
 
-    from offbeat.trainers.megatron.router import ExpertRouter  # noqa: PLC0415
+    from offbeat.plugins.megatron.router import ExpertRouter  # noqa: PLC0415
 
     Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, hidden_size=8).save_pretrained(tmp_path)
     config = TransformerConfig(

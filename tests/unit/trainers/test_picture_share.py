@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.multimodal.placing import PlacedMedia
-from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.token_share import axes_share, columns_of, media_share
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.token_share import axes_share, columns_of, media_share
 from offbeat.weight_sync.grid import ModelGrid
 
 

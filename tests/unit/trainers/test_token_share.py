@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.plugins.megatron.token_share import gathered_columns, token_share
 from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
-from offbeat.trainers.megatron.token_share import gathered_columns, token_share
 
 
 @st.composite

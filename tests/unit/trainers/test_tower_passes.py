@@ -9,9 +9,9 @@ from torch import Tensor
 
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import MediaRules
+from offbeat.plugins.encoder_ranks.encoding import TowerPasses
 from offbeat.plugins.images.families import PatchRules, PixelRules
 from offbeat.plugins.images.pictures import Pictures
-from offbeat.trainers.grid.encoding import TowerPasses
 from tests.support.image_text_models import patched, pictures
 
 PIXELS, PATCHES = PixelRules(60, (3, 32, 32), 4), PatchRules(60, 3 * 8 * 8, 2)

@@ -22,10 +22,10 @@ from offbeat.launch.initial_model import (
     with_start_deadlines,
 )
 from offbeat.messages.finding import Level
+from offbeat.plugins.megatron.mapping import TensorBox
+from offbeat.plugins.megatron.state import save_share
 from offbeat.trainers.checkpoints.manifest import CheckpointCorrupt, Identity
 from offbeat.trainers.checkpoints.store import CheckpointStore
-from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.warm_start import UnfitWeights, found_weights, write_initial_model
 from offbeat.weight_sync.region import Region

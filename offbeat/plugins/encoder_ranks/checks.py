@@ -1,0 +1,171 @@
+"""Checks encoder ranks: bytes per rank, and traffic between encoder and language ranks.
+
+It loads torch, whose import takes seconds: only recipes with a model import it.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, trainer_replicas
+from offbeat.config.mixture import environment_views, key_in
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import MEDIA_LIMIT
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
+from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
+from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.messages.finding import Finding, error, size
+from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
+from offbeat.plugins.encoder_ranks.rank_bytes import bridge_bytes, largest_of_side
+from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of
+from offbeat.plugins.encoder_ranks.tower_plan import plans_of
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.sides import Side
+from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.trainer_plugin import find_trainer
+
+_TOKENS: Final = 1000
+
+
+def messages_said(config: RunConfig, model: PreTrainedConfig, *, trains_tower: bool) -> str:
+    """Return the bytes of features and of their gradients in a chunk, as a part of a finding.
+
+    A chunk has the groups of a step at most, each with the media of one prompt.
+
+    Args:
+        config: The recipe.
+        model: Config of its model, which reads media.
+        trains_tower: Whether gradients are sent back.
+    """
+    rules = media_rules(model)
+
+    def said(tokens: int) -> str:
+        dtype = getattr(torch, config.model.dtype)
+        made = bridge_bytes(model, dtype, tokens, trains_tower=trains_tower)
+        back = f"gradients of {size(made.gradients)}" if trains_tower else "no gradients"
+        return f"features of {size(made.features)} and {back}"
+
+    tokens, key = _most_of_a_prompt(config, rules)
+    prompts = config.groups_per_step
+    return (
+        f"messages of a chunk: {said(_TOKENS)} per {_TOKENS:,} tokens of {rules.noun}, of which it has "
+        f"{tokens * prompts:,} at most ({prompts} prompts, by {key}): {said(tokens * prompts)}"
+    )
+
+
+def _most_of_a_prompt(config: RunConfig, rules: MediaRules) -> tuple[int, str]:
+    """Return the most tokens of media that a prompt may have, and the key that says so."""
+    features_by_key = {
+        key_in(name, MEDIA_LIMIT): rules.max_features(view.environment.max_media_bytes)
+        for name, view in environment_views(config).items()
+    }
+    widest = max(features_by_key, key=features_by_key.__getitem__)
+    # A prompt leaves room for a token of its response at least.
+    bounds = [(features_by_key[widest], widest)]
+    bounds += [(config.generator.max_model_len - 1, "generator.max_model_len")]
+    return min(bounds)
+
+
+_SUBJECT: Final = "encoder ranks"
+_MODEL: Final = "model"
+
+
+def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
+    """Check that the model has two sides, and that what a rank of each holds fits its device.
+
+    What language ranks of the megatron trainer hold is said by ``check_layout``.
+
+    Args:
+        config: The recipe; nothing is said of one without ``trainer.encoder``.
+        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU, whose memory
+            ``check_memory`` compares with that of the whole run.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, ModelTrainerConfig) or encoder_of(trainer) is None:
+        return
+
+    grid = side_grid(trainer)
+    if (model := _marked_model(config)) is None:
+        return
+    try:
+        inventory = inventory_of(model, has_experts=find_trainer(trainer.backend) is not None)
+        sides = _Sides(model.config, grid, inventory, plans_of(model, grid))
+    except UntrainableModel as refused:
+        yield error(_MODEL, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
+        return
+    for side in Side:
+        if trainer.backend == "torch" or side is Side.TOWER:
+            yield _of_side(config, sides, side, gpu)
+
+
+class _Sides(NamedTuple):
+    """The two sides of a model, and the ranks that hold them."""
+
+    model: PreTrainedConfig
+    grid: Grid
+    inventory: Inventory
+    plans: dict[Side, dict[str, str]]  # how ranks of either divide matrices
+
+
+def _marked_model(config: RunConfig) -> PreTrainedModel | None:
+    """Return the model without memory, with frozen weights marked.
+
+    None if it reads no media, or if ``check_model_proof`` says what is wrong with it.
+    """
+    model = unfilled_model(config)
+    if model is None or not media_rules(model.config).reads_media:
+        return None
+    try:
+        freeze(model, freeze_patterns(config))
+    except UntrainableModel:
+        return None
+    return model
+
+
+def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> Finding:
+    """Return what a rank of a side holds, beside the memory of its GPU."""
+    references = int(config.algorithm.loss.needs_reference_logprobs)
+
+    def held_in(dtype: torch.dtype) -> RankBytes:
+        plan = sides.plans[side]
+        return largest_of_side(
+            sides.inventory, sides.grid, side, dtype, references=references, plan=plan
+        )
+
+    held = held_in(getattr(torch, config.model.dtype))
+    ranks = sides.grid.ranks_of(side)
+    first, last = min(ranks), max(ranks)
+    weights = "weights, with those of the reference," if references else "weights"
+    of = "vision tower" if side is Side.TOWER else "language model"
+    seen = (
+        f"{len(ranks)} of the {of}, rank {first}{f' to {last}' if last > first else ''}; "
+        f"{largest_rank_said(held, weights)}; what a pass gathers and computes comes on top"
+    )
+    if side is Side.TOWER:
+        trains = sides.inventory.is_trained(side)
+        messages = messages_said(config, sides.model, trains_tower=trains)
+        tokens = encoder_tokens(config.trainer)
+        media = "all media of a chunk" if tokens is None else f"{tokens} tokens of media"
+        seen = f"{seen}, for {media} at once; {messages}"
+    is_less_in_half = held_in(torch.bfloat16).total < held.total
+    less, key = _what_lowers(config, side, is_less_in_half=is_less_in_half)
+    whole = sides.inventory.parameters * getattr(torch, config.model.dtype).itemsize
+    loading = whole + held.weights if first == 0 else 0
+    about, fix = (_SUBJECT, seen), (less, f"{key}.gpus")
+    return against_gpu(config, about, held.total, gpu, fix, first, loading)
+
+
+def _what_lowers(config: RunConfig, side: Side, *, is_less_in_half: bool) -> tuple[str, str]:
+    """Return what lowers the memory of a rank of a side, and the section of that side."""
+    encoder, lanes = encoder_of(config.trainer), trainer_replicas(config.trainer)
+    key = "trainer.encoder" if side is Side.TOWER else "trainer"
+    # The number of lanes is a multiple of the number of encoders.
+    is_most = side is Side.TOWER and encoder is not None and encoder.data_parallel == lanes
+    raised = [] if is_most else [f"{key}.data_parallel"]
+    ways = [f"Raise {' or '.join([*raised, f'{key}.tensor_parallel'])}"]
+    ways += ["set model.dtype=bfloat16"] if is_less_in_half else []
+    return ", ".join([*ways, "freeze more of it (trainer.freeze)"]), key

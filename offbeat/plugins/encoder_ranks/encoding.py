@@ -1,0 +1,261 @@
+"""Base of the trainers of encoder ranks, of any backend: media of lanes, and their gradients."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Unpack, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.messages.media import Media
+from offbeat.messages.training import ChunkResult
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.passes import FeaturesMismatch
+from offbeat.plugins.encoder_ranks.bridge import Kind, dtype_code, gradient_dtype
+from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
+from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer
+from offbeat.plugins.encoder_ranks.provenance import MergedMedia, matched
+from offbeat.plugins.encoder_ranks.tower_proof import example, stacked
+from offbeat.trainers.backend import (
+    Advantages,
+    LogprobColumns,
+    LogprobRequest,
+    TopLogprobs,
+    requested_columns,
+)
+from offbeat.trainers.batches.fitness import check_media
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.held_columns import read_groups
+from offbeat.trainers.model_trainer import TrainedGroups
+from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
+from offbeat.trainers.step_sums import StepSums
+from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.sharding import settle, settled
+from offbeat.transfer_queue.schema import (
+    LOSS_MASK,
+    POLICY_LOGPROBS,
+    TEACHER_LOGPROBS,
+)
+
+Encode = Callable[[Media, bool], Tensor]
+"""(media, whether with a graph) -> their features [blocks, F, H]."""
+
+
+class TowerPasses:
+    """Forward and backward passes over the media of one exchange.
+
+    The forward pass keeps the graph of the last microbatch alone. The backward pass begins with it, and
+    computes the others a second time, one by one. So a tower whose media are one microbatch computes
+    nothing twice.
+    """
+
+    def __init__(self, own: Sequence[Media], count: int, padding: Media, encode: Encode) -> None:
+        """Compute nothing yet.
+
+        Args:
+            own: Microbatches of this rank.
+            count: Largest number of them on any rank, at least 1: ranks compute the tower together.
+            padding: Media to compute in place of those that this rank lacks.
+            encode: The tower.
+        """
+        self._microbatches = [*own, *[padding] * (count - len(own))]
+        self._own, self._encode = len(own), encode
+        self._last: Tensor | None = None  # features of the last microbatch, with their graph
+        self._lengths = list[int]()  # number of features of each
+
+    def forward(self, *, trained: bool) -> Tensor:
+        """Return the features [blocks, F, H] of this rank's media, without a graph.
+
+        With ``trained``, ``backward`` may follow.
+        """
+        made = list[Tensor]()
+        for at, media in enumerate(self._microbatches, start=1):
+            is_last = at == len(self._microbatches)
+            each = self._encode(media, trained and is_last)
+            if is_last:
+                self._last = each
+            made.append(each.detach())
+        self._lengths = [each.shape[1] for each in made]
+        whole = torch.cat(made, dim=1)
+        return whole[:, : sum(self._lengths[: self._own])]
+
+    def backward(self, gradient: Tensor) -> None:
+        """Add the gradients of the tower's weights, given those [blocks, F, H] of the features.
+
+        What is computed for other ranks alone gets gradients of zero.
+        """
+        blocks, own, hidden = gradient.shape
+        more = gradient.new_zeros(blocks, sum(self._lengths) - own, hidden)
+        whole = torch.cat([gradient, more], dim=1)
+        parts: tuple[Tensor, ...] = torch.split(whole, self._lengths, dim=1)
+        made, self._last = self._last, None
+        for media, part in zip(reversed(self._microbatches), reversed(parts), strict=True):
+            if made is None:
+                made = self._encode(media, True)  # noqa: FBT003 -- its one flag
+            if made.requires_grad:
+                made.backward(part)
+            made = None
+
+
+class EncodingTrainer(ExchangingTrainer):
+    """Trainer of one rank of the vision tower, for the groups of its lanes."""
+
+    _mesh: RankMesh  # of the encoder ranks
+    _max_tokens: int | None  # of media that the tower computes at once; None: no bound
+
+    @property
+    def _is_sender(self) -> bool:
+        """Return whether this rank exchanges messages for those that share its tower's matrices."""
+        return self._grid.sender_of(self.peers.rank) == self.peers.rank
+
+    @property
+    def _is_replica_leader(self) -> bool:
+        return False  # tokens and loss are those of the language ranks
+
+    def prepare_logprobs(
+        self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
+    ) -> list[LogprobColumns]:
+        """Encode the media of groups whose logprobs the lanes compute; return no columns."""
+        media, _ = self._prepared_on_all_ranks(
+            "prepare_logprobs", lambda: (self._media(chunk, only_trained=False), [])
+        )
+        for name in requested_columns(request):
+            if name != TEACHER_LOGPROBS:
+                self._encode(name, media, trained=False)
+        return [{} for _ in range(len(chunk))]
+
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        del count
+        asked = [each for each in canary_media(self.media_rules, prompts) if each is not None]
+        self._encode(POLICY_LOGPROBS, asked, trained=False)
+        return (), ()
+
+    def _read(
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
+    ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
+        del advantages, sums
+        self._read_media(chunk)
+        return None, [], ChunkResult(0, 0, 0, compute_s=0.0)
+
+    def _add_groups(
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
+    ) -> ChunkResult:
+        del advantages, sums
+        self._encode(POLICY_LOGPROBS, self._read_media(chunk), trained=self._trains_tower)
+        return ChunkResult(0, 0, 0, compute_s=0.0)
+
+    def _read_media(self, chunk: TensorDictBase) -> list[Media]:
+        media, _ = self._prepared_on_all_ranks(
+            "microbatch", lambda: (self._media(chunk, only_trained=True), [])
+        )
+        return media
+
+    def _media(self, chunk: TensorDictBase, *, only_trained: bool) -> list[Media]:
+        """Return the media of the groups that a forward pass of their lane reads."""
+        found = list[Media]()
+        for place, group in enumerate(read_groups(chunk)):
+            media = check_media(place, group, self.media_rules)
+            if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
+                found.append(media)
+        return found
+
+    def _encode(self, name: str, media: Sequence[Media], *, trained: bool) -> None:
+        """Encode media by the model of a column for the lanes that name them; add their gradients.
+
+        All ranks of the world take part. Encoder ranks run the tower together, one without media
+        on noise.
+        """
+        model = cast("PreTrainedModel", self._model_of(name))
+        named = self._named_by_lanes([])
+        if not any(named):
+            return
+        lanes = self._grid.shares_of(self.peers.rank)
+        (batch, own), count = run_and_reduce_max(
+            self.peers, "the media", lambda: self._microbatches(media, named)
+        )
+
+        def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
+            return self._features(model, media, has_graph=has_graph)
+
+        passes = TowerPasses(own, count, example(self.media_rules), encode)
+        with settled(model):
+            made = self._pass_on_all_ranks("the tower", lambda: passes.forward(trained=trained))
+            parts = self._parts(batch, made)
+            for lane, part in zip(lanes, parts, strict=True):
+                if part.shape[1] and self._is_sender:
+                    to = self._grid.receiver_of(lane)
+                    self._bridge.send(self._header(Kind.FEATURES, lane, named), part, to)
+            self._wait_for_all("the features")
+            if trained:
+                self._wait_for_all("microbatch")
+                gradient = run_on_all_ranks(
+                    self.peers, "the gradients", lambda: self._gradient(made, parts, named)
+                )
+                self._mesh.equalise([gradient])  # one of the ranks that share matrices received it
+                self._pass_on_all_ranks("the tower's backward", lambda: passes.backward(gradient))
+            settle(model)
+
+    def _microbatches(
+        self, media: Sequence[Media], named: Sequence[Sequence[str]]
+    ) -> tuple[tuple[MergedMedia, list[Media]], int]:
+        """Return the media that this rank's lanes named, with their microbatches, and how many."""
+        rank = self.peers.rank
+        batch = matched(rank, [named[lane] for lane in self._grid.shares_of(rank)], media)
+        if not batch.media:
+            return (batch, []), 0
+        whole = self.media_rules.merge(batch.media)
+        cut = [whole] if self._max_tokens is None else self.media_rules.cut(whole, self._max_tokens)
+        return (batch, cut), len(cut)
+
+    def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
+        """Return the features [blocks, F, H] of media, which the tower computes at once."""
+        with torch.set_grad_enabled(has_graph):
+            made = stacked(self.media_rules.encode(model, (media,)))
+        wanted = self.media_rules.count_features(media)
+        if made.shape[1] != wanted:
+            raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
+        return made
+
+    def _parts(self, batch: MergedMedia, made: Tensor) -> list[Tensor]:
+        """Return the features of each lane, which are none for a lane without media."""
+        counts, media = list[int](), iter(batch.media)
+        for prompts in batch.counts:
+            counts.append(sum(self.media_rules.count_features(next(media)) for _ in range(prompts)))
+        parts: tuple[Tensor, ...] = torch.split(made, counts, dim=1)
+        return list(parts)
+
+    def _gradient(
+        self, made: Tensor, parts: Sequence[Tensor], named: Sequence[Sequence[str]]
+    ) -> Tensor:
+        """Return the gradient [blocks, F, H] of the features, as the lanes send it to this rank.
+
+        Zeros on a rank that exchanges no messages. All messages are received before a wrong one is raised: a lane whose message nobody takes
+        would wait for its timeout.
+        """
+        gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
+        at = 0
+        for lane, part in zip(self._grid.shares_of(self.peers.rank), parts, strict=True):
+            blocks, count, hidden = part.shape
+            if count and self._is_sender:
+                due = replace(
+                    self._header(Kind.GRADIENTS, lane, named),
+                    blocks=blocks,
+                    features=count,
+                    hidden=hidden,
+                    dtype=dtype_code(gradient_dtype(made.dtype)),
+                )
+                sender = self._grid.receiver_of(lane)
+                try:
+                    gradient[:, at : at + count] = self._bridge.receive(due, sender)
+                except BridgeMismatch as mismatch:
+                    wrong.append(mismatch)
+                at += count
+        if wrong:
+            raise wrong[0]
+        return gradient

@@ -1,0 +1,275 @@
+"""Sizes of a model, read from its Hugging Face config; unsupported features are refused."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from offbeat.config.sections.moe import MoeConfig
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.plugins.megatron.image_text import (
+    IMAGE_TEXT_FAMILIES,
+    ImageTextParts,
+    image_text_parts,
+)
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.weight_sync.region import Shape
+
+_FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
+_EVERY: Final = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))
+_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
+"""Decoders of image-text models."""
+
+_WITH_QKV_BIAS: Final = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+_WITH_QK_NORM: Final = ("qwen3", "qwen3_moe", "dots1", "qwen3_vl_text", "qwen3_vl_moe_text")
+_SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text")
+_SIGMOID_ROUTERS: Final = ("glm4_moe", "dots1")
+_ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
+_TORCH: Final = "Train it with trainer.backend: torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The sizes of a decoder of the Llama kind: gated MLP, RMS norms, rotary positions."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    groups: int  # key-value heads
+    head_dim: int
+    intermediate: int  # of the MLP of layers without experts
+    vocabulary: int
+    max_positions: int
+    norm_eps: float
+    rope_theta: float
+    tied: bool  # whether the output head is the embedding
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    expert_intermediate: int = 0  # of each expert
+    shared_intermediate: int = 0  # of an expert that all tokens pass; 0: there is none
+    shared_gate: bool = True  # whether that expert is behind a gate
+    shared_name: str = "shared_expert"  # of its module
+    dense_layers: tuple[int, ...] = ()  # layers without experts, in a model that has some
+    rope_frequencies: tuple[float, ...] | None = None
+    """Angle of each pair of a head's dimensions per position; None: the plain powers of ``rope_theta``."""
+    rope_scale: float = 1.0  # factor of rotated queries and keys
+    experts_per_token: int = 0
+    normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
+    sigmoid_routing: bool = False
+    """Whether scores are sigmoids, and experts are chosen by score plus a bias, which is a buffer."""
+    routing_scale: float = 1.0  # factor of the weights of a token's experts
+    routing_groups: int = 1  # equal groups of experts
+    routing_groups_per_token: int = 1  # groups among which the experts of a token are chosen
+    rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
+    decoder: str = "model"  # Hugging Face name of the module that has embedding, layers and norm
+    tower: tuple[tuple[str, Shape], ...] = ()
+    """Hugging Face names and shapes of the weights that turn media into features, if it reads any."""
+    media_rules: MediaRules = TEXT_ONLY
+    axis_of_pair: tuple[int, ...] | None = None
+    """Axis whose position rotates each pair of a head's dimensions; None: positions have one axis."""
+    deep_layers: int = 0  # first layers to whose outputs features of media are added
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts in the place of one MLP."""
+        return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Return the layers that have experts."""
+        return tuple(layer for layer in range(self.layers) if self.has_experts(layer))
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Return whether a layer has one MLP."""
+        return not self.experts or bool(self.dense_layers)
+
+    @property
+    def layer_weights(self) -> int:
+        """Return the number of elements of one layer's matrices that a token is multiplied with.
+
+        Of several kinds of layers, a layer of experts is taken.
+        """
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.groups)
+        wide = self.intermediate
+        if self.experts:
+            wide = self.expert_intermediate * self.experts_per_token + self.shared_intermediate
+        return attention + 3 * self.hidden * wide
+
+
+def read_architecture(path: str | Path) -> Architecture:
+    """Read the architecture of the model in a Hugging Face directory.
+
+    Raises:
+        UntrainableModel: Not a decoder that is mapped here, or it has an unsupported feature.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except ValueError as unknown:
+        problem = f"is not known to transformers: {str(unknown).partition('.')[0]}"
+        raise UntrainableModel(str(path), problem, "Take a model of a family it has") from unknown
+    name = ((config.architectures or []) + [config.model_type])[0]
+    parts = _image_text(name, config)
+    if parts is not None:
+        config = config.get_text_config(decoder=True)
+    values: dict[str, Any] = config.to_dict()
+    family = values["model_type"]
+    if family not in _FAMILIES and not (parts is not None and family in _DECODERS):
+        problem = f"is of family {family}{_why_unmapped(values)}, none of {_EVERY}"
+        raise UntrainableModel(name, problem, _TORCH)
+    for problem in _problems(values):
+        raise UntrainableModel(name, problem, _TORCH)
+    layers: int = values["num_hidden_layers"]
+    experts = _experts(config)
+    dense = _dense_layers(values) if experts else ()
+    if len(dense) == layers:
+        experts, dense = 0, ()
+    frequencies, scale = _rotation(config)
+    is_sigmoid = family in _SIGMOID_ROUTERS and experts > 0
+    return Architecture(
+        name=name,
+        layers=layers,
+        hidden=values["hidden_size"],
+        heads=values["num_attention_heads"],
+        groups=values["num_key_value_heads"],
+        head_dim=values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"],
+        intermediate=values["intermediate_size"],
+        vocabulary=values["vocab_size"],
+        max_positions=values["max_position_embeddings"],
+        norm_eps=values["rms_norm_eps"],
+        rope_theta=values["rope_parameters"]["rope_theta"],
+        rope_frequencies=frequencies,
+        rope_scale=scale,
+        tied=bool(values["tie_word_embeddings"]) if parts is None else parts.tied,
+        rotary_fraction=values["rope_parameters"].get("partial_rotary_factor", 1.0),
+        qkv_bias=_has_qkv_bias(values),
+        qk_norm=family in _WITH_QK_NORM or bool(values.get("use_qk_norm")),
+        experts=experts,
+        expert_intermediate=values["moe_intermediate_size"] if experts else 0,
+        shared_intermediate=_shared_intermediate(values) if experts else 0,
+        shared_gate=not is_sigmoid,
+        shared_name="shared_experts" if is_sigmoid else "shared_expert",
+        dense_layers=dense,
+        experts_per_token=values["num_experts_per_tok"] if experts else 0,
+        normalise_routing=bool(values.get("norm_topk_prob", True)),
+        sigmoid_routing=is_sigmoid,
+        routing_scale=values["routed_scaling_factor"] if is_sigmoid else 1.0,
+        routing_groups=values["n_group"] if is_sigmoid else 1,
+        routing_groups_per_token=values["topk_group"] if is_sigmoid else 1,
+        decoder="model" if parts is None else parts.decoder,
+        tower=() if parts is None else parts.tower,
+        media_rules=TEXT_ONLY if parts is None else parts.rules,
+        axis_of_pair=None if parts is None else parts.axis_of_pair,
+        deep_layers=0 if parts is None else parts.deep_layers,
+    )
+
+
+def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
+    """Return the parts of a model that reads media; None of one that does not."""
+    if "vision_config" not in config.sub_configs:
+        return None
+    if config.model_type not in IMAGE_TEXT_FAMILIES:
+        problem = f"is of family {config.model_type} (it reads media), none of {_EVERY}"
+        raise UntrainableModel(name, problem, _TORCH)
+    return image_text_parts(config)
+
+
+def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
+    """Refuse settings of ``trainer.moe`` that would have no effect on this model.
+
+    Raises:
+        UntrainableModel: It has no experts, or routers without a bias that is to be updated.
+    """
+    if not architecture.experts and (moe.has_losses or moe.bias_update_rate):
+        problem = "has no experts, which trainer.moe would balance"
+        raise UntrainableModel(architecture.name, problem, "Leave trainer.moe out")
+    if moe.bias_update_rate and not architecture.sigmoid_routing:
+        problem = "has routers without a bias, which trainer.moe.bias_update_rate would update"
+        fix = "Set trainer.moe.load_balancing_coef instead"
+        raise UntrainableModel(architecture.name, problem, fix)
+
+
+def check_recomputed(architecture: Architecture, *, recompute: bool) -> None:
+    """Refuse ``trainer.activation_checkpointing`` for a model whose layers it would repeat wrongly.
+
+    Raises:
+        UntrainableModel: Features of media are added to what its first layers return.
+    """
+    if recompute and architecture.deep_layers:
+        problem = (
+            "adds features of media to what its first layers return, and "
+            "trainer.activation_checkpointing repeats the layers without them"
+        )
+        raise UntrainableModel(
+            architecture.name, problem, "Set trainer.activation_checkpointing to false"
+        )
+
+
+def _experts(config: PretrainedConfig) -> int:
+    if config.model_type in _SOFTMAX_ROUTERS:
+        return config.num_experts
+    return config.n_routed_experts if config.model_type in _SIGMOID_ROUTERS else 0
+
+
+def _shared_intermediate(values: dict[str, Any]) -> int:
+    if values["model_type"] in _SIGMOID_ROUTERS:
+        return values["moe_intermediate_size"] * (values["n_shared_experts"] or 0)
+    return values.get("shared_expert_intermediate_size", 0)
+
+
+def _has_qkv_bias(values: dict[str, Any]) -> bool:
+    if values["model_type"] == "glm4_moe":
+        return bool(values["attention_bias"])  # in this family none of the output's
+    return bool(values.get("qkv_bias", values["model_type"] in _WITH_QKV_BIAS))
+
+
+def _dense_layers(values: dict[str, Any]) -> tuple[int, ...]:
+    if values["model_type"] in _SIGMOID_ROUTERS:
+        return tuple(range(min(values["first_k_dense_replace"], values["num_hidden_layers"])))
+    only, every = values.get("mlp_only_layers") or (), values.get("decoder_sparse_step", 1)
+    layers = range(values["num_hidden_layers"])
+    return tuple(layer for layer in layers if layer in only or (layer + 1) % every)
+
+
+def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float]:
+    """Return frequencies and scale of scaled positions, by transformers' own formulas."""
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        return None, 1.0
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return tuple(frequencies.tolist()), float(scale)
+
+
+def _why_unmapped(values: dict[str, Any]) -> str:
+    """Return in brackets what this trainer does not compute of a family; empty if it is only unknown."""
+    if "kv_lora_rank" in values:
+        return " (its attention is multi-head latent attention)"
+    return ""
+
+
+def _problems(values: dict[str, Any]) -> list[str]:
+    """Return the features of a config that this trainer would compute wrongly."""
+    rotated = values["rope_parameters"]
+    rope = rotated["rope_type"]
+    kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
+    checks = {
+        f"scales its positions by {rope!r}, not by one of {', '.join(_ROPES)}": rope not in _ROPES,
+        "rotates a part of each head": (
+            values["model_type"] != "glm4_moe" and rotated.get("partial_rotary_factor", 1.0) != 1.0
+        ),
+        f"has layers of kind {', '.join(sorted(kinds))}": bool(kinds),
+        f"computes its MLP with {values['hidden_act']!r}": values["hidden_act"] != "silu",
+        "has biases in attention": (
+            values["model_type"] != "glm4_moe" and bool(values.get("attention_bias"))
+        ),
+        "has biases in the MLP": bool(values.get("mlp_bias")),
+    }
+    return [problem for problem, found in checks.items() if found]

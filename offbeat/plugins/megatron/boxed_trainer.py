@@ -1,0 +1,231 @@
+"""Base of the trainers whose ranks hold boxes of a model's tensors: weights in and out, checkpoints.
+
+Which module a box lies in, and how it is cut over ranks, is each trainer's own. Ranks of several kinds
+make up one world: all of them gather, digest, save and load the whole model together.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+# torch declares some functions without types.
+
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+from transformers import AutoConfig
+
+from offbeat.multimodal.rules import MediaRules
+from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.freezing import FrozenWeights
+from offbeat.plugins.megatron.fused_experts import as_in_files
+from offbeat.plugins.megatron.gathering import TensorGather
+from offbeat.plugins.megatron.hf_files import load_boxes, view_of
+from offbeat.plugins.megatron.mapping import TensorBox, is_router_bias
+from offbeat.plugins.megatron.optimizer import RankState
+from offbeat.plugins.megatron.state import WEIGHTS, SavedShares, save_share
+from offbeat.plugins.megatron.tower import names_in_files
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.model_directory import replaced
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
+from offbeat.trainers.expert_load import SHARES
+from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.trainers.ranks.peers import write_on_first_rank
+from offbeat.trainers.receiver_names import file_shapes
+from offbeat.weight_sync.precision import is_quantized
+from offbeat.weight_sync.quantize import rounded
+from offbeat.weight_sync.receiver import TensorRegion
+
+_KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
+
+
+class BoxedTrainer(ModelTrainer):
+    """Trainer of a rank that holds boxes of a model's tensors."""
+
+    architecture: Architecture
+    frozen: FrozenWeights
+    boxes: list[TensorBox]  # that this rank holds
+    gathering: TensorGather
+    _optimizer_state: RankState
+
+    @property
+    @abstractmethod
+    def local_weights(self) -> dict[str, Tensor]:
+        """Return this rank's share of the weights, by the names of its parameters."""
+
+    def _meet(self, boxes: Sequence[TensorBox]) -> None:
+        """Exchange with all ranks of the world which boxes each holds."""
+        self.boxes = list(boxes)
+        self.gathering = TensorGather(self.boxes, self.peers)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.architecture.vocabulary
+
+    @property
+    def media_rules(self) -> MediaRules:
+        return self.architecture.media_rules
+
+    def _of_last_stage(self, kept: TopLogprobs | None) -> TopLogprobs:
+        """Return on all ranks what those of the last stage computed; None on the others."""
+        # The first rank need not be on the last stage.
+        gathered = self.peers.all_gather(kept, _KEPT)
+        return next(each for each in gathered if each is not None)
+
+    # --- weights in and out ----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters of the whole model; tied ones count once."""
+        shapes = self.gathering.shapes.items()
+        return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
+        return self.gathering.all_tensors(self.local_weights)
+
+    def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return [
+            (name, shape, "float32" if is_router_bias(name) else dtype)
+            for name, shape in self.gathering.shapes.items()
+        ]
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        return self._regions_in(self.local_weights)
+
+    def _regions_in(self, weights: Mapping[str, Tensor]) -> list[TensorRegion]:
+        return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
+
+    @contextmanager
+    def _quantized_matrices(self) -> Generator[None]:
+        """Give each matrix that releases quantize the values that engines compute with. All ranks.
+
+        Inside the block this rank's share of those matrices is in memory twice.
+        """
+        weights, mine = self.local_weights, dict[str, list[TensorBox]]()
+        for box in self.boxes:
+            if is_quantized(box.tensor, box.whole):
+                mine.setdefault(box.tensor, []).append(box)
+        names = {box.parameter for boxes in mine.values() for box in boxes}
+        kept = {name: weights[name].detach().clone() for name in names}
+        whole, cut = self.gathering.cut_by_blocks()
+        try:
+            for name in whole:
+                for box in mine.get(name, ()):
+                    view = view_of(weights, box)
+                    view.copy_(rounded(name, view))
+            for name, tensor in self.gathering.in_batches(cut, weights):
+                values = rounded(name, tensor)
+                for box in mine.get(name, ()):
+                    view_of(weights, box).copy_(values[box.region.slices])
+            yield
+        finally:
+            for name, values in kept.items():
+                weights[name].copy_(values)
+
+    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
+        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it.
+
+        Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and those gathered with them.
+        An existing directory is replaced.
+
+        Raises:
+            OSError: The disk of rank 0 failed, and what was at ``directory`` is unchanged.
+            PeerFailed: Rank 0 failed.
+        """
+
+        def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
+            with replaced(Path(directory), self.model_path) as staged:
+                write_weights(gathered, staged, file_bytes)
+                config = AutoConfig.from_pretrained(self.model_path, local_files_only=True)
+                config.dtype = self._dtype
+                config.save_pretrained(staged)
+
+        write_on_first_rank(self.peers, "the export", self._weights_of_files(), write)
+
+    def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
+        named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
+        if not self.architecture.experts:
+            return named
+        return as_in_files(named, file_shapes(self.model_path))
+
+    @cached_property
+    def _file_names(self) -> dict[str, str]:
+        """Return the names in the model's files of tensors that have others there."""
+        # Of a model without media the names are those of the files.
+        return names_in_files(self.model_path) if self.media_rules.reads_media else {}
+
+    # --- the state -------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """Return an identity that is equal under every layout: a state may be loaded under another.
+
+        It follows from names, shapes and dtypes of the weights, and from which are frozen.
+        """
+        digest = xxhash.xxh3_128()
+        for name, shape, dtype in self.metas():
+            mark = " frozen" if name in self.frozen.names else ""
+            digest.update(f"{name} {shape} {dtype}{mark}\n".encode())
+        dtype = str(self._dtype).removeprefix("torch.")
+        about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
+        about += f", {self.frozen.elements:,} of them frozen" if self.frozen.names else ""
+        return Identity("megatron", about, digest.hexdigest())
+
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes of all ranks' shares together."""
+        trained = self.parameters - self.frozen.elements
+        states = trained * self._optimizer_state.bytes_a_weight
+        return self.parameters * self._dtype.itemsize + states
+
+    def _save(self, directory: Path) -> None:
+        state = self._optimizer_state
+        kinds = {WEIGHTS: self.local_weights, **state.state()}
+        owned = self.gathering.owned()
+        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
+        save_share(directory, dist.get_rank(), owned, kinds, state.steps, whole)
+
+    def _load(self, directory: Path) -> None:
+        state = self._optimizer_state
+        with SavedShares(directory) as saved:
+            saved.fill(WEIGHTS, self.local_weights, self.boxes)
+            kinds = dict[str, dict[str, Tensor]]()
+            for kind in state.kinds(saved.steps):
+                names = {box.parameter for box in self._trained}
+                values = {name: state.like(name) for name in names}
+                saved.fill(kind, values, self._trained)
+                kinds[kind] = values
+            state.load(kinds, saved.steps)
+            if self.expert_load is not None:
+                self.expert_load.state().copy_(saved.whole(SHARES))
+
+    def _initialise(self) -> None:
+        self._read_files()
+        self._optimizer_state.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()
+
+    def _read_files(self) -> None:
+        """Fill this rank's share from the files of the model."""
+        load_boxes(self.local_weights, self.boxes, self.model_path, self._file_names)
+
+    @property
+    def _trained(self) -> list[TensorBox]:
+        """Return the boxes of parameters that are trained."""
+        return [box for box in self.boxes if self._is_trained(box)]
+
+    def _is_trained(self, box: TensorBox) -> bool:
+        """Return whether a box has a gradient: a router's bias and frozen weights have none."""
+        return not is_router_bias(box.tensor) and box.tensor not in self.frozen.names

@@ -1,0 +1,247 @@
+"""A megatron-core GPTModel of a Hugging Face architecture, without Transformer Engine.
+
+Dropout is off: nothing random happens in a step, so that it can be repeated.
+"""
+
+# pyright: reportIncompatibleVariableOverride=false, reportMissingTypeStubs=false
+# megatron-core has no types; its ``forward`` is wrapped.
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.layers import block_of, mark_weights
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.layout_rules import broken_rules
+from offbeat.plugins.megatron.mapping import ROUTER_BIAS, padded_vocabulary
+from offbeat.plugins.megatron.router import weigh_tokens
+from offbeat.weight_sync.grid import ModelGrid
+
+_RECOMPUTED_LAYERS: Final[Mapping[str, Any]] = MappingProxyType(
+    {  # each by itself
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+)
+
+
+def transformer_config(
+    architecture: Architecture,
+    layout: ParallelLayout,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool = False,
+    recompute: bool = False,
+) -> TransformerConfig:
+    """Return the library's configuration of one rank's share of a model.
+
+    Raises:
+        UnsupportedLayout: The model cannot be partitioned like this.
+    """
+    a, grid = architecture, layout.grid
+    for problem in broken_rules(a, grid, sequence_parallel=sequence_parallel):
+        raise problem
+    config = TransformerConfig(
+        **_sizes(a),
+        **_parallel_sizes(grid, sequence_parallel=sequence_parallel),
+        **_arithmetic(dtype),
+        **_exchange(grid, has_experts=a.experts > 0),
+        **(_expert_sizes(a, dtype) if a.experts else {}),
+        **(_RECOMPUTED_LAYERS if recompute else {}),
+    )
+    if a.rope_scale != 1:
+        _scale_rotation(config, a.rope_scale)
+    return config
+
+
+def _sizes(a: Architecture) -> dict[str, Any]:
+    """Return the options of a decoder layer: sizes, biases and norms."""
+    return {
+        "num_layers": a.layers,
+        "hidden_size": a.hidden,
+        "num_attention_heads": a.heads,
+        "num_query_groups": a.groups,
+        "kv_channels": a.head_dim,
+        "ffn_hidden_size": a.intermediate,
+        "layernorm_epsilon": a.norm_eps,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "add_qkv_bias": a.qkv_bias,
+        "qk_layernorm": a.qk_norm,
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+
+
+def _parallel_sizes(grid: ModelGrid, *, sequence_parallel: bool) -> dict[str, Any]:
+    """Return the options of the layout, and which layers each pipeline stage has."""
+    options: dict[str, Any] = {
+        "tensor_model_parallel_size": grid.tensor,
+        "pipeline_model_parallel_size": grid.pipeline,
+        "context_parallel_size": grid.context,
+        "expert_model_parallel_size": grid.expert,
+        "expert_tensor_parallel_size": grid.expert_tensor_ranks,
+        "sequence_parallel": sequence_parallel,
+    }
+    if grid.stages and grid.pipeline > 1:
+        stages = [["decoder"] * count for count in grid.stages]
+        stages[0].insert(0, "embedding")
+        stages[-1].append("loss")
+        options["pipeline_model_parallel_layout"] = stages
+    return options
+
+
+def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of dtypes, of how weights begin and of what a loss is divided by."""
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": True,  # the weights are loaded afterwards
+        "perform_initialization": False,
+        "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
+        # Otherwise the schedule divides the loss by the number of its microbatches.
+        "calculate_per_token_loss": True,
+    }
+
+
+def _exchange(grid: ModelGrid, *, has_experts: bool) -> dict[str, Any]:
+    """Return the options of what ranks send each other while a microbatch is computed."""
+    # Tokens are sent to their experts. Where several ranks share an expert that needs gathers of
+    # uneven parts, which gloo does not have, so tests could not run the production code: there every
+    # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
+    gathers = has_experts and grid.expert_tensor_ranks > 1
+    return {
+        # Microbatches are as long as their longest row.
+        "variable_seq_lengths": grid.pipeline > 1 and not gathers,
+        "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
+    }
+
+
+def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of layers of experts; what their routers do is ``router.py``'s own."""
+    return {
+        "num_moe_experts": a.experts,
+        "moe_ffn_hidden_size": a.expert_intermediate,
+        "moe_layer_freq": [int(a.has_experts(layer)) for layer in range(a.layers)],
+        "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
+        "moe_shared_expert_gate": a.shared_intermediate > 0 and a.shared_gate,
+        "moe_router_topk": a.experts_per_token,
+        "moe_router_pre_softmax": True,  # demanded with one expert per token
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        # As transformers: a 16-bit router and an engine's would choose other experts.
+        "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
+    }
+
+
+def _scale_rotation(config: TransformerConfig, scale: float) -> None:
+    """Let attention multiply cosines and sines by ``scale``.
+
+    The library takes it from these attributes by yarn's formula, in which ``scale`` is then
+    ``0.1 * yarn_mscale * log(e) + 1``. Scaling the softmax would round otherwise than transformers.
+    """
+    attributes = {
+        "yarn_rotary_scaling_factor": math.e,
+        "yarn_mscale": 10 * (scale - 1),
+        "yarn_mscale_all_dim": 0.0,
+    }
+    for name, value in attributes.items():
+        setattr(config, name, value)
+
+
+def build_model(
+    architecture: Architecture, config: TransformerConfig, layout: ParallelLayout, seed: int
+) -> GPTModel:
+    """Build one rank's share of the model, on the library's current device."""
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_of(architecture, layout),
+        vocab_size=padded_vocabulary(architecture, layout),
+        max_sequence_length=architecture.max_positions,
+        pre_process=layout.is_first_stage,
+        post_process=layout.is_last_stage,
+        position_embedding_type="rope",
+        rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
+        share_embeddings_and_output_weights=architecture.tied,
+    )
+    model.rotary_pos_emb = PackedRotary(architecture, model.pg_collection.cp)
+    mark_weights(model)
+    weigh_tokens(model)
+    if layout.is_last_stage:
+        # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
+        model.output_layer.sequence_parallel = False
+    return model.to(torch.cuda.current_device())
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's parameters by the library's names, and the biases of its routers."""
+    biases = {name: each for name, each in model.named_buffers() if name.endswith(ROUTER_BIAS)}
+    return {name: each.detach() for name, each in model.named_parameters()} | biases
+
+
+def in_data_parallel(
+    model: GPTModel, config: TransformerConfig, *, overlap: bool, sharded: bool
+) -> DistributedDataParallel:
+    """Wrap the model with gradient buffers in float32, which sums of many microbatches need.
+
+    Args:
+        model: One rank's share.
+        config: Its configuration.
+        overlap: Reductions may start while backward passes still run.
+        sharded: Gradients are reduce-scattered over data-parallel ranks, for a sharded optimizer.
+    """
+    options = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.params_dtype != torch.float64,
+        overlap_grad_reduce=overlap,
+        use_distributed_optimizer=sharded,
+    )
+    return DistributedDataParallel(config, options, model)
+
+
+class PackedRotary(RotaryEmbedding):
+    """Rotary embedding for rows whose positions do not count up: samples share a prompt."""
+
+    def __init__(self, architecture: Architecture, context_group: ProcessGroup) -> None:
+        super().__init__(
+            architecture.head_dim,
+            rotary_percent=architecture.rotary_fraction,
+            rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
+            use_cpu_initialization=True,
+            cp_group=context_group,
+        )
+        if architecture.rope_frequencies is not None:
+            # The library's own scaling is that of one model: it takes no ``original_max_position``.
+            self.inv_freq = torch.tensor(architecture.rope_frequencies, dtype=torch.float32)
+        # Positions of the current microbatch, [R, T] or [3, R, T] on three axes; None: 0, 1, ..
+        self.positions: Tensor | None = None
+        self._axis_of_pair = architecture.axis_of_pair
+
+    def forward(self, max_seq_len: int, *unused: object, **also_unused: object) -> Tensor:
+        """Return angles [T, R or 1, 1, head_dim] in the layout of the library's attention."""
+        del unused, also_unused
+        if self.positions is None:
+            return self.get_emb(max_seq_len)
+        self.inv_freq = self.inv_freq.to(self.positions.device)
+        positions_TRD = self.positions.mT[..., None]
+        if self.positions.ndim == len("3RT"):
+            assert self._axis_of_pair is not None  # noqa: S101 -- else its rules give one axis
+            positions_TRD = self.positions[list(self._axis_of_pair)].permute(2, 1, 0)
+        angles_TRD = positions_TRD.to(self.inv_freq.dtype) * self.inv_freq
+        return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]

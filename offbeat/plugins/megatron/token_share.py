@@ -1,0 +1,144 @@
+"""The tokens of a microbatch that one context-parallel rank computes, and its features of media. Pure.
+
+A row is cut into two parts per rank, and each rank has one from either end, since later tokens attend
+to more.
+
+Legend: R rows, T tokens of a row, O tokens of this rank in a row, U positions that predict, N wanted
+tokens, S tokens of O whose embeddings this rank holds, K placeholders.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from offbeat.multimodal.placing import PlacedMedia
+from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.trainers.batches.packing import PROMPT, Bools, Ints, PackedRows, visible
+
+PARTS_PER_RANK: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShare:
+    """The tokens of a microbatch that one rank computes."""
+
+    input_ids_RO: Ints
+    positions_RO: Ints
+    sample_tokens_RO: Ints
+    hidden_ROT: Bools | None
+    """True where a token must not attend, over the tokens in the order in which ranks gather them.
+    None: plain causal attention over positions that count up."""
+
+    predicts_U: Ints  # indices into this rank's flattened rows; never empty
+    own_U: Ints  # indices of those in the microbatch's ``predicts_U``
+    which_N: Ints  # index into ``predicts_U`` of the position that predicts each own wanted token
+    own_N: Ints  # indices of those in the microbatch's wanted tokens
+
+
+def columns_of(tokens: int, rank: int, ranks: int) -> Ints:
+    """Return the columns of one rank, of rows whose length is a multiple of two parts per rank."""
+    parts = np.arange(tokens).reshape(PARTS_PER_RANK * ranks, -1)
+    return np.concatenate([parts[rank], parts[PARTS_PER_RANK * ranks - 1 - rank]])
+
+
+def gathered_columns(tokens: int, ranks: int) -> Ints:
+    """Return the columns of all ranks, one rank after another."""
+    return np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
+
+
+def token_share(packed: PackedRows, rank: int = 0, ranks: int = 1) -> TokenShare:
+    """Return the share of one of ``ranks`` context-parallel ranks."""
+    if ranks == 1:
+        return _everything(packed)
+    tokens = packed.input_ids_RT.shape[1]
+    columns_O = columns_of(tokens, rank, ranks)
+    column_of = np.full(tokens, -1)
+    column_of[columns_O] = np.arange(len(columns_O))
+    row_U, column_U = np.divmod(packed.predicts_U, tokens)
+    is_own_U = column_of[column_U] >= 0
+    index_U = np.cumsum(is_own_U) - 1
+    own_N = np.flatnonzero(is_own_U[packed.which_N])
+    places_U = (row_U * len(columns_O) + column_of[column_U])[is_own_U]
+    return TokenShare(
+        input_ids_RO=packed.input_ids_RT[:, columns_O],
+        positions_RO=packed.positions_RT[:, columns_O],
+        sample_tokens_RO=packed.sample_tokens_RT[:, columns_O],
+        hidden_ROT=_hidden(packed.segments_RT, columns_O, gathered_columns(tokens, ranks)),
+        predicts_U=_at_least_one(places_U),
+        own_U=np.flatnonzero(is_own_U),
+        which_N=index_U[packed.which_N[own_N]],
+        own_N=own_N,
+    )
+
+
+def _everything(packed: PackedRows) -> TokenShare:
+    return TokenShare(
+        input_ids_RO=packed.input_ids_RT,
+        positions_RO=packed.positions_RT,
+        sample_tokens_RO=packed.sample_tokens_RT,
+        hidden_ROT=None if packed.one_branch_a_row else ~visible(packed.segments_RT),
+        predicts_U=_at_least_one(packed.predicts_U),
+        own_U=np.arange(len(packed.predicts_U)),
+        which_N=packed.which_N,
+        own_N=np.arange(len(packed.target_N)),
+    )
+
+
+def _at_least_one(places_U: Ints) -> Ints:
+    """Return the places, or the first one: the output head takes part in collectives."""
+    return places_U if len(places_U) else np.zeros(1, np.int64)
+
+
+def _hidden(segments_RT: Ints, columns_O: Ints, columns_T: Ints) -> Bools:
+    """Return what ``packing.visible`` leaves out, from own tokens to gathered ones."""
+    from_RO1, to_R1T = segments_RT[:, columns_O, None], segments_RT[:, None, columns_T]
+    later_OT = columns_T[None, :] > columns_O[:, None]
+    return later_OT | ((from_RO1 != to_R1T) & (to_R1T != PROMPT))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaShare:
+    """Placeholders among the tokens whose embeddings a rank holds."""
+
+    places_K: Ints  # indices into the flattened [S, R] of the embedding
+    sources_K: Ints  # index of the feature of each, over all media of the microbatch
+
+
+def media_share(
+    media: PlacedMedia,
+    shape: tuple[int, int],
+    layout: ParallelLayout,
+    *,
+    sequence_parallel: bool,
+) -> MediaShare:
+    """Return the placeholders of one rank: every one is that of one context-parallel rank.
+
+    With sequence parallelism each is that of one tensor-parallel rank as well, else of all of them.
+
+    Args:
+        media: Media in the rows of a microbatch.
+        shape: Its rows and the tokens of each.
+        layout: The rank.
+        sequence_parallel: Whether tensor-parallel ranks share the tokens.
+    """
+    rows, tokens = shape
+    row_K, column_K = np.divmod(media.places_K, tokens)
+    column_of = np.full(tokens, -1)
+    columns_S = np.arange(tokens)
+    if layout.grid.context > 1:
+        columns_S = columns_of(tokens, layout.context_rank, layout.grid.context)
+    if sequence_parallel:
+        columns_S = columns_S.reshape(layout.grid.tensor, -1)[layout.tensor_rank]
+    column_of[columns_S] = np.arange(len(columns_S))
+    own_K = column_of[column_K]
+    is_own_K = own_K >= 0
+    return MediaShare((own_K * rows + row_K)[is_own_K], media.sources_K[is_own_K])
+
+
+def axes_share(axes_3RT: Ints, layout: ParallelLayout) -> Ints:
+    """Return the positions [3, R, O] of the tokens of one context-parallel rank."""
+    if layout.grid.context == 1:
+        return axes_3RT
+    columns_O = columns_of(axes_3RT.shape[2], layout.context_rank, layout.grid.context)
+    return np.ascontiguousarray(axes_3RT[:, :, columns_O])
