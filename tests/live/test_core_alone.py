@@ -99,3 +99,19 @@ def test_agents_of_another_package_are_refused_where_nothing_plays_them(core: Pa
     assert "environment.name=players is played by a plug-in: agents endpoint: there is none" in (
         done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "refused"),
+    [
+        ("trainer.backend=megatron", "'megatron': has to be: one of torch, stub"),
+        ("trainer.encoder.data_parallel=1", "trainer.encoder = {'data_parallel': 1}: unknown key"),
+    ],
+)
+def test_the_core_refuses_a_trainer_that_a_plugin_brings(
+    core: Path, key: str, refused: str
+) -> None:
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    done = offbeat(core, "check", recipe, key)
+    assert done.returncode == 2
+    assert refused in done.stderr

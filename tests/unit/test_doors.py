@@ -113,6 +113,9 @@ def run_offbeat(*arguments: str) -> int:
         "offbeat.config.environment_traits",
         "offbeat.environments.environment_plugin",
         "offbeat.telemetry.tracker",
+        "offbeat.trainers.trainer_plugin",
+        "offbeat.plugins.encoder_ranks.plugin",
+        "offbeat.plugins.megatron.plugin",
         "offbeat.cli.main",
     ],
 )

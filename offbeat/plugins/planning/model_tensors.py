@@ -16,7 +16,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
-from offbeat.plugins.encoder_ranks.tower_plan import tower_division
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
@@ -110,6 +109,10 @@ def _with_tower(sizes: ModelSizes, module: PreTrainedModel) -> ModelSizes:
     """Add what ranks hold of a vision tower; a tower of an unknown family is divided by none."""
     if not (tower := _tower(module)):
         return sizes
+    from offbeat.plugins.encoder_ranks.tower_plan import (  # noqa: PLC0415 -- an option
+        tower_division,
+    )
+
     try:
         plan, heads = tower_division(module)
     except UntrainableModel:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.mapping import TensorBox
-
 from offbeat.plugins.planning.declared import (
     DeclaredTensor,
     ModelSizes,
@@ -19,7 +19,7 @@ from offbeat.plugins.planning.declared import (
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region, union_elements
-from tests.unit.trainers.test_megatron_mapping import cuts, world_of
+from tests.plugins.megatron.test_megatron_mapping import cuts, world_of
 
 SIZES = ModelSizes(layers=8, key_value_heads=2, experts=16)
 

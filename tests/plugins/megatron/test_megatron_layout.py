@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.layout_rules import broken_rules
 from offbeat.weight_sync.grid import ModelGrid
-from tests.unit.trainers.test_megatron_mapping import SMALL
+from tests.plugins.megatron.test_megatron_mapping import SMALL
 
 LARGE = {
     "TP8/PP4/EP16/ETP1/DP2": ModelGrid(tensor=8, pipeline=4, data=2, expert=16, expert_tensor=1),
