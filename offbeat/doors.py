@@ -8,6 +8,7 @@ another package is imported only when a recipe or a command names it.
 agents       plays groups of environments whose episodes call the model over HTTP:
              ``offbeat.rollouts.agents.AgentPlayer``
 command      commands of ``offbeat``: a ``typer.Typer``
+engine       samples from a model: ``offbeat.config.engine_plugin.EnginePlugin``
 environment  turns prompts into rewarded samples:
              ``offbeat.environments.environment_plugin.EnvironmentPlugin``
 media        pictures in prompts: arrays that a prompt carries next to its tokens
@@ -38,6 +39,7 @@ from offbeat.messages.no_media import NoMedia
 Kind = Literal[
     "agents",
     "command",
+    "engine",
     "environment",
     "media",
     "page",
@@ -65,6 +67,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "verify_weights": "offbeat.plugins.verify_weights.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
+    "engine": {"vllm": "offbeat.plugins.vllm.plugin:ENGINE"},
     "environment": {
         "agent": "offbeat.plugins.agents.plugin:AGENT",
         "reasoning_gym": "offbeat.plugins.task_libraries.plugin:REASONING_GYM",
@@ -144,6 +147,11 @@ def plugins_of(kind: Kind) -> dict[str, Any]:
         for name, found in loaded.items()
         if found is not None and not isinstance(found, PluginUnusable)
     }
+
+
+def is_in_package(kind: Kind, name: str) -> bool:
+    """Return whether this package brings the name, also if the folder of the plug-in is absent."""
+    return name in _IN_TREE[kind]
 
 
 def find_problems() -> list[PluginUnusable]:

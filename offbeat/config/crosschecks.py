@@ -16,7 +16,7 @@ from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
-from offbeat.config.crosschecks_vllm import vllm_clashes
+from offbeat.config.engine_plugin import find_engine, known_engines, suggest_engine
 from offbeat.config.environment_traits import find_traits, known_environments
 from offbeat.config.graders import GRADERS
 from offbeat.config.hub_path import (
@@ -558,7 +558,8 @@ def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
             ("generator.backend", "environment.name"),
             f"generator.backend=none draws no samples, and environment.name={config.environment.name} "
             "needs them",
-            "Set environment.name to demonstrations, or generator.backend to embedded or vllm.",
+            "Set environment.name to demonstrations, or generator.backend to "
+            f"{suggest_engine('embedded')}.",
         )
     if recorded:
         yield from _rows_are_trained_as_they_are(config)
@@ -982,14 +983,13 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
         return
     served = config.sync.wire_dtype or config.model.dtype
     is_16_bit = served in ("bfloat16", "float16")
-    has_no_quantized = generator.backend in ("embedded", "none")
-    if has_no_quantized:
+    if not generator.takes_quantized:
         and_wire = "" if is_16_bit else " and sync.wire_dtype to bfloat16"
         yield Clash(
             ("sync.quantize", "generator.backend"),
             f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
             "no quantized weights",
-            f"Leave sync.quantize out, or set generator.backend to vllm{and_wire}.",
+            f"Leave sync.quantize out{_or_quantized_engines(and_wire)}.",
         )
     if lora_of(config) is not None:
         yield Clash(
@@ -997,20 +997,25 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
             f"sync.quantize={scheme} has no effect on adapters, which trainer.lora sends unrounded",
             "Leave sync.quantize out, or train all weights.",
         )
-    if not has_no_quantized and not is_16_bit:
+    if generator.takes_quantized and not is_16_bit:
         yield Clash(
             ("sync.quantize", "sync.wire_dtype", "model.dtype"),
             f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",
             "Set sync.wire_dtype to bfloat16.",
         )
-    if generator.backend == "vllm":
-        for key in ("quantization", "hf_overrides", "load_format"):
-            if key in generator.vllm.engine_args:
-                yield Clash(
-                    ("sync.quantize", "generator.vllm.engine_args"),
-                    f"sync.quantize={scheme} sets {key} of vLLM, which generator.vllm.engine_args sets too",
-                    f"Leave generator.vllm.engine_args.{key} out, or sync.quantize.",
-                )
+
+
+def _or_quantized_engines(and_wire: str) -> str:
+    """Return the advice to use engines that take quantized weights; empty if there are none."""
+    names = [name for name, each in known_engines().items() if each.section.takes_quantized]
+    return f", or set generator.backend to {' or '.join(names)}{and_wire}" if names else ""
+
+
+def _engine_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of engines that their plug-in refuses."""
+    engines = find_engine(config.generator.backend)
+    if engines is not None:
+        yield from engines.find_clashes(config)
 
 
 # --- run directory --------------------------------------------------------------------------------
@@ -1076,7 +1081,7 @@ _ALWAYS = (
 _REAL_RUNS = (
     wire_clashes,
     in_each_environment(_stubs_come_together),
-    vllm_clashes,
+    _engine_clashes,
     layout_clashes,
     image_layout_clashes,
     part_clashes_of_real_runs,

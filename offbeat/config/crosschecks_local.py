@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.config.base import of_kind
 from offbeat.config.clash import Clash
+from offbeat.config.engine_plugin import find_engine
 from offbeat.config.limits import lora_of, shares_weights, trainer_device, trainer_ranks
 from offbeat.config.mixture import environment_workers, has_media
 from offbeat.config.run import RunConfig
@@ -31,11 +32,12 @@ def local_clashes(config: RunConfig) -> Iterator[Clash]:
             "engines read the trainer's release from memory of their process",
             "leave sync.transport out",
         )
-    if config.generator.backend == "vllm":
+    engines = find_engine(config.generator.backend)
+    if engines is not None:
         yield _clash(
             "generator.backend",
-            "vllm",
-            "vLLM starts processes and patches torch in its own",
+            config.generator.backend,
+            engines.needs_ray_because,
             "set generator.backend to embedded",
         )
     if (plugin := find_trainer_rules(config.trainer.backend)) is not None:

@@ -6,9 +6,12 @@ vLLM itself is not needed.
 from collections.abc import Iterator
 from typing import Final
 
+from offbeat.config.base import of_kind
 from offbeat.config.clash import Clash
+from offbeat.config.limits import trainer_device
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
+from offbeat.plugins.reshard.section import wire_of
 
 _ELSEWHERE: Final = {
     "model": "model.path",
@@ -54,13 +57,51 @@ _LORA: Final = frozenset(
 
 
 def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what cannot work when ``generator.backend`` is vllm; nothing otherwise."""
-    if config.generator.backend == "vllm":
-        yield from _arguments_have_one_place(config.generator)
-        yield from _an_engine_is_on_one_machine(config.generator)
-        yield from _adapters_are_added_to_the_weights(config.generator)
-        yield from _devices_of_an_engine_are_reserved(config.generator)
-        yield from _logprobs_are_of_the_whole_distribution(config.generator)
+    """Yield settings of a recipe with vLLM engines that do not go together."""
+    generator = of_kind(VllmGeneratorConfig, config.generator)
+    yield from _releases_set_the_quantization(config, generator)
+    yield from _workers_record_what_they_receive(config, generator)
+    yield from _arguments_have_one_place(generator)
+    yield from _an_engine_is_on_one_machine(generator)
+    yield from _adapters_are_added_to_the_weights(generator)
+    yield from _devices_of_an_engine_are_reserved(generator)
+    yield from _logprobs_are_of_the_whole_distribution(generator)
+
+
+def _releases_set_the_quantization(
+    config: RunConfig, generator: VllmGeneratorConfig
+) -> Iterator[Clash]:
+    scheme = config.sync.quantize
+    for key in ("quantization", "hf_overrides", "load_format"):
+        if scheme is not None and key in generator.vllm.engine_args:
+            yield Clash(
+                ("sync.quantize", "generator.vllm.engine_args"),
+                f"sync.quantize={scheme} sets {key} of vLLM, which generator.vllm.engine_args sets too",
+                f"Leave generator.vllm.engine_args.{key} out, or sync.quantize.",
+            )
+
+
+def _workers_record_what_they_receive(
+    config: RunConfig, generator: VllmGeneratorConfig
+) -> Iterator[Clash]:
+    """Yield engines whose workers cannot receive: only workers whose layout is recorded do."""
+    wire, devices = wire_of(config.sync), (trainer_device(config.trainer), generator.device)
+    if wire == "tcp" or not all(each.startswith("cuda") for each in devices):
+        return
+    vllm = generator.vllm
+    unrecorded = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    for key in (key for key, is_set in unrecorded.items() if is_set):
+        yield Clash(
+            ("sync.wire", key),
+            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
+            f"and {key} has none",
+            "Set sync.wire to tcp.",
+        )
 
 
 def _arguments_have_one_place(generator: VllmGeneratorConfig) -> Iterator[Clash]:

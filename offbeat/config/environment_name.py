@@ -28,10 +28,15 @@ def _is_absent(name: str) -> bool:
     except NoSuchPlugin:
         return True
     except PluginUnusable as unusable:
-        problem = f"{unusable.subject}: {unusable.problem}"
-        context = {"problem": problem, "fix": f"{unusable.fix}."}
-        raise PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context) from None
+        raise unusable_error(unusable) from None
     return False
+
+
+def unusable_error(unusable: PluginUnusable, fix: str = "") -> PydanticCustomError:
+    """Return the error of a value that names an unusable plug-in; ``fix`` replaces its own."""
+    problem = f"{unusable.subject}: {unusable.problem}"
+    context = {"problem": problem, "fix": f"{fix or unusable.fix}."}
+    return PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context)
 
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample

@@ -60,7 +60,7 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
         return [name for name in base.children if name != "preset"]
     chooser = schema.chooser(section).rpartition(".")[2]
     chosen = _text(top, chooser) or ""
-    model = schema.choices(section).get(chosen)
+    model = schema.find_choice(section, chosen)
     if model is None or not _changes(base, top, chooser):
         return []
     return [

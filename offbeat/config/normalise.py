@@ -98,6 +98,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
     preset: Mapping[str, Any] = _of_preset(root) if place == _LOSS else {}
     _choose_by_default(section, place, preset)
     valid = _valid_names(section, place)
+    of_package = valid - {key.leaf for key in schema.children(place)}
     if absent := sorted(preset.keys() - valid):
         problems.append(_against_preset(section, absent[0], root))
         _leave_to_preset(section, str(preset["name"]), valid)
@@ -105,6 +106,8 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         key = f"{prefix}{name}"
         known = schema.known(key)
         node = _make_list(given) if known is not None and known.is_list else given
+        if known is None and name in of_package:
+            continue  # its model validates it
         if known is not None and known.sections and node.plain() is None:
             del section.children[name]  # an absent section, also one that another choice has
         elif known is None or name not in valid:
@@ -209,10 +212,10 @@ def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) 
 
 
 def _valid_names(section: Section, place: str) -> set[str]:
-    choices = schema.choices(place)
     chosen = section.children.get(schema.chooser(place).rpartition(".")[2])
-    if isinstance(chosen, Leaf) and chosen.text in choices:
-        return set(choices[chosen.text].model_fields)
+    name = chosen.text if isinstance(chosen, Leaf) else None
+    if (model := schema.find_choice(place, name or "")) is not None:
+        return set(model.model_fields)
     known = schema.known(place)
     if known is not None and known.holds_sections:
         return set(section.children)
@@ -272,8 +275,8 @@ def _nearest(key: str, valid: list[str]) -> str:
     if leaf in by_leaf:
         return _belongs(leaf, by_leaf[leaf])
     if near := difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE):
-        known = cast("schema.Key", schema.known(f"{place}.{near[0]}" if place else near[0]))
-        return f"Did you mean `{near[0]}`? ({known.summary})"
+        known = schema.known(f"{place}.{near[0]}" if place else near[0])  # None: of a package
+        return f"Did you mean `{near[0]}`?{f' ({known.summary})' if known is not None else ''}"
     if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
         return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"
     if not valid:

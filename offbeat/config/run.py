@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model
 
 from offbeat.config.base import Config, Options, RunName, SectionName
+from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.buffer import BufferConfig
 from offbeat.config.sections.checkpoint import CheckpointConfig
@@ -13,7 +14,7 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.environments import MixedEnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.filters import FilterConfig
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.runtime import RuntimeConfig

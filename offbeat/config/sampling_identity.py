@@ -35,7 +35,8 @@ def sampling_identity(config: RunConfig) -> str:
         "max_sample_tokens": config.rollout.max_sample_tokens,
         "max_branches": config.rollout.max_branches,
         "branches": config.rollout.branches,
-        "kv": generator.vllm.kv if generator.backend == "vllm" else None,
+        "kv": None,  # in the name since the first runs
+        **generator.sampling_settings,
     }
     content = json.dumps(settings, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=6).hexdigest()

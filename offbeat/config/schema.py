@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from offbeat.config.base import Config, InWords, OneIsAList, RelativeToRecipe
+from offbeat.config.generator_kinds import find_generator_section
 from offbeat.config.problems import shorten
 from offbeat.config.run import RunConfig
 
@@ -116,6 +117,13 @@ def choices(key: str) -> dict[str, type[Config]]:
     if found is None or not found.chosen_by:
         return {}
     return {_choice(section, found.chosen_by): section for section in found.sections}
+
+
+def find_choice(key: str, name: str) -> type[Config] | None:
+    """Return the model of a section that a name chooses, also one that another package brings."""
+    if name in (found := choices(key)):
+        return found[name]
+    return find_generator_section(name) if key == "generator" and name else None
 
 
 def chooser(section: str) -> str:

@@ -2,12 +2,19 @@
 
 from typing import Final
 
+from offbeat.config.engine_plugin import suggest_engine
 from offbeat.messages.failures import OffbeatError
 
 NO_TOKENIZER_FIX: Final = (
     "Put the tokenizer's files into the model directory, or end samples with stop_token_ids"
 )
 """Way out for a request with stop strings where no tokenizer is."""
+
+
+def advise_another_engine() -> str:
+    """Return the advice to use an engine of a plug-in; without plug-ins, another model."""
+    others = suggest_engine()
+    return f"use generator.backend={others}" if others else "use a model of another family"
 
 
 class UndecodableModel(OffbeatError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.run_files.sharing import Sharing

@@ -1,23 +1,26 @@
 """Maps a backend's name to its actor class; imports only the chosen one."""
 
-from typing import Any, Literal, assert_never
+from typing import Any
+
+from offbeat.config.engine_plugin import find_engine
 
 
-def engine_class(backend: Literal["embedded", "stub", "vllm"]) -> type[Any]:
-    """Return the actor class of ``generator.backend``."""
+def engine_class(backend: str) -> type[Any]:
+    """Return the actor class of ``generator.backend``, which has engines.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    plugin = find_engine(backend)
+    if plugin is not None:
+        return plugin.actor_class()
     if backend == "stub":
         from offbeat.actors.engine_actor import StubEngineActor
 
         return StubEngineActor
-    if backend == "vllm":
-        from offbeat.actors.vllm_engine_actor import VllmEngineActor
+    from offbeat.actors.engine_actor import EmbeddedEngineActor
 
-        return VllmEngineActor
-    if backend == "embedded":
-        from offbeat.actors.engine_actor import EmbeddedEngineActor
-
-        return EmbeddedEngineActor
-    assert_never(backend)
+    return EmbeddedEngineActor
 
 
 def trainer_class(backend: str) -> type[Any]:

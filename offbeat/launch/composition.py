@@ -82,6 +82,6 @@ def _make_trainer(spec: RunSpec, actors: Actors) -> Trainer:
 def _find_layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
     """Return the layouts of engines whose ranks fetch what they need; None: they take all of it."""
     by_region = config.sync.sends_regions(len(actors.ranks))
-    if not by_region or config.generator.backend != "vllm":
+    if not by_region or not config.generator.has_layout:
         return None
     return layouts_of(actors.engines, config.sync.deadline_s)

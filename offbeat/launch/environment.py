@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, cast
 
+from offbeat.config.engine_plugin import known_engines
 from offbeat.config.secrets import is_secret_variable
 from offbeat.telemetry.assembly import all_trackers
 
@@ -27,7 +28,6 @@ _PREFIXES: Final = (
     "TRANSFORMERS_",
     "TRITON_",
     "UCX_",
-    "VLLM_",
 )
 _NAMES: Final = (
     "HUGGING_FACE_HUB_TOKEN",
@@ -54,7 +54,8 @@ def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Environm
     Variables that a Ray job sets for all of its processes are left out: Ray refuses duplicates.
     """
     of_trackers = (tracker.variable_prefixes for tracker in all_trackers().values())
-    prefixes = (*_PREFIXES, *chain.from_iterable(of_trackers))
+    of_engines = (engines.variable_prefixes for engines in known_engines().values())
+    prefixes = (*_PREFIXES, *chain.from_iterable((*of_trackers, *of_engines)))
     own = {
         name: value
         for name, value in environ.items()

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
+from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.limits import start_deadline_s
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.trainer import TrainerConfig
 
 INITIAL_MODEL: Final = "initial_model"

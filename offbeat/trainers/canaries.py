@@ -3,7 +3,7 @@
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.messages.weights import Canary
 from offbeat.multimodal.canaries import Prompts, canary_prompts
 from offbeat.multimodal.rules import TEXT_ONLY
@@ -22,13 +22,12 @@ class Canaries:
     def __init__(self, config: RunConfig) -> None:
         self._interval = config.sync.canary_interval
         self._quantized = config.sync.quantize is not None
-        # vLLM's kernels for CPUs round weights alone, those for GPUs activations as well
         engine = config.generator
-        on_gpu = isinstance(engine, VllmGeneratorConfig) and engine.device != "cpu"
+        rounds = isinstance(engine, PluginGeneratorConfig) and engine.rounds_activations
         formats = wire_formats(config.model.dtype, config.sync)
         given = config.sync.canary_tolerance
         self._is_fixed = given is not None
-        self._tolerance = given or tolerance(*formats, rounds_activations=on_gpu)
+        self._tolerance = given or tolerance(*formats, rounds_activations=rounds)
         # Another engine is asked for text alone: it would take placeholders for tokens
         self._with_media = config.generator.backend == "embedded"
         self._releases = 0  # published by this process

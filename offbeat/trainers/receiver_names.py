@@ -49,7 +49,9 @@ def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bo
     raise _unmapped(path, "the embedded engine", [name for name, _ in differing])
 
 
-def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
+def names_for_files(
+    path: str | Path, metas: Sequence[Meta], engine: str = "the engine"
+) -> ExpertNames:
     """Return the naming of a trainer's weights for an engine that loads the names of model files.
 
     Without safetensors files there is nothing to compare with: then the names stay as they are, and
@@ -62,7 +64,7 @@ def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
     names = names_that_fit(metas, wanted)
     made = {name: shape for name, shape, _ in names.metas(metas)}
     if wanted and (lacking := _lacking(made, wanted)):
-        raise _unmapped(path, "vLLM", lacking)
+        raise _unmapped(path, engine, lacking)
     return names
 
 

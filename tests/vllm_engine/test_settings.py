@@ -7,7 +7,7 @@ import pytest
 from shared_engine import spec_in
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.generators.vllm.arguments import (
     check_engine_args,
     engine_arguments,

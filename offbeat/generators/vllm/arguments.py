@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offbeat.config.base import of_kind
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.generators.end_tokens import has_tokenizer
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.coverage import coverage_of

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, MutableMapping
 
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 
 
 def environment(config: VllmGeneratorConfig) -> Mapping[str, str]:

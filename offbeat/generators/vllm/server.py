@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offbeat.config.base import of_kind
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_server import EngineServer, LoadOutcome

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from offbeat.config.base import of_kind
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.weight_sync.precision import (
     FP8_BLOCK,
@@ -26,9 +27,7 @@ def check_precision(config: RunConfig) -> list[Finding]:
 
     The model's files must be complete.
     """
-    generator = config.generator
-    if not isinstance(generator, VllmGeneratorConfig):
-        return []
+    generator = of_kind(VllmGeneratorConfig, config.generator)
     from offbeat.generators.vllm.coverage import coverage_of
 
     settings = _settings(Path(config.model.path))
@@ -111,8 +110,7 @@ def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, .
         return f"Leave {where} out; sync.quantize=fp8_block is the scheme that releases can have."
     if all(each.refusal is Refusal.TRAINER_CUT for each in pairs):
         return "Set sync.transport to object_store, which quantizes whole matrices."
-    generator = config.generator
-    if isinstance(generator, VllmGeneratorConfig) and generator.vllm.tensor_parallel == 1:
+    if of_kind(VllmGeneratorConfig, config.generator).vllm.tensor_parallel == 1:
         return "Leave sync.quantize out."  # whole matrices are the largest parts
     return "Leave sync.quantize out, or choose generator.vllm.tensor_parallel so that parts end with blocks."
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from offbeat.config.engine_plugin import find_engine
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
@@ -46,7 +47,6 @@ from offbeat.launch.checks.machine import (
 )
 from offbeat.launch.checks.media import media_checks
 from offbeat.launch.checks.model_files import check_lengths, check_weights, read_model
-from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.software import (
     check_gpus,
@@ -64,7 +64,6 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
-from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
@@ -143,10 +142,11 @@ def find_beside_model(
     if is_on_hub(config.model.path):
         about_model = []  # whoever downloads it has said why it is not here
     machine = this_machine()
+    engines = find_engine(config.generator.backend)
     is_local, checkpoint = config.runtime.backend == "local", config.checkpoint
     yield from chain(
         check_packages(config),
-        check_vllm(config),
+        engines.check(config) if engines is not None else (),
         about_model,
         check_weights(config) if model else (),
         check_lengths(config, model) if model else (),
@@ -182,6 +182,7 @@ def find_beside_model(
 def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
     """Yield findings about the model, and about prompts as its tokenizer reads them."""
     model, _ = read_model(Path(config.model.path))
+    engines = find_engine(config.generator.backend)
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
     if model and has_model(config):
         with delay_interrupt(), pause_collections():
@@ -197,8 +198,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
         )
     yield from chain(
         of_model,
-        check_vllm_model(config) if model else (),
-        check_precision(config) if model else (),
+        engines.check_model(config) if model and engines is not None else (),
         check_teacher(config) if model else (),
         check_memory(config, this_machine(), model, trained) if model else (),
         check_one_gpu(config, model, gpu, trained) if model else (),

@@ -7,14 +7,15 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from offbeat.config.base import of_kind
+from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.messages.finding import Finding, error, ok, warning
 
 
 def check_vllm(config: RunConfig) -> Iterator[Finding]:
     """Check the vLLM section; import vLLM only when the recipe has arguments to look up."""
-    if config.generator.backend != "vllm":
-        return
     from offbeat.generators.vllm.errors import INSTALL
     from offbeat.generators.vllm.lazy_import import vllm_version
 
@@ -22,7 +23,7 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
         yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
         return
     yield check_version(vllm_version())
-    if given := config.generator.vllm.engine_args:
+    if given := of_kind(VllmGeneratorConfig, config.generator).vllm.engine_args:
         yield _arguments(given)
 
 
@@ -42,8 +43,6 @@ def check_version(version: str) -> Finding:
 
 def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
     """Check that vLLM computes the model like the trainer. The model's files must be complete."""
-    if config.generator.backend != "vllm":
-        return
     from offbeat.generators.vllm.errors import PicturesUnserved, RopeDiffers
     from offbeat.generators.vllm.rope import check_rope
     from offbeat.generators.vllm.served_families import check_family
@@ -54,6 +53,39 @@ def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
     except (RopeDiffers, PicturesUnserved) as refused:
         message, _, fix = str(refused).rpartition(". ")
         yield error("vllm", message, f"{fix}.")
+
+
+def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
+    """Report what vLLM's workers fetch of a reshard, as far as the recipe determines it."""
+    if trainer_ranks(config) == 1:
+        yield ok(
+            "weight sync",
+            "a trainer of one rank sends whole tensors, once to each vLLM engine. Several ranks would "
+            "send each of its workers what that loads",
+        )
+        return
+    vllm = of_kind(VllmGeneratorConfig, config.generator).vllm
+    axes = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args.quantization": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    if because := [key for key, is_set in axes.items() if is_set]:
+        yield warning(
+            "weight sync",
+            f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes whole "
+            "tensors of the regions that it receives, which takes one more copy of the weights in its "
+            "main memory",
+            "Set sync.transport to object_store where that memory is short.",
+        )
+        return
+    yield ok(
+        "weight sync",
+        "every vLLM worker records what its loader reads, and fetches that from the trainer ranks that "
+        "hold it. An engine whose layout cannot be recorded takes whole tensors, and logs why "
+        "(weights.whole_tensors)",
+    )
 
 
 def _arguments(given: Mapping[str, Any]) -> Finding:

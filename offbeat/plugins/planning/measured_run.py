@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig, VllmGeneratorConfig
+from offbeat.config.sections.generator import ModelGeneratorConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.controller.events import Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
@@ -55,7 +55,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         match self.config.trainer, self.config.generator:
             case StubTrainerConfig(), _:
                 return False
-            case trainer, EmbeddedGeneratorConfig() | VllmGeneratorConfig() as engines:
+            case trainer, ModelGeneratorConfig() as engines:
                 return trainer.device == engines.device == "cpu"
             case _:
                 return False
@@ -178,8 +178,8 @@ _NOT_PLANNED: Final = (TrainerTime.CHECKPOINT, TrainerTime.INCIDENT, TrainerTime
 def _slots(config: RunConfig) -> int | None:
     """Return how many sequences an engine decodes at once; None: any number."""
     match config.generator:
-        case EmbeddedGeneratorConfig() | VllmGeneratorConfig():
-            return config.generator.max_sequences
+        case ModelGeneratorConfig() as engines:
+            return engines.max_sequences
         case _:
             return None
 

@@ -9,8 +9,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from offbeat.config.base import of_kind
 from offbeat.config.limits import encoder_of, lora_of
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import ModelGeneratorConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.byte_account import ByteAccount, account
 from offbeat.plugins.planning.declared import placed
@@ -211,7 +213,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     """
     if config.trainer.backend == "stub":
         raise NothingToPlan("trainer.backend is stub, which has no weights")
-    if config.generator.backend not in ("embedded", "vllm"):
+    if not isinstance(config.generator, ModelGeneratorConfig):
         raise NothingToPlan(
             f"generator.backend is {config.generator.backend}, which has no weights"
         )
@@ -371,7 +373,9 @@ def _receivers(config: RunConfig) -> ModelGrid:
     generator = config.generator
     if generator.backend != "vllm":
         return ModelGrid(data=generator.engines)
-    vllm = generator.vllm
+    from offbeat.config.sections.vllm import VllmGeneratorConfig  # noqa: PLC0415 -- may be absent
+
+    vllm = of_kind(VllmGeneratorConfig, generator).vllm
     is_padded = vllm.tensor_parallel > 1 and _VLLM_VOCABULARY % vllm.tensor_parallel == 0
     return ModelGrid(
         vocabulary_multiple=_VLLM_VOCABULARY // vllm.tensor_parallel if is_padded else 1,

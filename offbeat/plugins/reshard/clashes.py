@@ -63,7 +63,6 @@ def device_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
             )
             return
     yield from _sharing_clashes(config, wire)
-    yield from _recording_clashes(config, wire)
 
 
 def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
@@ -89,24 +88,4 @@ def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
             "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
             "trainer.gpus or generator.gpus may share one",
             "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
-        )
-
-
-def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
-    """Yield vLLM engines whose workers cannot receive: only those whose layout is recorded do."""
-    if config.generator.backend != "vllm":
-        return
-    vllm = config.generator.vllm
-    unrecorded = {
-        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
-        "generator.vllm.expert_parallel": vllm.expert_parallel,
-        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
-        "sync.quantize": config.sync.quantize is not None,
-    }
-    for key in (key for key, is_set in unrecorded.items() if is_set):
-        yield Clash(
-            ("sync.wire", key),
-            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
-            f"and {key} has none",
-            "Set sync.wire to tcp.",
         )

@@ -92,7 +92,7 @@ def draw_plan(
     poison = draw_poison(random.Random(f"{seed}/poison"), profile, steps=MIN_STEPS)
     if poison and planned_faults is None:
         changes["rollout"]["infrastructure_retries"] = POISON_RETRIES
-    if base.generator.backend == "vllm":
+    if "deterministic" not in type(base.generator).model_fields:
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures

@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.config.schedule_in_steps import schedule_in_steps
+from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.losses import load_losses
@@ -128,8 +129,9 @@ def shards_of(
 def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
     """Return the naming that the run's engines load."""
     config = spec.config
-    if config.generator.backend == "vllm":
-        return names_for_files(config.model.path, metas)
+    engines = config.generator
+    if isinstance(engines, PluginGeneratorConfig) and engines.loads_file_names:
+        return names_for_files(config.model.path, metas, engines.engine_name)
     remote_code = config.model.trust_remote_code
     return names_for_module(config.model.path, metas, remote_code=remote_code)
 

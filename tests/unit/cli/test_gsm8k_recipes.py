@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from offbeat.cli.main import app
 from offbeat.config.base import of_kind
 from offbeat.config.loader import load_recipe
-from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.environments.factory import make_prompts
 from offbeat.environments.gsm8k import row_answer
 from offbeat.launch.checks.software import gpus_wanted

@@ -1,0 +1,55 @@
+"""vLLM as a kind of engine."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.clash import Clash
+from offbeat.config.engine_plugin import EnginePlugin
+from offbeat.config.sections.vllm import VllmGeneratorConfig
+from offbeat.messages.finding import Finding
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+
+
+class VllmPlugin(EnginePlugin):
+    """Serves a model with vLLM, which needs an environment of its own."""
+
+    section = VllmGeneratorConfig
+    needs_ray_because = "vLLM starts processes and patches torch in its own"
+    variable_prefixes = ("VLLM_",)
+
+    def actor_class(self) -> type[Any]:
+        """Return the class of an engine's Ray actor."""
+        from offbeat.actors.vllm_engine_actor import VllmEngineActor
+
+        return VllmEngineActor
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield arguments of vLLM that do not fit the recipe."""
+        from offbeat.config.crosschecks_vllm import vllm_clashes
+
+        yield from vllm_clashes(config)
+
+    def check(self, config: "RunConfig") -> Iterator[Finding]:
+        """Check that vLLM is installed, and knows the arguments of the recipe."""
+        from offbeat.launch.checks.vllm import check_vllm
+
+        yield from check_vllm(config)
+
+    def check_weight_sync(self, config: "RunConfig") -> Iterator[Finding]:
+        """Say what the workers of an engine fetch from the trainer ranks."""
+        from offbeat.launch.checks.vllm import check_vllm_sync
+
+        yield from check_vllm_sync(config)
+
+    def check_model(self, config: "RunConfig") -> Iterator[Finding]:
+        """Check that vLLM computes the model as the trainer does, and loads what it sends."""
+        from offbeat.launch.checks.precision import check_precision
+        from offbeat.launch.checks.vllm import check_vllm_model
+
+        yield from check_vllm_model(config)
+        yield from check_precision(config)
+
+
+ENGINE: Final = VllmPlugin()
