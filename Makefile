@@ -122,7 +122,7 @@ test-newest: $(NEWEST_STAMP)
 	$(NEWEST_VENV)/bin/python -m pytest $(ARGS)
 
 # Without Ray, which the lowest environment does not have.
-CORE := $(addprefix tests/unit/,algorithms config controller environments generators local model_proof multimodal rollouts run_files sampler telemetry trainers transfer_queue weight_sync) tests/plugins/encoder_ranks tests/plugins/megatron tests/plugins/verify_weights
+CORE := $(addprefix tests/unit/,algorithms config controller environments generators local model_proof multimodal rollouts run_files sampler telemetry trainers transfer_queue weight_sync) $(addprefix tests/plugins/,encoder_ranks megatron verify_weights vllm)
 
 test-versions: test-lowest-core test-newest-core
 

@@ -22,11 +22,11 @@ import ray
 
 from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import CallBatcher
-from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 
 TINY = Path(__file__).parents[1] / "models" / "tiny-addition"
 

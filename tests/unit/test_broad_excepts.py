@@ -62,11 +62,11 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "config/user_code.py load_target",
         "generators/embedded/server.py EmbeddedEngineServer._commit",
         "generators/embedded/server.py EmbeddedEngineServer._commit",
-        "generators/vllm/calls.py Calls.however_long",
-        "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
-        "generators/vllm/transfer_engine.py ShmTransferEngine._load",
-        "generators/vllm/weights.py WeightUpdates._fetch",
-        "generators/vllm/weights.py WeightUpdates._update",
+        "plugins/vllm/calls.py Calls.however_long",
+        "plugins/vllm/transfer_engine.py ShmTransferEngine._do_beside",
+        "plugins/vllm/transfer_engine.py ShmTransferEngine._load",
+        "plugins/vllm/weights.py WeightUpdates._fetch",
+        "plugins/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
         "launch/session.py _start_meanwhile",
         "local/hosted.py raise_bugs_as_failures",
@@ -115,7 +115,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     MODEL_CLASS: (
         "generators/embedded/proof.py _exact_attention",
-        "generators/vllm/worker_fetch.py WorkerFetch.record",
+        "plugins/vllm/worker_fetch.py WorkerFetch.record",
         "model_proof/tiny_model.py _has_shapes",
         "model_proof/tiny_model.py tiny_model",  # the shapes of the model
         "model_proof/tiny_model.py tiny_model",  # a cut of its config

@@ -7,11 +7,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from offbeat.generators.vllm import workarounds
 from offbeat.launch.checks.software import TESTED
-from offbeat.launch.checks.vllm import check_version
 from offbeat.messages.finding import Level
 from offbeat.messages.versions import is_within, read_minor
+from offbeat.plugins.vllm import workarounds
+from offbeat.plugins.vllm.checks import check_version
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

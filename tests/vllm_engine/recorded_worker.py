@@ -26,7 +26,7 @@ from vllm.distributed.parallel_state import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
-from offbeat.generators.vllm.worker_fetch import record_worker
+from offbeat.plugins.vllm.worker_fetch import record_worker
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets
 from offbeat.weight_sync.manifest import Bytes, TensorMeta

@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 from releases import TINY, Weights, weights
 
-from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.vllm.coverage import Coverage
-from offbeat.generators.vllm.engine import VllmEngine
-from offbeat.generators.vllm.server import Started, start
-from offbeat.generators.vllm.weights import WeightUpdates
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.plugins.vllm.coverage import Coverage
+from offbeat.plugins.vllm.engine import VllmEngine
+from offbeat.plugins.vllm.engine_actor import VllmEngineActor
+from offbeat.plugins.vllm.server import Started, start
+from offbeat.plugins.vllm.weights import WeightUpdates
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.transport import PublishedRelease

@@ -11,9 +11,9 @@ from outcomes import FP32_NATS, heals, is_exact, is_stale, still_serves
 from releases import released, weights
 from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
 
-from offbeat.generators.vllm.staging import StagingArea
 from offbeat.messages.failures import EngineUnavailable, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.vllm.staging import StagingArea
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.manifest import plan
 

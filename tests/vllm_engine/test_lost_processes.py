@@ -26,10 +26,10 @@ from shared_engine import (
     until,
 )
 
-from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.vllm.server import start
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
+from offbeat.plugins.vllm.engine_actor import VllmEngineActor
+from offbeat.plugins.vllm.server import start
 
 HERE = Path(__file__).parent
 NEVER_S: Final = 3600.0
@@ -104,8 +104,8 @@ from pathlib import Path
 from faulty_llm import FaultyLlm
 from releases import weights
 from shared_engine import load, serve, spec_in
-from offbeat.actors.vllm_engine_actor import VllmEngineActor
-from offbeat.generators.vllm.server import start
+from offbeat.plugins.vllm.engine_actor import VllmEngineActor
+from offbeat.plugins.vllm.server import start
 
 async def main():
     spec = spec_in(Path(sys.argv[1]))

@@ -33,11 +33,11 @@ from shared_engine import (
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.vllm_engine_actor import VllmEngineActor
-from offbeat.generators.vllm.server import start
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost, WeightSyncFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.vllm.engine_actor import VllmEngineActor
+from offbeat.plugins.vllm.server import start
 from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.source import ModuleSource
 

@@ -7,21 +7,21 @@ import pytest
 from shared_engine import spec_in
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.vllm import VllmGeneratorConfig
-from offbeat.generators.vllm.arguments import (
+from offbeat.messages.finding import Level
+from offbeat.messages.generation import GenerateRequest, SamplingParams
+from offbeat.plugins.vllm.arguments import (
     check_engine_args,
     engine_arguments,
     fields_of,
     logprobs_mode,
 )
-from offbeat.generators.vllm.errors import EngineArgsRefused
-from offbeat.generators.vllm.lazy_import import load_library
-from offbeat.generators.vllm.outputs import sampling_arguments
-from offbeat.generators.vllm.process_environment import prepare_environment
-from offbeat.generators.vllm.workarounds import WORKAROUNDS
-from offbeat.launch.checks.vllm import check_vllm
-from offbeat.messages.finding import Level
-from offbeat.messages.generation import GenerateRequest, SamplingParams
+from offbeat.plugins.vllm.checks import check_vllm
+from offbeat.plugins.vllm.errors import EngineArgsRefused
+from offbeat.plugins.vllm.lazy_import import load_library
+from offbeat.plugins.vllm.outputs import sampling_arguments
+from offbeat.plugins.vllm.process_environment import prepare_environment
+from offbeat.plugins.vllm.section import VllmGeneratorConfig
+from offbeat.plugins.vllm.workarounds import WORKAROUNDS
 
 
 def recipe(**engine_args: Any) -> RunConfig:
@@ -117,8 +117,8 @@ def test_prompts_are_prefilled_whole_on_a_cpu_unless_the_recipe_says_otherwise(
 
 
 def test_each_workaround_is_marked_where_its_code_is() -> None:
-    package = Path(engine_arguments.__code__.co_filename).parents[2]
-    code = "\n".join(file.read_text() for file in package.glob("generators/vllm/*.py"))
+    package = Path(engine_arguments.__code__.co_filename).parent
+    code = "\n".join(file.read_text() for file in package.glob("*.py"))
     for each in WORKAROUNDS:
         assert f"work-around: {each.name}" in code, each.name
         assert each.applies_to("0.31.0")

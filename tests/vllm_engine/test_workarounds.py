@@ -16,8 +16,8 @@ import torch
 from releases import TINY, released, weights
 from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
 
-from offbeat.generators.vllm import workarounds
-from offbeat.generators.vllm.lazy_import import vllm_version
+from offbeat.plugins.vllm import workarounds
+from offbeat.plugins.vllm.lazy_import import vllm_version
 from offbeat.weight_sync.manifest import plan
 
 SLEEP_S = 0.02
@@ -170,8 +170,8 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 
 ORPHAN = """
 import os, pathlib, signal, sys
-from offbeat.generators.vllm.process_environment import prepare_environment
-from offbeat.config.sections.vllm import VllmGeneratorConfig
+from offbeat.plugins.vllm.process_environment import prepare_environment
+from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 def main():
     prepare_environment(VllmGeneratorConfig())

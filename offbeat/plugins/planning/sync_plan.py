@@ -373,7 +373,7 @@ def _receivers(config: RunConfig) -> ModelGrid:
     generator = config.generator
     if generator.backend != "vllm":
         return ModelGrid(data=generator.engines)
-    from offbeat.config.sections.vllm import VllmGeneratorConfig  # noqa: PLC0415 -- may be absent
+    from offbeat.plugins.vllm.section import VllmGeneratorConfig  # noqa: PLC0415 -- may be absent
 
     vllm = of_kind(VllmGeneratorConfig, generator).vllm
     is_padded = vllm.tensor_parallel > 1 and _VLLM_VOCABULARY % vllm.tensor_parallel == 0

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import EnginePlugin
-from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.messages.finding import Finding
+from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
@@ -21,32 +21,32 @@ class VllmPlugin(EnginePlugin):
 
     def actor_class(self) -> type[Any]:
         """Return the class of an engine's Ray actor."""
-        from offbeat.actors.vllm_engine_actor import VllmEngineActor
+        from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 
         return VllmEngineActor
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield arguments of vLLM that do not fit the recipe."""
-        from offbeat.config.crosschecks_vllm import vllm_clashes
+        from offbeat.plugins.vllm.clashes import vllm_clashes
 
         yield from vllm_clashes(config)
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that vLLM is installed, and knows the arguments of the recipe."""
-        from offbeat.launch.checks.vllm import check_vllm
+        from offbeat.plugins.vllm.checks import check_vllm
 
         yield from check_vllm(config)
 
     def check_weight_sync(self, config: "RunConfig") -> Iterator[Finding]:
         """Say what the workers of an engine fetch from the trainer ranks."""
-        from offbeat.launch.checks.vllm import check_vllm_sync
+        from offbeat.plugins.vllm.checks import check_vllm_sync
 
         yield from check_vllm_sync(config)
 
     def check_model(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that vLLM computes the model as the trainer does, and loads what it sends."""
-        from offbeat.launch.checks.precision import check_precision
-        from offbeat.launch.checks.vllm import check_vllm_model
+        from offbeat.plugins.vllm.checks import check_vllm_model
+        from offbeat.plugins.vllm.precision_check import check_precision
 
         yield from check_vllm_model(config)
         yield from check_precision(config)

@@ -13,10 +13,10 @@ from offbeat.cli.main import app
 from offbeat.config.base import of_kind
 from offbeat.config.loader import load_recipe
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.config.sections.vllm import VllmGeneratorConfig
 from offbeat.environments.factory import make_prompts
 from offbeat.environments.gsm8k import row_answer
 from offbeat.launch.checks.software import gpus_wanted
+from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 ROOT = Path(__file__).parents[3]
 NODE = "grpo-gsm8k-1node"

@@ -47,8 +47,8 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
-from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.messages.finding import Finding, Level, ok, size
+from offbeat.plugins.vllm.checks import check_vllm_model
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]

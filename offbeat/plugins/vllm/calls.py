@@ -1,0 +1,59 @@
+"""Calls to vLLM during a weight sync.
+
+Each has a name and a deadline, and fails if the core dies.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.text import first_line
+from offbeat.plugins.vllm.engine import VllmEngine
+
+T = TypeVar("T")
+_CALLS: Final = "a call of the weight sync"
+
+
+class CallRefused(OffbeatError):
+    """A call of a weight sync raised inside vLLM."""
+
+    call: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"vLLM refused {self.call}: {self.detail}"
+
+
+class Calls:
+    """Makes named calls with a deadline to one engine."""
+
+    def __init__(self, engine: VllmEngine, deadline_s: float) -> None:
+        self._engine, self._deadline_s = engine, deadline_s
+
+    async def __call__(self, what: str, reply: Awaitable[T]) -> T:
+        """Await the reply and return it.
+
+        Raises:
+            EngineUnavailable: The engine core has died.
+            DeadlineExceeded: The reply took longer than the deadline.
+            CallRefused: vLLM raised.
+        """
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self.however_long(what, reply)
+        except TimeoutError:
+            on = f"{what} of {self._engine.name}"
+            raise DeadlineExceeded(_CALLS, on, self._deadline_s) from None
+
+    async def however_long(self, what: str, reply: Awaitable[T]) -> T:
+        """Await a reply without a deadline.
+
+        Used for work as long as sampling, which the caller bounds.
+        """
+        try:
+            return await self._engine.answered(f"take weights ({what})", reply)
+        except OffbeatError:
+            raise
+        except Exception as error:  # a worker's error arrives as text in a plain Exception
+            raise CallRefused(what, first_line(error)) from error

@@ -1,0 +1,23 @@
+"""Families of image-text models that vLLM serves here. Depends on the option ``images``."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.plugins.images.families import FAMILIES
+from offbeat.plugins.vllm.errors import PicturesUnserved
+
+SERVED: Final = ("idefics3",)
+"""Values of ``model_type``: those whose pictures vLLM was compared with transformers on."""
+
+
+def check_family(model_path: str | Path) -> None:
+    """Refuse an image-text model of which vLLM could not compute the pictures of its canary.
+
+    Raises:
+        PicturesUnserved: It is of another family than those in ``SERVED``.
+    """
+    settings: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
+    family = settings.get("model_type", "")
+    if family in FAMILIES and family not in SERVED:
+        raise PicturesUnserved(family, SERVED)

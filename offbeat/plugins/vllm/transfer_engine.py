@@ -1,0 +1,363 @@
+"""vLLM's weight transfer from memory that the actor shares with this worker, or over the network.
+
+    actor                                  worker                               decoding
+    fills its StagingArea
+    ws_plan                   ---------->  knows what lies where, from then on
+    ws_stage(digests)         ---------->  a thread hashes the area             goes on
+                              <----------  report: verified
+
+or, where the worker's loader was recorded (``worker_fetch``):
+    ws_plan_fetch             ---------->  selects its buckets, from then on
+    ws_fetch(senders)         ---------->  a thread fetches and verifies them   goes on
+                              <----------  report: verified
+
+beside decoding, where the model can have a shadow copy:
+    start_weight_update       ---------->  the thread opens a copy of the model     goes on
+    update_weights(chunk)...  ---------->  it loads and packs the chunk's tensors   goes on
+                              <----------  report: prepared
+    finish_weight_update      ---------->  model and copy are exchanged            stands still
+
+in place:
+    start_weight_update       ---------->  opens the model's layers                 stands still
+    update_weights(chunk)...  ---------->  loads the tensors of one chunk           stands still
+    finish_weight_update      ---------->  closes the layers                        stands still
+
+An error before ``finish_weight_update``, or in place before ``start_weight_update``, leaves the
+model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
+"""
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+from vllm.model_executor.model_loader.reload import layerwise
+
+from offbeat.plugins.vllm.load_comparison import Comparison, Extent, Placed
+from offbeat.plugins.vllm.read_back import NotComparable, WorkerWeights
+from offbeat.plugins.vllm.shadow_model import ShadowModel, obstacle, pack_tied
+from offbeat.plugins.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
+from offbeat.plugins.vllm.worker_fetch import Groups, WorkerFetch
+from offbeat.weight_sync.bucket_memory import digest_of
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+
+
+class ExpertKernels:
+    """Kernels of a model's experts, which the model is without until they are given back.
+
+    What is loaded meanwhile is packed as at the first time. Nothing may be computed meanwhile.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Take the kernels out of the model."""
+        found = dict[int, UnquantizedFusedMoEMethod]()
+        for layer in model.modules():
+            method = getattr(layer, "quant_method", None)
+            if isinstance(method, UnquantizedFusedMoEMethod):
+                found[id(method)] = method
+        self._kernels = [(method, method.moe_kernel) for method in found.values()]
+        for method, _ in self._kernels:
+            method.moe_kernel = None
+
+    def give_back(self) -> None:
+        """Put them back: they refer to no weights, or to those that an update writes in place."""
+        for method, kernel in self._kernels:
+            method.moe_kernel = kernel
+
+
+T = TypeVar("T")
+Staged = list[tuple[int, int, str]]
+"""Offset, bytes and digest of each chunk in the shared memory."""
+
+_NOBODY: Final = -1  # epoch of no transfer
+
+
+@dataclass
+class StagingInfo(WeightTransferInitInfo):
+    """Location of the shared memory, and of the pipe for verdicts."""
+
+    path: str
+    nbytes: int
+    verdicts: str
+
+
+@dataclass
+class ChunkInfo(WeightTransferUpdateInfo):
+    """Update request of vLLM's interface: the index of one planned chunk."""
+
+    epoch: int
+    index: int
+
+
+class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
+    """Loads chunks from shared memory or from the network, after verifying their digests in this worker."""
+
+    init_info_cls = StagingInfo
+    update_info_cls = ChunkInfo
+
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401 - vLLM's to define
+        super().__init__(*args)
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="weights")  # in order
+        self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
+        self._verdicts: VerdictSender | None = None
+        self._rank = self.parallel_config.rank
+        self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
+        self._epoch, self._chunks, self._next = _NOBODY, 0, 0
+        self.worker_fetch = WorkerFetch(self._rank, _own_device())
+        self._given_up = threading.Event()  # of the open transfer
+        self._verified: Future[Groups] | None = None
+        self._groups: Groups = ()  # tensors of the open transfer, by chunk
+        self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
+        self._prepared: Future[None] | None = None
+        self._in_place = True
+        self._kernels: ExpertKernels | None = None  # taken out of the model by an open update
+        self._loading = ""  # name of the last tensor passed to a model
+
+    def init_transfer_engine(self, init_info: StagingInfo) -> None:
+        """Map the actor's shared memory; called again whenever it has grown."""
+        with Path(init_info.path).open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), init_info.nbytes)
+        self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        if self._verdicts is not None:
+            self._verdicts.close()
+        self._verdicts = VerdictSender(init_info.verdicts, self._rank)
+
+    # --- before anything is opened ------------------------------------------------------------------
+
+    def stage(self, epoch: int, chunks: Staged) -> None:
+        """Begin to verify that each chunk has the digest it was sent with."""
+        self.forget()
+        self._epoch, self._chunks = epoch, len(chunks)
+        self._verified = self._do_beside(VERIFIED, lambda: self._verify(epoch, chunks))
+
+    def plan(self, chunks: list[list[Placed]], *, in_place: bool) -> str:
+        """Learn the layout.
+
+        Return why loading beside decoding is impossible, or an empty string.
+        """
+        self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
+        return self._choose(in_place=in_place)
+
+    def plan_fetch(self, member: str, manifest: bytes, routes: bytes, *, in_place: bool) -> str:
+        """Learn the layout of releases that this worker fetches itself; return as ``plan``."""
+        self.worker_fetch.introduce(member, manifest, routes)
+        return self._choose(in_place=in_place)
+
+    def fetch(
+        self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
+    ) -> None:
+        """Begin to fetch this worker's part of a release; its tensors come in ``groups`` chunks."""
+        self.forget()
+        self._epoch, self._chunks = epoch, groups
+        given_up = self._given_up = threading.Event()
+        self._verified = self._do_beside(
+            VERIFIED, lambda: self.worker_fetch.fetch(epoch, digests, senders, given_up, changes)
+        )
+
+    def _choose(self, *, in_place: bool) -> str:
+        if self._obstacle is None:
+            on_cpu = self.device.type == "cpu"
+            self._obstacle = obstacle(self.model) if on_cpu else "a GPU has no room twice"
+        problem = "it is to be in place" if in_place else self._obstacle
+        self._in_place = bool(problem)
+        return problem
+
+    def _view(self, placed: Placed) -> tuple[str, Tensor]:
+        name, shape, dtype, offset, nbytes = placed
+        data = self._memory[offset : offset + nbytes]
+        return name, data.view(getattr(torch, dtype)).view(shape)
+
+    def _verify(self, epoch: int, chunks: Staged) -> Groups:
+        for index, (offset, nbytes, want) in enumerate(chunks):
+            if (got := digest_of(self._memory[offset : offset + nbytes].numpy())) != want:
+                raise TransferRefused(
+                    epoch, f"digest of chunk {index} in worker {self._rank}", got, want
+                )
+        return self._planned
+
+    def _do_beside(self, work: str, does: Callable[[], T]) -> Future[T]:
+        """Run work in the background thread, and report its result to the actor."""
+        epoch, verdicts = self._epoch, self._verdicts
+        assert verdicts is not None  # noqa: S101 -- for the type checker: the actor gives it first
+
+        def run_and_report() -> T:
+            try:
+                done = does()
+            except TransferRefused as refused:
+                verdicts.refused(epoch, work, refused)
+                raise
+            except TransferFailed as failure:
+                verdicts.failed(epoch, work, failure)
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__} {error}".strip()
+                verdicts.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
+                raise
+            verdicts.done(epoch, work)
+            return done
+
+        return self._beside.submit(run_and_report)
+
+    # --- vLLM's three calls -------------------------------------------------------------------------
+
+    def start_weight_update(self) -> None:
+        if self._verified is None:
+            raise TransferRefused(_NOBODY, "staged transfer", "none", "one")
+        self._groups = self._verified.result()  # the actor has waited for it
+        self._verified = None
+        if self._in_place:
+            layerwise.initialize_layerwise_reload(self.model)
+            if self.device.type == "cpu":  # work-around: packed_experts
+                self._kernels = ExpertKernels(self.model)
+        else:
+            self._twin = self._beside.submit(ShadowModel, self.model)
+
+    def receive_weights(self, update_info: ChunkInfo) -> None:
+        got, want = (update_info.epoch, update_info.index), (self._epoch, self._next)
+        if got != want:
+            raise TransferRefused(self._epoch, "epoch and chunk", str(got), str(want))
+        self._next += 1
+        if self._in_place:
+            self._load(update_info, self.model.load_weights)
+        else:
+            self._prepare(update_info)
+
+    def _prepare(self, info: ChunkInfo) -> None:
+        """Have the background thread load the chunk, and close the shadow after the last.
+
+        After a chunk that could not be loaded, later ones are skipped; the last one reports the
+        error.
+        """
+        before, twin, last = self._prepared, self._twin, self._next == self._chunks
+        assert twin is not None  # noqa: S101 -- for the type checker: it was started
+
+        def load() -> None:
+            if before is not None:
+                before.result()
+            if info.epoch != self._epoch:
+                return  # given up in the meantime
+            self._load(info, twin.result().load)
+            if last:
+                twin.result().close()
+
+        self._prepared = self._do_beside(PREPARED, load) if last else self._beside.submit(load)
+
+    def _load(self, info: ChunkInfo, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> None:
+        try:
+            load(self._tensors(info.index))
+        except Exception as error:  # named: vLLM passes on the text of an error, which may be empty
+            where = f"chunk {info.index}, tensor {self._loading}, in worker {self._rank}"
+            said = f"{type(error).__name__} {error}".strip()
+            raise TransferRefused(info.epoch, where, said, "loaded") from error
+
+    def _tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._groups[index]:
+            self._loading = name
+            yield name, tensor.to(self.device)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        if self.device.type == "cpu":  # work-around: no_accelerator_to_synchronize
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            super().update_weights(update_info)
+
+    def finish_weight_update(self) -> None:
+        if self._next != self._chunks:
+            raise TransferRefused(self._epoch, "chunks", str(self._next), str(self._chunks))
+        if self._in_place:
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
+            if self.device.type == "cpu":  # work-around: tied_head
+                pack_tied(self.model)
+        elif self._twin is not None and self._prepared is not None:
+            self._prepared.result()  # the actor has waited for it
+            self._twin.result().exchange()
+        self.forget()
+        torch.cuda.empty_cache()  # of tensors that were loaded; nothing without CUDA
+
+    # --- what it computes with ----------------------------------------------------------------------
+
+    def compare(self, placed: list[Placed], extent: Extent) -> Comparison:
+        """Compare what the model computes with with a chunk in shared memory."""
+        offset, nbytes, digest = extent
+        if digest_of(self._memory[offset : offset + nbytes].numpy()) != digest:
+            return ["another release has taken the place of the served one in shared memory"]
+        return self._compared(map(self._view, placed))
+
+    def compare_fetched(self, epoch: int, group: int) -> Comparison:
+        """Compare what the model computes with with a group of what this worker has fetched."""
+        tensors = self.worker_fetch.arrived(epoch, group)
+        if tensors is None:
+            return ["the buckets of the served release are not in memory any more"]
+        return self._compared(tensors)
+
+    def _compared(self, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
+        recording = self.worker_fetch.recording
+        if recording is None:
+            return ["its loader was not recorded"]
+        try:
+            found = WorkerWeights(self.model, recording).first_difference(tensors)
+        except NotComparable as problem:
+            return [str(problem)]
+        return [] if found is None else list(found)
+
+    # --- the end of a transfer ----------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """End the open transfer; free what was prepared or exchanged, beside decoding."""
+        if self._twin is not None:
+            self._beside.submit(_drop, self._twin)
+        if self._kernels is not None:
+            self._kernels.give_back()
+        self._given_up.set()
+        self._epoch, self._chunks, self._next = _NOBODY, 0, 0
+        self._verified = self._twin = self._prepared = self._kernels = None
+        self._groups = ()
+
+    def shutdown(self) -> None:
+        self._beside.shutdown(cancel_futures=True)
+
+
+def _own_device() -> str:
+    """Return the device of this worker, which vLLM has made the current one of this thread."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+
+
+def _drop(twin: Future[ShadowModel]) -> None:
+    if twin.exception() is None:
+        twin.result().drop()
+
+
+def place_back(model: nn.Module) -> int:
+    """Close every layer that an update left open, with its previous tensors; return their number.
+
+    Layers that the update had completed keep the new values: the model is a mixture that can run,
+    and that a whole update makes exact.
+    """
+    opened = 0
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)  # noqa: SLF001 - work-around: abort_update
+            opened += 1
+        info.reset()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload  # noqa: SLF001
+    layerwise.LOADING_LAYERS.clear()
+    return opened

@@ -1,0 +1,89 @@
+"""Methods that a transactional weight sync adds to vLLM's worker class.
+
+vLLM imports this module by name at the start of every worker, which is its hook for registering a
+transfer engine. So importing this module has an effect.
+"""
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+from typing import Any
+
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from offbeat.plugins.vllm.arguments import TRANSFER_BACKEND
+from offbeat.plugins.vllm.load_comparison import Comparison, Extent, Placed
+from offbeat.plugins.vllm.transfer_engine import (
+    ShmTransferEngine,
+    Staged,
+    place_back,
+)
+from offbeat.plugins.vllm.worker_fetch import Checkpoint, Regions
+
+
+class WorkerExtension:
+    """Methods for ``AsyncLLM.collective_rpc``. Other attributes are the worker's own."""
+
+    vllm_config: Any
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def ws_stage(self, epoch: int, chunks: Staged) -> None:
+        """Begin to verify the chunks, beside decoding."""
+        self.weight_transfer_engine.stage(epoch, chunks)
+
+    def ws_plan(self, chunks: list[list[Placed]], in_place: bool) -> str:  # noqa: FBT001 - a remote call
+        """Store the layout of the chunks, until the next call.
+
+        Returns:
+            Reason why updates cannot be prepared beside decoding; empty if they can.
+        """
+        return self.weight_transfer_engine.plan(chunks, in_place=in_place)
+
+    def ws_record(self, checkpoint: Checkpoint) -> Regions | str:
+        """Record which regions of the model's files this worker loads.
+
+        Returns:
+            The regions, or the reason why they are not known.
+        """
+        return self.weight_transfer_engine.worker_fetch.record(self.vllm_config, checkpoint)
+
+    def ws_plan_fetch(self, member: str, manifest: bytes, routes: bytes, in_place: bool) -> str:  # noqa: FBT001 - a remote call
+        """Store the layout of releases that this worker fetches itself, until the next call.
+
+        Returns:
+            As ``ws_plan``.
+        """
+        engine = self.weight_transfer_engine
+        return engine.plan_fetch(member, manifest, routes, in_place=in_place)
+
+    def ws_fetch(
+        self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
+    ) -> None:
+        """Begin to fetch this worker's part of a release, or its changes, beside decoding."""
+        self.weight_transfer_engine.fetch(epoch, groups, digests, senders, changes)
+
+    def ws_compare(self, placed: list[Placed], extent: Extent) -> Comparison:
+        """Compare what this worker computes with with a chunk of the release in shared memory."""
+        return self.weight_transfer_engine.compare(placed, extent)
+
+    def ws_compare_fetched(self, epoch: int, group: int) -> Comparison:
+        """Compare what this worker computes with with a group of the tensors that it has fetched."""
+        return self.weight_transfer_engine.compare_fetched(epoch, group)
+
+    def ws_abort(self) -> int:
+        """End an update that cannot be finished; the worker stays alive.
+
+        Returns:
+            Number of layers that were open: above 0, the weights may be a mixture.
+        """
+        engine = self.weight_transfer_engine
+        opened = place_back(engine.model)
+        engine.forget()
+        engine.reset_weight_update_target()
+        self._weight_update_active = False
+        return opened
+
+
+if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001 - it has no getter
+    WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, ShmTransferEngine)
