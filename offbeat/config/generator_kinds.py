@@ -25,7 +25,7 @@ from offbeat.config.sections.generator import (
 )
 from offbeat.doors import NoSuchPlugin, PluginUnusable, is_in_package
 
-_KNOWN: Final = frozenset((*CORE_ENGINES, *known_engines()))
+_KNOWN: Final = (*CORE_ENGINES, *known_engines())
 
 
 def find_generator_section(backend: str) -> type[PluginGeneratorConfig] | None:
@@ -73,8 +73,8 @@ def _find(backend: str) -> EnginePlugin | None:
     except NoSuchPlugin as absent:
         if not is_in_package("engine", backend):
             return None
-        names = ", ".join(sorted(_KNOWN))
-        raise unusable_error(absent, f"Use one of {names}, or install offbeat with it") from None
+        fix = f"Use one of {', '.join(_KNOWN)}, or install offbeat with its plug-in {backend}"
+        raise unusable_error(absent, fix) from None
     except PluginUnusable as unusable:
         raise unusable_error(unusable) from None
 

@@ -1,7 +1,7 @@
 """Choice of the weight names that the engines of a run load, checked before the first step.
 
-An embedded engine is a module of transformers and has exactly the weights of that module. A vLLM
-engine loads the names of the model's files, which may contain more than is trained.
+An embedded engine is a module of transformers and has exactly the weights of that module. An engine
+of a plug-in may load the names of the model's files, which may contain more than is trained.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false

@@ -73,6 +73,12 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     done = offbeat(core, "dry-run", pictures)
     assert done.returncode == 2
     assert "no plug-in that reads media is installed" in done.stderr
+    done = offbeat(core, "check", recipe, "generator.backend=vllm")
+    assert done.returncode == 2
+    assert "engine vllm: there is none of this name" in done.stderr
+    assert (
+        "Use one of embedded, stub, none, or install offbeat with its plug-in vllm" in done.stderr
+    )
 
 
 PLAYERS = """

@@ -33,7 +33,7 @@ def check_delta_settings(config: RunConfig) -> Finding:
 def _sixteen_bits(config: RunConfig) -> str:
     """Return the setting with which engines serve bfloat16 weights.
 
-    Embedded engines serve the type of the trainer's model; vLLM may serve another.
+    Embedded engines serve the type of the trainer's model; engines of plug-ins may serve another.
     """
     if config.generator.backend == "embedded":
         unset = "" if config.sync.wire_dtype is None else " and sync.wire_dtype to null"
