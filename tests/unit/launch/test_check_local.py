@@ -89,12 +89,11 @@ def test_a_dry_run_in_one_process_replaces_what_needs_several() -> None:
         "steps": 20,
         "model": {"path": "."},
         "runtime": {"backend": "local"},
-        "sync": {"transport": "reshard"},
         "trainer": {"data_parallel": 4},
         "generator": {"backend": "vllm"},
     }
     changed = dry(RunConfig.model_validate(values))
-    assert (changed.sync.transport, changed.trainer.backend) == ("object_store", "stub")
+    assert (changed.generator.backend, changed.trainer.backend) == ("stub", "stub")
 
 
 def test_a_run_in_one_process_is_not_submitted() -> None:

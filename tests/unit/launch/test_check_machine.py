@@ -164,7 +164,6 @@ def test_weights_are_counted_once_for_each_holder() -> None:
     assert weights() == 6 * copy, "weights, gradients, two moments; published; one engine"
     assert weights(generator={"engines": 3}) == 8 * copy
     assert weights(sync={"delta": True}) == 8 * copy, "the base in the trainer and in the engine"
-    assert weights(sync={"delta": True, "transport": "reshard"}) == 7 * copy, "a snapshot is there"
     assert weights(algorithm={"loss": {"kl_coef": 0.1}}) == 7 * copy, "and the reference"
     assert weights(model={"path": "x", "dtype": "bfloat16"}) == 3 * copy
     assert weights(trainer={"device": "cuda", "gpus": 1}) == 2 * copy
@@ -230,7 +229,6 @@ def test_a_release_beyond_the_object_store_is_a_warning_unless_it_goes_another_w
     assert finding.fix.startswith("Set sync.transport to reshard, or enlarge")
     for values in (
         {"sync": {"wire_dtype": "bfloat16"}},
-        {"sync": {"transport": "reshard"}},
         {"trainer": {"backend": "torch", "lora": {}}},
     ):
         found = one(check_shared_memory(config(**values), MACHINE, model))

@@ -97,8 +97,3 @@ def test_a_dry_run_refuses_encoder_ranks_that_do_not_divide_the_lanes() -> None:
     sizes = ("trainer.data_parallel=4", "trainer.encoder.data_parallel=3")
     with pytest.raises(ConfigError, match=r"not divisible by trainer\.encoder\.data_parallel=3"):
         load_recipe(recipe, sizes, dry_run=True)
-
-
-def test_a_dry_run_needs_no_device_for_its_wire() -> None:
-    values = {"steps": 1, "model": {"path": "x"}, "sync": {"transport": "reshard", "wire": "nccl"}}
-    assert dry(RunConfig.model_validate(values)).sync.model_dump()["wire"] == "tcp"
