@@ -13,6 +13,8 @@ environment  turns prompts into rewarded samples:
              ``offbeat.environments.environment_plugin.EnvironmentPlugin``
 media        pictures in prompts: arrays that a prompt carries next to its tokens
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
+release      adds the tensors of a release to the weights that an engine loaded:
+             ``offbeat.weight_sync.additions.ReleaseKind``
 release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 trainer      trains a model by another library than torch:
@@ -43,6 +45,7 @@ Kind = Literal[
     "environment",
     "media",
     "page",
+    "release",
     "release_form",
     "runtime",
     "tracker",
@@ -75,6 +78,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     },
     "media": {"images": "offbeat.plugins.images.plugin"},
     "page": {"report": "offbeat.plugins.report.plugin:PAGE"},
+    "release": {"lora": "offbeat.plugins.lora.plugin:RELEASE"},
     "release_form": {"delta": "offbeat.plugins.delta.plugin:DELTA"},
     "runtime": {"local": "offbeat.local.run:LOCAL"},
     "tracker": {
@@ -82,7 +86,10 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "tensorboard": "offbeat.plugins.tensorboard.plugin:TRACKER",
     },
     "trainer": {"megatron": "offbeat.plugins.megatron.plugin:TRAINER"},
-    "trainer_part": {"encoder_ranks": "offbeat.plugins.encoder_ranks.plugin:PART"},
+    "trainer_part": {
+        "encoder_ranks": "offbeat.plugins.encoder_ranks.plugin:PART",
+        "lora": "offbeat.plugins.lora.plugin:PART",
+    },
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
 }
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""

@@ -31,8 +31,6 @@ from offbeat.config.hub_path import (
 from offbeat.config.limits import (
     encoder_of,
     encoder_ranks,
-    freeze_patterns,
-    lora_of,
     max_group_bytes,
     max_outstanding_groups,
     moe_of,
@@ -59,7 +57,7 @@ from offbeat.config.sync_plugins import (
     transport_clashes_of_real_run,
 )
 from offbeat.config.trainer_backends import find_trainer_rules
-from offbeat.config.trainer_parts import part_clashes, part_clashes_of_real_runs
+from offbeat.config.trainer_parts import model_is_frozen, part_clashes, part_clashes_of_real_runs
 
 __all__ = ["Clash", "clashes"]
 
@@ -354,18 +352,6 @@ def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
                 f"{section}.gpus={gpus:g} with {section}.device=cpu: the GPU would be reserved and left idle",
                 f"Set {section}.device to cuda, or {section}.gpus to 0.",
             )
-
-
-def _adapters_leave_nothing_to_freeze(config: RunConfig) -> Iterator[Clash]:
-    patterns = freeze_patterns(config)
-    if patterns and lora_of(config) is not None:
-        yield Clash(
-            ("trainer.freeze", "trainer.lora"),
-            f"trainer.freeze={list(patterns)} has nothing to freeze beside trainer.lora, which trains "
-            "adapters alone: the whole model is frozen already",
-            "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
-            "trainer.lora out.",
-        )
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -967,7 +953,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
     """A release can only be merged from adapters."""
-    if config.sync.adapter == "merged" and lora_of(config) is None:
+    if config.sync.adapter == "merged" and not model_is_frozen(config):
         yield Clash(
             ("sync.adapter", "trainer.lora"),
             "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "
@@ -990,12 +976,6 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
             f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
             "no quantized weights",
             f"Leave sync.quantize out{_or_quantized_engines(and_wire)}.",
-        )
-    if lora_of(config) is not None:
-        yield Clash(
-            ("sync.quantize", "trainer.lora"),
-            f"sync.quantize={scheme} has no effect on adapters, which trainer.lora sends unrounded",
-            "Leave sync.quantize out, or train all weights.",
         )
     if generator.takes_quantized and not is_16_bit:
         yield Clash(
@@ -1061,9 +1041,8 @@ _ALWAYS = (
     _a_filter_lets_something_through,
     algorithm_clashes,
     schedule_clashes,
-    _adapters_leave_nothing_to_freeze,
-    moe_clashes,
     part_clashes,
+    moe_clashes,
     _run_dir_can_be_filled_in,
     _run_dir_is_a_path,
     mixture_clashes,

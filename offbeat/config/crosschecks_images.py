@@ -8,6 +8,7 @@ from offbeat.config.limits import encoder_of
 from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.doors import find_media
 from offbeat.messages.no_media import NoMedia
 
@@ -48,7 +49,7 @@ def image_layout_clashes(config: RunConfig) -> Iterator[Clash]:
         return
     if encoder_of(trainer) is None and has_media(config):
         fixes = ["Set trainer.tensor_parallel to 1"]
-        if trainer.lora is None and config.algorithm.loss.teacher_path is None:
+        if not model_is_frozen(config) and config.algorithm.loss.teacher_path is None:
             fixes.append(
                 "or give the tower ranks of its own, beside which the language model may be divided: "
                 "trainer.encoder.data_parallel=1"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from offbeat.config.base import of_kind
 from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import find_engine
-from offbeat.config.limits import lora_of, shares_weights, trainer_device, trainer_ranks
+from offbeat.config.limits import shares_weights, trainer_device, trainer_ranks
 from offbeat.config.mixture import environment_workers, has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
@@ -69,14 +69,14 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
     if not shares_weights(config):
         return
     if (backend := config.runtime.backend) != "local":
-        yield _needs_copies(
+        yield needs_copies(
             "runtime.backend",
             f"={backend}",
             "trainer and engines are processes, each with its own memory",
             "Set runtime.backend to local",
         )
     if (staleness := config.sampler.max_staleness) != 0:
-        yield _needs_copies(
+        yield needs_copies(
             "sampler.max_staleness",
             f"={staleness}",
             "stale samples come from decoding while the trainer is ahead, and decoding and optimizer "
@@ -84,16 +84,9 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
             "Set sampler.max_staleness to 0",
         )
     if config.sync.delta:
-        yield _needs_copies("sync.delta", "", "no weights are sent", "Set sync.delta to false")
-    if lora_of(config) is not None:
-        yield _needs_copies(
-            "trainer.lora",
-            "",
-            "engines merge the adapters into matrices that the trainer needs unmerged",
-            "Leave trainer.lora out",
-        )
+        yield needs_copies("sync.delta", "", "no weights are sent", "Set sync.delta to false")
     if has_media(config):
-        yield _needs_copies(
+        yield needs_copies(
             "environment.images", "", "it is untested with media", "Train on text prompts"
         )
     engine = of_kind(EmbeddedGeneratorConfig, config.generator)
@@ -107,7 +100,8 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _needs_copies(key: str, value: str, problem: str, fix: str) -> Clash:
+def needs_copies(key: str, value: str, problem: str, fix: str) -> Clash:
+    """Return a clash with engines that compute with the trainer's tensors."""
     return Clash(
         ("generator.share_weights", key),
         f"generator.share_weights cannot work with {key}{value}: {problem}",

@@ -6,7 +6,7 @@ Whether the model has experts is checked against its config: ``offbeat/launch/ch
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import lora_of, moe_of
+from offbeat.config.limits import moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 
@@ -16,13 +16,6 @@ def moe_clashes(config: RunConfig) -> Iterator[Clash]:
     moe = moe_of(config)
     if moe is None:
         return
-    if lora_of(config) is not None:
-        yield Clash(
-            ("trainer.moe", "trainer.lora"),
-            "trainer.moe balances routers, which trainer.lora freezes: adapters are all that is trained "
-            "and sent",
-            "Leave trainer.moe out, or trainer.lora.",
-        )
     loss = config.algorithm.loss
     if not moe.has_losses or not isinstance(loss, PolicyGradientLossConfig):
         return

@@ -8,11 +8,9 @@ from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
-from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 
 _LEAST_START_S: Final = 120.0
@@ -179,12 +177,6 @@ def encoder_tokens(trainer: AnyTrainerConfig) -> int | None:
     """Return the most tokens of media that an encoder rank computes at once; None: no bound."""
     encoder = encoder_of(trainer)
     return None if encoder is None else encoder.max_tokens_per_microbatch
-
-
-def lora_of(config: RunConfig) -> LoraConfig | None:
-    """Return the adapters that the run trains in the place of the model; None: it trains the model."""
-    trainer = config.trainer
-    return trainer.lora if isinstance(trainer, TorchTrainerConfig) else None
 
 
 def shares_weights(config: RunConfig) -> bool:

@@ -1,22 +1,15 @@
 """Laying one recipe over another, and overrides over both."""
 
-from typing import Final
-
 from offbeat.config import schema
+from offbeat.config.trainer_parts import keys_of_one_backend
 from offbeat.config.tree import Leaf, Section
-
-_DROPPED_BY: Final = {"trainer.lora": ("stub",)}
-"""Keys that other choices than these refuse: they stay where another choice lacks them, unless null.
-
-Without them, the whole model would be trained, where the recipe says that adapters are.
-"""
 
 
 def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
     Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
-    new variant does not have are dropped, except where ``_DROPPED_BY`` names other variants; so are the options of
+    new variant does not have are dropped, except where ``_dropped_by`` names other variants; so are the options of
     another environment. Where it names another preset, all that ``base`` says of the section is dropped.
 
     Returns:
@@ -63,13 +56,22 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
     model = schema.find_choice(section, chosen)
     if model is None or not _changes(base, top, chooser):
         return []
+    dropped_by = _dropped_by()
     return [
         name
         for name, node in base.children.items()
         if name not in model.model_fields
         and schema.known(key := f"{section}.{name}") is not None  # a misspelt key is reported
-        and (chosen in _DROPPED_BY.get(key, (chosen,)) or node.plain() is None)
+        and (chosen in dropped_by.get(key, (chosen,)) or node.plain() is None)
     ]
+
+
+def _dropped_by() -> dict[str, tuple[str, ...]]:
+    """Return keys that other choices than these refuse: without them a run would train other weights.
+
+    They stay where another choice lacks them, unless they are null.
+    """
+    return dict.fromkeys(keys_of_one_backend(), ("stub",))
 
 
 def _changes(base: Section, top: Section, key: str) -> bool:

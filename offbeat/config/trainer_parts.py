@@ -23,16 +23,25 @@ class _TrainerPart(Protocol):
     key: str
     section: type[Config]
     doc: str
+    backend: str | None
+    freezes_model: bool
+    is_fixed: bool
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]: ...
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]: ...
 
 
-def with_parts(core: type[C]) -> type[C]:
-    """Return a section with the optional sections of the parts that plug-ins of this package bring."""
+def with_parts(core: type[C], backend: str | None = None) -> type[C]:
+    """Return a section with the optional sections of the parts that plug-ins of this package bring.
+
+    Args:
+        core: The section without parts.
+        backend: Name of the only backend whose parts they are; None: they are of every backend.
+    """
     fields: dict[str, Any] = {
         part.key: (part.section | None, Field(default=None, description=part.doc))
         for part in _parts().values()
+        if part.backend == backend
     }
     return create_model(
         core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
@@ -51,6 +60,28 @@ def part_clashes_of_real_runs(config: "RunConfig") -> Iterator[Clash]:
     for part in _parts().values():
         if is_set(config.trainer, part.key):
             yield from part.find_clashes_of_real_runs(config)
+
+
+def model_is_frozen(config: "RunConfig") -> bool:
+    """Return whether a part of the trainer trains weights next to the model, which it freezes."""
+    return any(
+        part.freezes_model and is_set(config.trainer, part.key) for part in _parts().values()
+    )
+
+
+def sends_additions(config: "RunConfig") -> bool:
+    """Return whether a release holds only weights next to the model, which each engine adds to it."""
+    return model_is_frozen(config) and config.sync.adapter == "separate"
+
+
+def keys_of_one_backend() -> list[str]:
+    """Return the keys of parts that only one backend has."""
+    return [f"trainer.{part.key}" for part in _parts().values() if part.backend is not None]
+
+
+def fixed_keys() -> list[str]:
+    """Return the keys of parts that cannot change when a run resumes."""
+    return [f"trainer.{part.key}" for part in _parts().values() if part.is_fixed]
 
 
 def is_set(trainer: Config, key: str) -> bool:

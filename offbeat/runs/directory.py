@@ -23,6 +23,7 @@ from offbeat.config.mixture import (
 )
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
+from offbeat.config.trainer_parts import fixed_keys
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA
 from offbeat.messages.failures import FixableError
@@ -270,11 +271,12 @@ _FIXED: Final = (
     "weight",
     "algorithm.loss.teacher",
     "trainer.backend",
-    "trainer.lora",
     "trainer.freeze",
     _ROUNDING,
 )
-"""Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes."""
+"""Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes.
+
+So do sections of some parts of a trainer."""
 
 
 def _changed_inputs(
@@ -416,7 +418,7 @@ def _check_secrets(config: RunConfig, directory: Path) -> None:
 
 
 def _is_fixed(key: str) -> bool:
-    return any(f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in _FIXED)
+    return any(f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in (*_FIXED, *fixed_keys()))
 
 
 def _own_key(key: str) -> str:

@@ -36,6 +36,10 @@ class ColumnsMissing(OffbeatError):
         return f"trainer rank {self.rank} did not receive the columns of {self.during}"
 
 
+class PackageMissing(OffbeatError):
+    """A recipe needs a package that this Python cannot import."""
+
+
 class CheckpointMismatch(OffbeatError):
     """An intact checkpoint that this trainer cannot load. It is left as it is."""
 

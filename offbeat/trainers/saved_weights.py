@@ -23,10 +23,9 @@ from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.expert_names import Named
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.receiver_names import Shapes, file_shapes, names_that_fit
-from offbeat.trainers.torch.lora import part_of_parameter
 from offbeat.trainers.torch.sharded_state import METADATA, load_shards, saved_shapes
+from offbeat.trainers.trainer_part import known_parts
 from offbeat.trainers.trainer_plugin import TrainerPlugin, known_trainers
-from offbeat.weight_sync.adapter import part_named
 
 _WEIGHT: Final = "weight/"
 _CONFIG: Final = "config.json"
@@ -68,7 +67,7 @@ class SavedWeights:
     @property
     def has_adapters(self) -> bool:
         """Return whether the weights are adapters alone."""
-        return any(part_named(name) is not None for name in self._shapes)
+        return any(part.names_addition(name) for part in known_parts() for name in self._shapes)
 
 
 def saved_weights(path: Path) -> SavedWeights:
@@ -143,10 +142,10 @@ def _of_torch_state(path: Path) -> Iterator[Named]:
 
 
 def _file_name(key: str) -> str:
-    """Return the name of a weight; an adapter has another one in PEFT's files than in the module."""
+    """Return the name of a weight; one that a part of a trainer added may have another one in files."""
     name = key.removeprefix(_WEIGHT)
-    part = part_of_parameter(name)
-    return name if part is None else part.file_name
+    renamed = (part.name_in_files(name) for part in known_parts())
+    return next((each for each in renamed if each is not None), name)
 
 
 def _of_plugin(plugin: TrainerPlugin, path: Path) -> SavedWeights:

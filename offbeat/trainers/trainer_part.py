@@ -4,8 +4,8 @@ The models of a recipe import this module, so it imports none of them.
 """
 
 from abc import ABC
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from offbeat.config.base import Config
 from offbeat.config.clash import Clash
@@ -14,7 +14,11 @@ from offbeat.doors import plugins_of
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from offbeat.config.run import RunConfig
+    from offbeat.trainers.spec import TrainerSpec
+    from offbeat.weight_sync.transport import WeightSource
 
 T = TypeVar("T")
 
@@ -33,6 +37,24 @@ class TrainerPart(ABC):
 
     doc: str
     """Documentation of its section."""
+
+    backend: ClassVar[str | None] = None
+    """Name of the only backend that has the section; None: every backend of a model has it."""
+
+    is_fixed: ClassVar[bool] = False
+    """Whether the section cannot change when a run resumes."""
+
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Packages that only this part needs, with the extra of offbeat that installs each."""
+
+    freezes_model: ClassVar[bool] = False
+    """Whether it freezes the model and trains weights next to it: its additions."""
+
+    additions: ClassVar[str] = ""
+    """Word of findings for what it trains next to the model."""
+
+    size_key: ClassVar[str] = ""
+    """Key of the recipe that says how large its additions are."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings that do not go together, in a dry run neither."""
@@ -54,16 +76,68 @@ class TrainerPart(ABC):
         del config, gpu
         yield from ()
 
+    def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> Iterator[Finding]:
+        """Yield findings about a model without memory, which stays as it is."""
+        del config, model
+        yield from ()
+
+    def add_to_model(self, config: "RunConfig", model: "PreTrainedModel") -> None:
+        """Add its additions to a model without memory.
+
+        Raises:
+            PackageMissing: A package of this part cannot be imported.
+            UntrainableModel: The model takes none.
+        """
+        del config, model
+
+    def count_additions(self, config: "RunConfig", model: "PreTrainedModel") -> int:
+        """Return the number of parameters of its additions to a model without memory.
+
+        Raises:
+            UntrainableModel: The model takes none.
+        """
+        del config, model
+        return 0
+
     def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any] | None:
         """Return the class of a rank's trainer; None: the class of the backend."""
         del config, rank
         return None
 
+    def make_source(self, spec: "TrainerSpec", trainer: Any) -> "WeightSource | None":  # noqa: ANN401 -- of its class
+        """Return the source of a rank's weights; None: the source of the backend.
+
+        Args:
+            spec: What the rank is built from.
+            trainer: The rank's trainer, of the class that it chose.
+        """
+        del spec, trainer
+        return None
+
+    def name_in_files(self, parameter: str) -> str | None:
+        """Return the name in files of a parameter of its additions; None: the parameter is not one."""
+        del parameter
+        return None
+
+    def names_addition(self, name: str) -> bool:
+        """Return whether a tensor of this name in files is one of its additions."""
+        del name
+        return False
+
 
 def parts_of(config: "RunConfig") -> list[TrainerPart]:
     """Return the parts that a recipe exchanges."""
-    brought = cast("dict[str, TrainerPart]", plugins_of("trainer_part"))
-    return [part for part in brought.values() if is_set(config.trainer, part.key)]
+    return [part for part in known_parts() if is_set(config.trainer, part.key)]
+
+
+def known_parts() -> list[TrainerPart]:
+    """Return the parts that plug-ins of this package bring."""
+    return [*cast("dict[str, TrainerPart]", plugins_of("trainer_part")).values()]
+
+
+def freezing_part(config: "RunConfig") -> TrainerPart | None:
+    """Return the part that trains weights next to the model, which it freezes, if there is one."""
+    return next((part for part in parts_of(config) if part.freezes_model), None)
 
 
 def choose_trainer(config: "RunConfig", rank: int, default: type[T]) -> type[T]:
@@ -72,3 +146,9 @@ def choose_trainer(config: "RunConfig", rank: int, default: type[T]) -> type[T]:
     for part in parts_of(config):
         chosen = part.choose_trainer(config, rank) or chosen
     return chosen
+
+
+def make_source(spec: "TrainerSpec", trainer: object) -> "WeightSource | None":
+    """Return the source of a rank's weights that a part makes; None: the source of the backend."""
+    made = (part.make_source(spec, trainer) for part in parts_of(spec.config))
+    return next((source for source in made if source is not None), None)

@@ -12,7 +12,8 @@ adapter and subtracting it again does not restore the bits of the base.
 # it.
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -101,6 +102,18 @@ class BaseWeights:
     def served(self, module: str) -> Tensor:
         """Return the matrix of a linear module as it is served."""
         return self._served[f"{module}.weight"]
+
+    def make_target(
+        self, epoch: int, manifest: Manifest
+    ) -> "tuple[AdapterTarget, Callable[[], ReadBack]]":
+        """Return the target of releases of one layout, and a function that reads back what it loaded.
+
+        Raises:
+            TransferRefused: The adapters were trained on another model than this one.
+        """
+        check_base(epoch, self, manifest)
+        target = AdapterTarget(self, manifest)
+        return target, partial(target.read_back, self)
 
     def write(self, matrices: Mapping[str, Tensor]) -> None:
         given = {f"{module}.weight": each for module, each in matrices.items()}

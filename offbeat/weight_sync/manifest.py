@@ -46,11 +46,12 @@ class PieceSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """Base and scale of a release that holds low-rank adapters alone."""
+    """Base and scale of a release that holds only low-rank adapters."""
 
     base: str  # digest of the files of the model that the adapters were trained on
     rank: int
     alpha: float
+    kind: str  # name of the plug-in that adds them to the weights of an engine
 
     @property
     def scaling(self) -> float:

@@ -43,7 +43,7 @@ def adapted(version: int, base: str, path: Path = TINY, *, b_scale: float = 0.1)
                 }
                 module.weight.copy_(merged(module.weight, a, b, ALPHA / RANK))
     metas = [(name, tuple(each.shape), "float32") for name, each in adapters.items()]
-    how = Adapter(base, RANK, ALPHA)
+    how = Adapter(base, RANK, ALPHA, "lora")
     source = GatheredSource(metas, lambda: iter(adapters.items()), 50_000, adapter=how)
     chunks = [chunk.copy() for chunk, _ in source.chunks()]
     return Weights(model, released(version, source.manifest, chunks, canary_of(model)))

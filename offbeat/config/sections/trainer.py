@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 from pydantic import Field
 
 from offbeat.config.base import default_choice
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 from offbeat.config.trainer_backends import trainer_sections
+from offbeat.config.trainer_parts import with_parts
 
 
 class TorchTrainerConfig(ModelTrainerConfig):
@@ -16,8 +16,9 @@ class TorchTrainerConfig(ModelTrainerConfig):
     backend: Literal["torch"] = "torch"
     """Training backend."""
 
-    lora: LoraConfig | None = None
-    """Train adapters instead of the model: less memory, smaller releases (docs/lora.md)."""
+
+if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+    TorchTrainerConfig = with_parts(TorchTrainerConfig, "torch")
 
 
 class StubTrainerConfig(AnyTrainerConfig):

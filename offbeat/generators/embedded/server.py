@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
     from offbeat.generators.embedded.start import LoadModel
     from offbeat.generators.engine_loop import StepTurns
-    from offbeat.weight_sync.adapter import BaseWeights
+    from offbeat.weight_sync.additions import LoadedWeights
     from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.fingerprints import ReadBack
     from offbeat.weight_sync.receiver import Receiver
@@ -86,7 +86,7 @@ class EmbeddedEngineServer(EngineServer):
 
         incarnation = incarnation or new_incarnation(spec.name)
         self._engine, self._module = started(spec, incarnation, steps_in, load, turns)
-        self._base: BaseWeights | None = None  # kept from the first release of adapters on
+        self._base: LoadedWeights | None = None  # kept from the first release of adapters on
         self._is_replaced = False  # a full release was begun: the loaded weights may be gone
         self._staging = asyncio.Lock()
         # Layout and loader of the last transfer: its receiver caches the checks of its manifest
@@ -235,8 +235,10 @@ class EmbeddedEngineServer(EngineServer):
         if self._is_replaced:
             raise TransferRefused(epoch, "base of the adapters", "a full release", "as loaded")
         if self._base is None:
-            self._base = await in_thread("base", partial(self._open_base, epoch))
-        make = partial(self._make_adapter_loader, epoch, self._base, manifest)
+            self._base = await in_thread(
+                "base", partial(self._open_base, epoch, manifest.adapter.kind)
+            )
+        make = partial(self._make_loader_of_additions, epoch, self._base, manifest)
         return await in_thread("loader", make)
 
     def _make_module_loader(self) -> ReleaseLoader:
@@ -245,25 +247,23 @@ class EmbeddedEngineServer(EngineServer):
         target = ModuleTarget(self._module)
         return ReleaseLoader(Receiver(target, self._name), target.read_back)
 
-    def _make_adapter_loader(
-        self, epoch: int, base: "BaseWeights", manifest: Manifest
+    def _make_loader_of_additions(
+        self, epoch: int, base: "LoadedWeights", manifest: Manifest
     ) -> ReleaseLoader:
-        from offbeat.weight_sync.adapter import AdapterTarget, check_base
         from offbeat.weight_sync.receiver import Receiver
 
-        check_base(epoch, base, manifest)
-        target = AdapterTarget(base, manifest)
-        return ReleaseLoader(Receiver(target, self._name), partial(target.read_back, base))
+        target, read_back = base.make_target(epoch, manifest)
+        return ReleaseLoader(Receiver(target, self._name), read_back)
 
-    def _open_base(self, epoch: int) -> "BaseWeights":
+    def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
         """Return the weights that adapters are added to, before any release replaced them."""
-        from offbeat.weight_sync.adapter import BaseWeights
+        from offbeat.weight_sync.additions import find_release_kind
 
         try:
             digest = loaded_digest(self._model_path)
         except OSError as error:
             raise TransferRefused(epoch, "digest of the model", str(error), "readable") from error
-        return BaseWeights(self._module, digest)
+        return find_release_kind(kind).open_base(self._module, digest)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from offbeat.config.limits import lora_of, trainer_ranks
+from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.launch.checks.machine import Machine
 from offbeat.messages.finding import Finding, ok, size, warning
 from offbeat.model_proof.loading import model_without_memory
@@ -59,7 +60,7 @@ def estimated_activations(
         UntrainableModel: No kind of rows is exact for the model.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or lora_of(config) is not None:
+    if not isinstance(trainer, TorchTrainerConfig) or model_is_frozen(config):
         return None
     path, length = Path(config.model.path), config.generator.max_model_len
     if config.model.trust_remote_code:

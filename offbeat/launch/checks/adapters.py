@@ -9,8 +9,8 @@ from typing import Final
 from torch import nn
 from transformers import PreTrainedModel
 
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.messages.finding import Finding, error, ok, warning
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.lora import check_targets, targeted_modules
 

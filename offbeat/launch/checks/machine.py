@@ -10,14 +10,15 @@ import psutil
 
 from offbeat.config.limits import (
     encoder_of,
-    lora_of,
     shares_weights,
     trainer_ranks,
     trainer_resources,
 )
 from offbeat.config.run import RunConfig
+from offbeat.config.trainer_parts import model_is_frozen, sends_additions
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
+from offbeat.trainers.trainer_part import freezing_part
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20
@@ -90,7 +91,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
             gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
     each = DTYPE_BYTES[config.model.dtype]
-    merges = lora_of(config) is not None and config.sync.adapter == "separate"
+    merges = sends_additions(config)
     copies = 0 if merges or shares_weights(config) else 1  # the published weights
     bases = config.sync.delta
     copies += bases and config.sync.transport == "object_store"
@@ -114,7 +115,7 @@ def _held_bytes(config: RunConfig, model: ModelFiles, trained: int | None, *, on
     each = DTYPE_BYTES[config.model.dtype]
     copies = states = 0
     if config.trainer.backend != "stub" and _on_gpu(config.trainer.device) == on_gpu:
-        loss, adapts = config.algorithm.loss, lora_of(config) is not None
+        loss, adapts = config.algorithm.loss, model_is_frozen(config)
         teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
         frozen = loss.needs_reference_logprobs + teachers
         copies += 1 + (teachers if adapts else frozen)
@@ -165,14 +166,15 @@ def check_memory(
     ``trained``: as of ``memory_needed_bytes``.
     """
     needed = memory_needed_bytes(config, model, trained)
-    adapters = f" and {trained:,} of adapters" if trained and lora_of(config) is not None else ""
+    part = freezing_part(config) if trained else None
+    additions = "" if part is None else f" and {trained:,} of {part.additions}"
     seen = (
-        f"about {size(needed)} needed for {model.parameters:,} parameters{adapters}, activations not "
+        f"about {size(needed)} needed for {model.parameters:,} parameters{additions}, activations not "
         "counted; "
         f"{size(machine.memory_free_bytes)} of {size(machine.memory_bytes)} free"
     )
     if needed > machine.memory_bytes:
-        lower = "a lower trainer.lora.rank, " if adapters else ""
+        lower = "" if part is None else f"a lower {part.size_key}, "
         fix = (
             f"Use a smaller model, {lower}fewer generator.engines, model.dtype=bfloat16, or a larger "
             "machine."
@@ -187,7 +189,7 @@ def check_memory(
 def release_bytes(config: RunConfig, model: ModelFiles) -> int:
     """Return the bytes of a full release in Ray's object store; 0 if none goes there."""
     sends = config.generator.has_engines and config.sync.transport == "object_store"
-    if not sends or (lora_of(config) is not None and config.sync.adapter == "separate"):
+    if not sends or sends_additions(config):
         return 0
     each = DTYPE_BYTES[config.sync.wire_dtype or config.model.dtype]
     return model.parameters * (1 if config.sync.quantize else each)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import freeze_patterns, lora_of, moe_of
+from offbeat.config.limits import freeze_patterns, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.environments.tokenizer import load_tokenizer
@@ -19,7 +19,6 @@ from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
 from offbeat.generators.end_tokens import end_ids_of, end_ids_problem, has_tokenizer
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
-from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.media import media_checks
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.model_proof.loading import (
@@ -36,6 +35,7 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.freezing import freeze, frozen_parameters
 from offbeat.trainers.torch.proof import prove_kind as prove_rows
 from offbeat.trainers.torch.routing import check_routers, routers_of
+from offbeat.trainers.trainer_part import freezing_part, parts_of
 from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer
 
 _VALUES = "weight values"
@@ -72,8 +72,8 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
     yield from _vocabulary(config, model)
-    if (lora := lora_of(config)) is not None:
-        yield from check_adapters(model, lora)
+    for part in parts_of(config):
+        yield from part.check_model(config, model)
     if patterns := freeze_patterns(config):
         yield _trained(model, patterns, find_trainer(config.trainer.backend))
     if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
@@ -132,17 +132,17 @@ def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
 
 
 def trained_parameters(config: RunConfig) -> int | None:
-    """Return how many parameters are trained: those of adapters, or what ``trainer.freeze`` leaves.
+    """Return how many parameters are trained: additions of a part, or all but frozen ones.
 
     None without either, or if the model or a pattern is refused.
     """
-    patterns, lora = freeze_patterns(config), lora_of(config)
-    if (not patterns and lora is None) or (model := unfilled_model(config)) is None:
+    patterns, part = freeze_patterns(config), freezing_part(config)
+    if (not patterns and part is None) or (model := unfilled_model(config)) is None:
         return None
 
     try:
-        if lora is not None:
-            return adapter_parameters(model, lora)
+        if part is not None:
+            return part.count_additions(config, model)
         frozen = frozen_parameters(model, patterns)
     except UntrainableModel:
         return None  # ``check_model_proof`` says why

@@ -11,10 +11,10 @@ import typer
 
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.hub_path import is_on_hub
-from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
 from offbeat.config.run import RunConfig
+from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
@@ -209,7 +209,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
 
 def _adapter_bytes(config: RunConfig) -> int | None:
     """Return the bytes of trained adapters, or None if there are none."""
-    if lora_of(config) is None or not has_model(config):
+    if not model_is_frozen(config) or not has_model(config):
         return None
     from offbeat.launch.checks import model_proof
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from offbeat.config.limits import encoder_ranks, lora_of, trainer_ranks, trainer_resources
+from offbeat.config.limits import encoder_ranks, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.doors import find_problems
 from offbeat.launch.gcs_watch import connect
@@ -13,6 +13,7 @@ from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
 from offbeat.telemetry.assembly import trackers_of
 from offbeat.trainers.torch_versions import refuse_sharding
+from offbeat.trainers.trainer_part import parts_of
 from offbeat.trainers.trainer_plugin import find_trainer
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
@@ -69,7 +70,7 @@ def _extras(config: RunConfig) -> dict[str, str]:
     """Return the packages that only some recipes need, with the extra that installs each."""
     if (plugin := find_trainer(config.trainer.backend)) is not None:
         return dict(plugin.packages)
-    return {} if lora_of(config) is None else {"peft": "lora"}
+    return {name: extra for part in parts_of(config) for name, extra in part.packages.items()}
 
 
 def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

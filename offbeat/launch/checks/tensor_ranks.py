@@ -15,12 +15,12 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding, error
-from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.errors import PackageMissing, UntrainableModel
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze
-from offbeat.trainers.torch.lora import PeftMissing, inject
 from offbeat.trainers.torch.rank_bytes import largest_rank, whole_bytes
 from offbeat.trainers.torch.tensor_parallel import tensor_plan
+from offbeat.trainers.trainer_part import freezing_part
 
 _TENSOR: Final = "tensor ranks"
 _DATA: Final = "trainer ranks"
@@ -50,7 +50,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
-    except (UntrainableModel, PeftMissing):
+    except (UntrainableModel, PackageMissing):
         return  # ``check_model_proof`` and ``check_packages`` say so
     seen = (
         f"{trainer_ranks(config)} ranks; {largest_rank_said(held)}; "
@@ -70,17 +70,18 @@ def held_by_torch_rank(
     Args:
         config: The recipe.
         trainer: Its trainer, without encoder ranks.
-        model: Its model without memory; its frozen weights are marked, its adapters injected.
+        model: Its model without memory; its frozen weights are marked, and it has no additions yet.
 
     Raises:
         UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.
-        PeftMissing: The recipe has adapters, and peft is not installed.
+        PackageMissing: A part of the trainer needs a package that is not installed.
     """
     freeze(model, freeze_patterns(config))
-    if trainer.lora is not None:
-        inject(model, trainer.lora)
-    # Adapters are their own reference: it is computed without them.
-    has_reference = config.algorithm.loss.needs_reference_logprobs and trainer.lora is None
+    part = freezing_part(config)
+    if part is not None:
+        part.add_to_model(config, model)
+    # A frozen model is its own reference: it is computed without the additions.
+    has_reference = config.algorithm.loss.needs_reference_logprobs and part is None
     return largest_rank(
         model,
         getattr(torch, config.model.dtype),

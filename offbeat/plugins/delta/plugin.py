@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from offbeat.config.clash import Clash
 from offbeat.messages.finding import Finding
 from offbeat.weight_sync.delta_plugin import DeltaPlugin
 
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
 
 class Deltas(DeltaPlugin):
     """Sends changed words, and rebuilds chunks from them."""
-
-    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield adapters, which change as a whole."""
-        from offbeat.config.limits import lora_of
-
-        if lora_of(config) is not None:
-            yield Clash(
-                ("sync.delta", "trainer.lora"),
-                "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
-                "adapter, and a large part of the matrices that it is merged into",
-                "Leave sync.delta out.",
-            )
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Say what deltas need, and warn where they can hardly save a byte."""

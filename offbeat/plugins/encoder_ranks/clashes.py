@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import encoder_of, lora_of
+from offbeat.config.limits import encoder_of
 from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
+from offbeat.config.trainer_parts import model_is_frozen
 
 
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -38,7 +39,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             "prompt has any",
             "Leave trainer.encoder out, or set environment.images.",
         )
-    if lora_of(config) is not None:
+    if model_is_frozen(config):
         yield Clash(
             ("trainer.encoder", "trainer.lora"),
             "trainer.encoder does not go with trainer.lora, whose adapters are on modules of both sides",

@@ -10,9 +10,10 @@ from typing import Final, Literal
 import msgspec
 
 from offbeat.config.base import of_kind
-from offbeat.config.limits import encoder_of, lora_of
+from offbeat.config.limits import encoder_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import ModelGeneratorConfig
+from offbeat.config.trainer_parts import sends_additions
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.byte_account import ByteAccount, account
 from offbeat.plugins.planning.declared import placed
@@ -217,7 +218,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         raise NothingToPlan(
             f"generator.backend is {config.generator.backend}, which has no weights"
         )
-    if lora_of(config) is not None and config.sync.adapter == "separate":
+    if sends_additions(config):
         raise NothingToPlan(
             "trainer.lora sends the adapters alone. Set sync.adapter=merged to plan whole weights"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import lora_of, trainer_device, trainer_resources
+from offbeat.config.limits import trainer_device, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
 
@@ -22,13 +22,6 @@ def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
 
 def release_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
-    if lora_of(config) is not None:
-        yield Clash(
-            ("sync.transport", "trainer.lora"),
-            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
-            "trains adapters, which are small or have to be merged first",
-            "Set sync.transport to object_store.",
-        )
     if (wire := wire_of(config.sync)) == "tcp":
         return
     if config.sync.delta:

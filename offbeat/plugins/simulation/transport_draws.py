@@ -7,8 +7,9 @@ the same with and without them.
 import random
 from typing import Any, Final
 
-from offbeat.config.limits import encoder_of, lora_of
+from offbeat.config.limits import encoder_of
 from offbeat.config.run import RunConfig
+from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.plugins.simulation.faults import KINDS, draw_reshard_faults
 from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.source_layout import SourceLayout, rank_name
@@ -37,7 +38,7 @@ _RESHARD: Final = {"chunk_mib": 16.0, "slowest_mib_s": 1000.0, "slack_s": 0.75}
 
 def draw_transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str, Any]:
     """Return how weights travel: from every rank, in one episode of five, or as the recipe says."""
-    if lora_of(base) is not None:
+    if model_is_frozen(base):
         return {}
     delta = {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
     if base.sync.ranks_send or ranks.random() < RESHARD_SHARE:

@@ -10,7 +10,7 @@ from torch import Tensor
 from offbeat.cli.arguments import refuse
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.launch.initial_model import INITIAL_MODEL
 from offbeat.launch.weight_requests import ask
 from offbeat.messages.failures import FixableError, OffbeatError
@@ -34,8 +34,6 @@ from offbeat.trainers.saved_weights import (
     readers,
     saved_weights,
 )
-from offbeat.trainers.torch.lora import ADAPTER_FOLDER
-from offbeat.weight_sync.adapter import merged, part_named
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import ServedWeights
 
@@ -121,6 +119,8 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
         return [LegResult(Leg.EXPORT, between, problem=problem)]
     if not saved.has_adapters:
         return [_export(between, target, saved.named_like(file_shapes(target)))]
+    from offbeat.trainers.torch.lora import ADAPTER_FOLDER  # noqa: PLC0415 -- brings these weights
+
     folder = target if (target / _ADAPTER_FILE).is_file() else target / ADAPTER_FOLDER
     found = list[LegResult]()
     if (folder / _ADAPTER_FILE).is_file():
@@ -200,19 +200,18 @@ def _merged_export(
     run: VerifiedRun, checkpoint: Path, target: Path, adapters: SavedWeights
 ) -> LegResult:
     """Compare a directory with the base model and the adapters added, as the trainer exports them."""
+    from offbeat.plugins.lora.section import lora_section  # noqa: PLC0415 -- brings these weights
+    from offbeat.weight_sync.adapter import merged, part_named  # noqa: PLC0415 -- likewise
+
     between, config = f"{checkpoint} merged and {target}", run.config()
-    lora = (
-        config.trainer.lora
-        if config is not None and isinstance(config.trainer, TorchTrainerConfig)
-        else None
-    )
-    if config is None or lora is None:
+    if config is None or not model_is_frozen(config):
         problem = f"{run.run_dir / CONFIG} names no base model and trainer.lora"
         return LegResult(Leg.EXPORT, between, problem=problem)
     parts = dict[tuple[str, str], Tensor]()
     for name, tensor in adapters.named():
         part = part_named(name)
         parts |= {} if part is None else {(part.module, part.side): tensor}
+    lora = lora_section(config.trainer)
     dtype, scaling = getattr(torch, config.model.dtype), lora.alpha / lora.rank
 
     def with_adapter(name: str, base: Tensor) -> tuple[str, Tensor]:

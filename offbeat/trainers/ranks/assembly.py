@@ -14,10 +14,8 @@ from offbeat.trainers.model_trainer import RankOptions
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.weights import TrainedWeights
 from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
 from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.precision import policy_of, wire_metas
 from offbeat.weight_sync.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.receiver import TensorRegion
@@ -134,17 +132,3 @@ def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
         return names_for_files(config.model.path, metas, engines.engine_name)
     remote_code = config.model.trust_remote_code
     return names_for_module(config.model.path, metas, remote_code=remote_code)
-
-
-def adapter_source_of(
-    spec: TrainerSpec, adapters: TrainedWeights, adapter: Adapter
-) -> GatheredSource:
-    """Build the weight source of one rank that trains adapters, whose releases hold nothing else."""
-    sync = spec.config.sync
-    return GatheredSource(
-        adapters.metas(),
-        adapters.named,
-        int(sync.chunk_mib * 2**20),
-        policy_of(sync),
-        adapter,
-    )

@@ -23,10 +23,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from offbeat.config.sections.lora import LoraConfig
-from offbeat.messages.failures import OffbeatError
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.errors import PackageMissing, UntrainableModel
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.adapter import AdapterPart, merged
 from offbeat.weight_sync.manifest import Adapter
@@ -41,7 +40,7 @@ _MODULES: Final = {side: f".lora_{side}.{_NAME}" for side in "AB"}
 _SIDES: Final = {side: f"{module}.weight" for side, module in _MODULES.items()}
 
 
-class PeftMissing(OffbeatError):
+class PeftMissing(PackageMissing):
     """A recipe with ``trainer.lora`` on a machine without peft."""
 
     problem: str

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.config.sections.lora import LoraConfig
+from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
 from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.lora import (
     ADAPTER_FOLDER,
     AdapterWeights,
@@ -40,7 +42,9 @@ from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.manifest import Adapter
+from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.source import GatheredSource
 
 
 @contextmanager
@@ -115,8 +119,7 @@ class LoraTrainer(TorchTrainer):
 
     @property
     def _lora(self) -> LoraConfig:
-        assert self._config.lora is not None  # noqa: S101 -- this class is chosen by it
-        return self._config.lora
+        return lora_section(self._config)
 
     @cached_property
     def adapter(self) -> Adapter:
@@ -126,7 +129,7 @@ class LoraTrainer(TorchTrainer):
             self.peers, "the model's digest", lambda: loaded_digest(path) if self.is_first else ""
         )
         base = self.peers.broadcast(mine, _DIGEST)
-        return Adapter(base, self._lora.rank, self._lora.alpha)
+        return Adapter(base, self._lora.rank, self._lora.alpha, KIND)
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
         self._identity = identity(model, self._lora, self.adapter.base)
@@ -180,3 +183,15 @@ class LoraTrainer(TorchTrainer):
 
     def _computing(self, name: str) -> AbstractContextManager[None]:
         return without_adapters(self._model) if name == REFERENCE_LOGPROBS else nullcontext()
+
+
+def make_source(spec: TrainerSpec, trainer: LoraTrainer) -> GatheredSource:
+    """Build the weight source of one rank: of the adapters, or of the model with the adapters added."""
+    sync = spec.config.sync
+    if sync.adapter == "merged":
+        whole = trainer.merged
+        return source_of(spec, whole.metas(), whole.named)
+    adapters, chunk_bytes = trainer.weights, int(sync.chunk_mib * 2**20)
+    return GatheredSource(
+        adapters.metas(), adapters.named, chunk_bytes, policy_of(sync), trainer.adapter
+    )

@@ -13,8 +13,8 @@ from torch_jobs import as_arrays, feed, gradients, make, mine, nbytes
 from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.lora_trainer import LoraTrainer

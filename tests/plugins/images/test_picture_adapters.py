@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import media_of
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs

@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
@@ -26,6 +25,7 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.plugins.megatron.state import save_share
 from offbeat.plugins.verify_weights.legs import VerifiedRun, verify_engines

@@ -51,7 +51,9 @@ def released(tensors: dict[str, Tensor], base: str, version: int = 1) -> WeightR
         (name, tuple(each.shape), str(each.dtype).removeprefix("torch."))
         for name, each in tensors.items()
     ]
-    source = GatheredSource(metas, lambda: iter(tensors.items()), 2_000, None, Adapter(base, 4, 8))
+    source = GatheredSource(
+        metas, lambda: iter(tensors.items()), 2_000, None, Adapter(base, 4, 8, "lora")
+    )
     chunks, digests = zip(*source.chunks(), strict=True)
     manifest = source.manifest.sealed(digests)
     digest = release_digest(manifest, digests)

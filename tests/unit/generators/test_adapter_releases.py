@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer

@@ -1,10 +1,13 @@
 """Defines section ``trainer.lora`` of a recipe."""
 
-from typing import Annotated
+from typing import Annotated, Final, cast
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+
+KIND: Final = "lora"
+"""Kind of releases that hold only adapters."""
 
 
 class LoraConfig(Config):
@@ -22,3 +25,8 @@ class LoraConfig(Config):
     """Names, or name endings, of linear modules that get adapters, such as `q_proj`. Empty: all but
     the output head, and without experts and routers in one tensor per layer (`offbeat check` counts
     them)."""
+
+
+def lora_section(trainer: Config) -> LoraConfig:
+    """Return the section of a trainer of adapters."""
+    return cast("LoraConfig", getattr(trainer, "lora"))  # noqa: B009 -- the core's model has no such field

@@ -1,0 +1,59 @@
+"""Finds settings that do not go with adapters (``trainer.lora``)."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.crosschecks_local import needs_copies
+from offbeat.config.limits import freeze_patterns, moe_of, shares_weights
+from offbeat.config.run import RunConfig
+
+
+def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings that cannot work where adapters are trained, in a dry run neither."""
+    if patterns := freeze_patterns(config):
+        yield Clash(
+            ("trainer.freeze", "trainer.lora"),
+            f"trainer.freeze={list(patterns)} has nothing to freeze beside trainer.lora, which trains "
+            "adapters alone: the whole model is frozen already",
+            "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
+            "trainer.lora out.",
+        )
+    if moe_of(config) is not None:
+        yield Clash(
+            ("trainer.moe", "trainer.lora"),
+            "trainer.moe balances routers, which trainer.lora freezes: adapters are all that is trained "
+            "and sent",
+            "Leave trainer.moe out, or trainer.lora.",
+        )
+
+
+def adapter_release_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that have no adapters, or gain nothing by them; a dry run sends none."""
+    sync = config.sync
+    if sync.quantize is not None:
+        yield Clash(
+            ("sync.quantize", "trainer.lora"),
+            f"sync.quantize={sync.quantize} has no effect on adapters, which trainer.lora sends unrounded",
+            "Leave sync.quantize out, or train all weights.",
+        )
+    if sync.ranks_send:
+        yield Clash(
+            ("sync.transport", "trainer.lora"),
+            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
+            "trains adapters, which are small or have to be merged first",
+            "Set sync.transport to object_store.",
+        )
+    if sync.delta:
+        yield Clash(
+            ("sync.delta", "trainer.lora"),
+            "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
+            "adapter, and a large part of the matrices that it is merged into",
+            "Leave sync.delta out.",
+        )
+    if shares_weights(config):
+        yield needs_copies(
+            "trainer.lora",
+            "",
+            "engines merge the adapters into matrices that the trainer needs unmerged",
+            "Leave trainer.lora out",
+        )

@@ -1,0 +1,108 @@
+"""Adapters next to a frozen model, of the torch trainer: ``trainer.lora``."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from offbeat.config.clash import Clash
+from offbeat.messages.finding import Finding
+from offbeat.plugins.lora.section import LoraConfig, lora_section
+from offbeat.trainers.trainer_part import TrainerPart
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from offbeat.config.run import RunConfig
+    from offbeat.trainers.spec import TrainerSpec
+    from offbeat.trainers.torch.lora_trainer import LoraTrainer
+    from offbeat.weight_sync.adapter import BaseWeights
+    from offbeat.weight_sync.source import GatheredSource
+
+
+class Lora(TrainerPart):
+    """Trains adapters of a frozen model."""
+
+    key = "lora"
+    section = LoraConfig
+    doc = "Train adapters instead of the model: less memory, smaller releases (docs/lora.md)."
+    backend = "torch"
+    is_fixed = True
+    packages: ClassVar[Mapping[str, str]] = {"peft": "lora"}
+    freezes_model = True
+    additions = "adapters"
+    size_key = "trainer.lora.rank"
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield settings that cannot work where adapters are trained."""
+        from offbeat.plugins.lora.clashes import adapter_clashes
+
+        yield from adapter_clashes(config)
+
+    def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield releases that have no adapters, or gain nothing by them."""
+        from offbeat.plugins.lora.clashes import adapter_release_clashes
+
+        yield from adapter_release_clashes(config)
+
+    def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> Iterator[Finding]:
+        """Check the targets, the rank, and whether experts are left out."""
+        from offbeat.launch.checks.adapters import check_adapters
+
+        yield from check_adapters(model, lora_section(config.trainer))
+
+    def add_to_model(self, config: "RunConfig", model: "PreTrainedModel") -> None:
+        """Inject adapters into a model without memory.
+
+        Raises:
+            PeftMissing: peft cannot be imported.
+            UntrainableModel: A target cannot have an adapter.
+        """
+        from offbeat.trainers.torch.lora import inject
+
+        inject(model, lora_section(config.trainer))
+
+    def count_additions(self, config: "RunConfig", model: "PreTrainedModel") -> int:
+        """Return the number of elements of all adapters."""
+        from offbeat.launch.checks.adapters import adapter_parameters
+
+        return adapter_parameters(model, lora_section(config.trainer))
+
+    def choose_trainer(self, config: "RunConfig", rank: int) -> "type[LoraTrainer]":
+        """Return the trainer of adapters."""
+        from offbeat.trainers.torch.lora_trainer import LoraTrainer
+
+        del config, rank
+        return LoraTrainer
+
+    def make_source(self, spec: "TrainerSpec", trainer: Any) -> "GatheredSource":  # noqa: ANN401 -- a ``LoraTrainer``
+        """Return the source of the adapters, or of the model with the adapters added."""
+        from offbeat.trainers.torch.lora_trainer import make_source
+
+        return make_source(spec, trainer)
+
+    def name_in_files(self, parameter: str) -> str | None:
+        """Return the name in PEFT's files of a parameter of an adapter."""
+        from offbeat.trainers.torch.lora import part_of_parameter
+
+        part = part_of_parameter(parameter)
+        return None if part is None else part.file_name
+
+    def names_addition(self, name: str) -> bool:
+        """Return whether PEFT's files name a matrix of an adapter so."""
+        from offbeat.weight_sync.adapter import part_named
+
+        return part_named(name) is not None
+
+
+class LoraRelease:
+    """Adds the adapters of releases to the weights that an engine loaded."""
+
+    def open_base(self, module: "nn.Module", digest: str) -> "BaseWeights":
+        """Return the loaded weights, of which copies are kept."""
+        from offbeat.weight_sync.adapter import BaseWeights
+
+        return BaseWeights(module, digest)
+
+
+PART: Final = Lora()
+RELEASE: Final = LoraRelease()
