@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
-from offbeat.weight_sync.adapter import merged
+from offbeat.plugins.lora.release import merged
 from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.served import loaded_digest

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from offbeat.config.run import RunConfig
+    from offbeat.plugins.lora.lora_trainer import LoraTrainer
+    from offbeat.plugins.lora.release import BaseWeights
     from offbeat.trainers.spec import TrainerSpec
-    from offbeat.trainers.torch.lora_trainer import LoraTrainer
-    from offbeat.weight_sync.adapter import BaseWeights
     from offbeat.weight_sync.source import GatheredSource
 
 
@@ -46,7 +46,7 @@ class Lora(TrainerPart):
 
     def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> Iterator[Finding]:
         """Check the targets, the rank, and whether experts are left out."""
-        from offbeat.launch.checks.adapters import check_adapters
+        from offbeat.plugins.lora.checks import check_adapters
 
         yield from check_adapters(model, lora_section(config.trainer))
 
@@ -57,39 +57,39 @@ class Lora(TrainerPart):
             PeftMissing: peft cannot be imported.
             UntrainableModel: A target cannot have an adapter.
         """
-        from offbeat.trainers.torch.lora import inject
+        from offbeat.plugins.lora.lora import inject
 
         inject(model, lora_section(config.trainer))
 
     def count_additions(self, config: "RunConfig", model: "PreTrainedModel") -> int:
         """Return the number of elements of all adapters."""
-        from offbeat.launch.checks.adapters import adapter_parameters
+        from offbeat.plugins.lora.checks import adapter_parameters
 
         return adapter_parameters(model, lora_section(config.trainer))
 
     def choose_trainer(self, config: "RunConfig", rank: int) -> "type[LoraTrainer]":
         """Return the trainer of adapters."""
-        from offbeat.trainers.torch.lora_trainer import LoraTrainer
+        from offbeat.plugins.lora.lora_trainer import LoraTrainer
 
         del config, rank
         return LoraTrainer
 
     def make_source(self, spec: "TrainerSpec", trainer: Any) -> "GatheredSource":  # noqa: ANN401 -- a ``LoraTrainer``
         """Return the source of the adapters, or of the model with the adapters added."""
-        from offbeat.trainers.torch.lora_trainer import make_source
+        from offbeat.plugins.lora.lora_trainer import make_source
 
         return make_source(spec, trainer)
 
     def name_in_files(self, parameter: str) -> str | None:
         """Return the name in PEFT's files of a parameter of an adapter."""
-        from offbeat.trainers.torch.lora import part_of_parameter
+        from offbeat.plugins.lora.lora import part_of_parameter
 
         part = part_of_parameter(parameter)
         return None if part is None else part.file_name
 
     def names_addition(self, name: str) -> bool:
         """Return whether PEFT's files name a matrix of an adapter so."""
-        from offbeat.weight_sync.adapter import part_named
+        from offbeat.plugins.lora.release import part_named
 
         return part_named(name) is not None
 
@@ -99,7 +99,7 @@ class LoraRelease:
 
     def open_base(self, module: "nn.Module", digest: str) -> "BaseWeights":
         """Return the loaded weights, of which copies are kept."""
-        from offbeat.weight_sync.adapter import BaseWeights
+        from offbeat.plugins.lora.release import BaseWeights
 
         return BaseWeights(module, digest)
 

@@ -119,7 +119,7 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
         return [LegResult(Leg.EXPORT, between, problem=problem)]
     if not saved.has_adapters:
         return [_export(between, target, saved.named_like(file_shapes(target)))]
-    from offbeat.trainers.torch.lora import ADAPTER_FOLDER  # noqa: PLC0415 -- brings these weights
+    from offbeat.plugins.lora.lora import ADAPTER_FOLDER  # noqa: PLC0415 -- brings these weights
 
     folder = target if (target / _ADAPTER_FILE).is_file() else target / ADAPTER_FOLDER
     found = list[LegResult]()
@@ -200,8 +200,8 @@ def _merged_export(
     run: VerifiedRun, checkpoint: Path, target: Path, adapters: SavedWeights
 ) -> LegResult:
     """Compare a directory with the base model and the adapters added, as the trainer exports them."""
+    from offbeat.plugins.lora.release import merged, part_named  # noqa: PLC0415 -- likewise
     from offbeat.plugins.lora.section import lora_section  # noqa: PLC0415 -- brings these weights
-    from offbeat.weight_sync.adapter import merged, part_named  # noqa: PLC0415 -- likewise
 
     between, config = f"{checkpoint} merged and {target}", run.config()
     if config is None or not model_is_frozen(config):

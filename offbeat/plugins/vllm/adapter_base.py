@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.release import AdapterTarget, check_base
 from offbeat.plugins.vllm.coverage import Coverage
-from offbeat.weight_sync.adapter import AdapterTarget, check_base
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.receiver import Receiver

@@ -31,8 +31,8 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 from offbeat.multimodal.rules import media_rules
+from offbeat.plugins.lora.lora import base_of, side_of
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.lora import base_of, side_of
 from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
 
 COLUMNS: Final = "colwise"

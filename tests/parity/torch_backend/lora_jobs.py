@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.lora.lora_trainer import LoraTrainer
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.plugins.lora.lora import inject
 from offbeat.trainers.torch.forward import top_logprobs
-from offbeat.trainers.torch.lora import inject
 from offbeat.trainers.torch.rank_bytes import largest_rank
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")

@@ -14,8 +14,8 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import media_of
+from offbeat.plugins.lora.lora_trainer import LoraTrainer
 from offbeat.plugins.lora.section import LoraConfig
-from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
 from tests.support.split_steps import run_step

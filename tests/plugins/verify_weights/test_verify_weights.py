@@ -25,6 +25,7 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.lora_trainer import LoraTrainer
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.plugins.megatron.state import save_share
@@ -33,7 +34,6 @@ from offbeat.plugins.verify_weights.verification import Leg, LegResult
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights

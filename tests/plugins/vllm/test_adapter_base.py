@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.release import merged
 from offbeat.plugins.vllm.adapter_base import FileBase
 from offbeat.plugins.vllm.coverage import coverage_of
-from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.chunks import tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Adapter, Manifest, release_digest

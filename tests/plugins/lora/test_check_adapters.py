@@ -7,14 +7,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.files import check_run_dir
 from offbeat.launch.checks.machine import memory_needed_bytes
 from offbeat.launch.checks.model_files import ModelFiles, read_model
 from offbeat.launch.checks.model_proof import trained_parameters
 from offbeat.messages.finding import Finding, Level
+from offbeat.plugins.lora.checks import adapter_parameters, check_adapters
+from offbeat.plugins.lora.lora import adapted_modules, inject, targeted_modules
 from offbeat.plugins.lora.section import LoraConfig
-from offbeat.trainers.torch.lora import adapted_modules, inject, targeted_modules
 from tests.support.model_families import family_model
 
 TINY_ADDITION = Path(__file__).resolve().parents[3] / "models" / "tiny-addition"

@@ -15,12 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
-from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.ranks.assembly import source_of
-from offbeat.trainers.ranks.peers import run_on_all_ranks
-from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.lora import (
+from offbeat.plugins.lora.lora import (
     ADAPTER_FOLDER,
     AdapterWeights,
     MergedWeights,
@@ -33,6 +28,12 @@ from offbeat.trainers.torch.lora import (
     side_of,
     without_adapters,
 )
+from offbeat.plugins.lora.release import merged
+from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.ranks.assembly import source_of
+from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.quantized_pass import exchanged_weights, whole_of
 from offbeat.trainers.torch.rank_mesh import RankMesh
@@ -40,7 +41,6 @@ from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
-from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.served import loaded_digest

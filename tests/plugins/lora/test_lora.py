@@ -18,11 +18,11 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.lora.lora_trainer import LoraTrainer
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharded_state import saved_names
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.finding import Finding, error, ok, warning
+from offbeat.plugins.lora.lora import check_targets, targeted_modules
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.lora import check_targets, targeted_modules
 
 _SUBJECT: Final = "adapters"
 _EXPERTS: Final = ".experts."

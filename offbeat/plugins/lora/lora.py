@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from offbeat.plugins.lora.release import AdapterPart, merged
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.errors import PackageMissing, UntrainableModel
 from offbeat.trainers.torch.sharding import Weights
-from offbeat.weight_sync.adapter import AdapterPart, merged
 from offbeat.weight_sync.manifest import Adapter
 
 ADAPTER_FOLDER: Final = "adapter"

@@ -14,8 +14,8 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
+from offbeat.plugins.lora.lora_trainer import LoraTrainer
 from offbeat.plugins.lora.section import LoraConfig
-from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Adapter, release_digest
