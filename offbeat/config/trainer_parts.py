@@ -21,12 +21,13 @@ C = TypeVar("C", bound=Config)
 
 class _TrainerPart(Protocol):
     key: str
-    section: type[Config]
+    section: type[Config] | None
     doc: str
     backend: str | None
     freezes_model: bool
     is_fixed: bool
 
+    def is_used(self, trainer: Config) -> bool: ...
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]: ...
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]: ...
 
@@ -41,7 +42,7 @@ def with_parts(core: type[C], backend: str | None = None) -> type[C]:
     fields: dict[str, Any] = {
         part.key: (part.section | None, Field(default=None, description=part.doc))
         for part in _parts().values()
-        if part.backend == backend
+        if part.section is not None and part.backend == backend
     }
     return create_model(
         core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
@@ -51,22 +52,20 @@ def with_parts(core: type[C], backend: str | None = None) -> type[C]:
 def part_clashes(config: "RunConfig") -> Iterator[Clash]:
     """Yield settings that do not go together with a part of the trainer, in a dry run neither."""
     for part in _parts().values():
-        if is_set(config.trainer, part.key):
+        if part.is_used(config.trainer):
             yield from part.find_clashes(config)
 
 
 def part_clashes_of_real_runs(config: "RunConfig") -> Iterator[Clash]:
     """Yield settings that do not go together with a part of the trainer; a dry run has no parts."""
     for part in _parts().values():
-        if is_set(config.trainer, part.key):
+        if part.is_used(config.trainer):
             yield from part.find_clashes_of_real_runs(config)
 
 
 def model_is_frozen(config: "RunConfig") -> bool:
     """Return whether a part of the trainer trains weights next to the model, which it freezes."""
-    return any(
-        part.freezes_model and is_set(config.trainer, part.key) for part in _parts().values()
-    )
+    return any(part.freezes_model and part.is_used(config.trainer) for part in _parts().values())
 
 
 def sends_additions(config: "RunConfig") -> bool:
@@ -76,7 +75,11 @@ def sends_additions(config: "RunConfig") -> bool:
 
 def keys_of_one_backend() -> list[str]:
     """Return the keys of parts that only one backend has."""
-    return [f"trainer.{part.key}" for part in _parts().values() if part.backend is not None]
+    return [
+        f"trainer.{part.key}"
+        for part in _parts().values()
+        if part.section is not None and part.backend is not None
+    ]
 
 
 def fixed_keys() -> list[str]:
@@ -84,9 +87,9 @@ def fixed_keys() -> list[str]:
     return [f"trainer.{part.key}" for part in _parts().values() if part.is_fixed]
 
 
-def is_set(trainer: Config, key: str) -> bool:
-    """Return whether the section of a trainer has a part."""
-    return getattr(trainer, key, None) is not None
+def has_part(name: str) -> bool:
+    """Return whether there is a part of this name."""
+    return name in _parts()
 
 
 def _parts() -> dict[str, _TrainerPart]:

@@ -5,15 +5,15 @@ The models of a recipe import this module, so it imports none of them.
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from offbeat.config.base import Config
 from offbeat.config.clash import Clash
-from offbeat.config.trainer_parts import is_set
 from offbeat.doors import plugins_of
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
     from offbeat.config.run import RunConfig
@@ -23,19 +23,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class TrainerPart(ABC):
-    """Exchanges a part of a trainer where the recipe has its section.
+class AddedModules(NamedTuple):
+    """Names of the modules that replace a linear module, and compute it and an addition to it."""
 
-    Each method is called only then.
+    matrix: str
+    """Linear module with the matrix of the model."""
+
+    first: str
+    """Linear module of the addition that reads the inputs of the matrix."""
+
+    last: str
+    """Linear module of the addition whose outputs are added to the outputs of the matrix."""
+
+
+class TrainerPart(ABC):
+    """Exchanges a part of a trainer where the recipe uses it: by default, where it has its section.
+
+    Methods with a recipe are called only then.
     """
 
     key: str
     """Name of its section below ``trainer``."""
 
-    section: type[Config]
-    """Model of its section."""
+    section: type[Config] | None = None
+    """Model of its section; None: keys of the core say whether it is used."""
 
-    doc: str
+    doc: str = ""
     """Documentation of its section."""
 
     backend: ClassVar[str | None] = None
@@ -55,6 +68,10 @@ class TrainerPart(ABC):
 
     size_key: ClassVar[str] = ""
     """Key of the recipe that says how large its additions are."""
+
+    def is_used(self, trainer: Config) -> bool:
+        """Return whether a section ``trainer`` uses this part."""
+        return getattr(trainer, self.key, None) is not None
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings that do not go together, in a dry run neither."""
@@ -114,6 +131,11 @@ class TrainerPart(ABC):
         del spec, trainer
         return None
 
+    def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
+        """Return the modules that replace a linear module of a model; None: it replaced none of this name."""
+        del model, module
+        return None
+
     def name_in_files(self, parameter: str) -> str | None:
         """Return the name in files of a parameter of its additions; None: the parameter is not one."""
         del parameter
@@ -127,7 +149,7 @@ class TrainerPart(ABC):
 
 def parts_of(config: "RunConfig") -> list[TrainerPart]:
     """Return the parts that a recipe exchanges."""
-    return [part for part in known_parts() if is_set(config.trainer, part.key)]
+    return [part for part in known_parts() if part.is_used(config.trainer)]
 
 
 def known_parts() -> list[TrainerPart]:

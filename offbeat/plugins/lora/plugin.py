@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from offbeat.config.clash import Clash
 from offbeat.messages.finding import Finding
 from offbeat.plugins.lora.section import LoraConfig, lora_section
-from offbeat.trainers.trainer_part import TrainerPart
+from offbeat.trainers.trainer_part import AddedModules, TrainerPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,6 +79,15 @@ class Lora(TrainerPart):
         from offbeat.plugins.lora.lora_trainer import make_source
 
         return make_source(spec, trainer)
+
+    def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
+        """Return the modules of an adapted linear module."""
+        from offbeat.plugins.lora.lora import base_of, side_of
+
+        base = base_of(model, module)
+        if base == module:
+            return None
+        return AddedModules(base, side_of(module, "A"), side_of(module, "B"))
 
     def name_in_files(self, parameter: str) -> str | None:
         """Return the name in PEFT's files of a parameter of an adapter."""

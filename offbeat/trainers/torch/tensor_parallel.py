@@ -3,8 +3,8 @@
 Which matrices, and how, is what the model's own config says (``base_model_tp_plan``). A model without
 such a plan, or with a plan of other kinds, is refused by name. Embedding and output head are divided
 by rows (``vocabulary_rows``). What is left out is whole on every rank: norms of the hidden state, and
-a vocabulary that cannot be divided. An adapter is divided with its matrix: of one that is divided by
-columns the matrix B, of one divided by rows the matrix A.
+a vocabulary that cannot be divided. A part of the trainer that adds two matrices to a matrix has them
+divided with it: the last one with a matrix that is divided by columns, the first one with rows.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -31,9 +31,9 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 from offbeat.multimodal.rules import media_rules
-from offbeat.plugins.lora.lora import base_of, side_of
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
+from offbeat.trainers.trainer_part import AddedModules, known_parts
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
@@ -198,7 +198,8 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         if not modules:
             yield f"base_model_tp_plan has {pattern}, and no module is named so"
         for each in modules:
-            matrix = model.get_submodule(base_of(model, each))
+            added = _added(model, each)
+            matrix = model.get_submodule(each if added is None else added.matrix)
             if kind != HEADS and not isinstance(matrix, nn.Linear):
                 yield f"{each}, which base_model_tp_plan divides, is not a linear layer"
 
@@ -239,12 +240,18 @@ def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of what is divided: a module of the plan, or matrix and adapter of one."""
+    """Yield name and kind of what is divided: a module of the plan, or the matrix of one and an addition."""
     for name, kind in _divided(model):
-        base = base_of(model, name)
-        yield base, kind
-        if base != name:
-            yield side_of(name, "B" if kind == COLUMNS else "A"), kind
+        added = _added(model, name)
+        yield name if added is None else added.matrix, kind
+        if added is not None:
+            yield added.last if kind == COLUMNS else added.first, kind
+
+
+def _added(model: PreTrainedModel, module: str) -> AddedModules | None:
+    """Return the modules that a part of the trainer put in the place of a linear module, if any."""
+    found = (part.find_added(model, module) for part in known_parts())
+    return next((added for added in found if added is not None), None)
 
 
 def _names_in_decoder(model: PreTrainedModel) -> dict[str, str]:
