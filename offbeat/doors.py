@@ -89,6 +89,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     "trainer_part": {
         "encoder_ranks": "offbeat.plugins.encoder_ranks.plugin:PART",
         "lora": "offbeat.plugins.lora.plugin:PART",
+        "tensor_ranks": "offbeat.plugins.tensor_ranks.plugin:PART",
     },
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
 }

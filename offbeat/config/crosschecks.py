@@ -13,7 +13,7 @@ from offbeat.config.base import is_uri
 from offbeat.config.by_value import is_by_value
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
-from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
+from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.engine_plugin import find_engine, known_engines, suggest_engine
@@ -33,7 +33,6 @@ from offbeat.config.limits import (
     encoder_ranks,
     max_group_bytes,
     max_outstanding_groups,
-    moe_of,
     on_failed_sample,
     trainer_device,
     trainer_ranks,
@@ -57,7 +56,12 @@ from offbeat.config.sync_plugins import (
     transport_clashes_of_real_run,
 )
 from offbeat.config.trainer_backends import find_trainer_rules
-from offbeat.config.trainer_parts import model_is_frozen, part_clashes, part_clashes_of_real_runs
+from offbeat.config.trainer_parts import (
+    has_part,
+    model_is_frozen,
+    part_clashes,
+    part_clashes_of_real_runs,
+)
 
 __all__ = ["Clash", "clashes"]
 
@@ -874,14 +878,14 @@ def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:
 def layout_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield parallel sizes that cannot work together, or beside another setting."""
     trainer = config.trainer
-    if isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1:
-        ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
-        if moe_of(config) is not None:
-            yield Clash(
-                ("trainer.tensor_parallel", "trainer.moe"),
-                f"{ranks} does not go with trainer.moe: experts are not divided",
-                "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
-            )
+    divides = isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1
+    if divides and not has_part("tensor_ranks"):
+        yield Clash(
+            ("trainer.tensor_parallel",),
+            f"trainer.tensor_parallel={trainer.tensor_parallel}: no plug-in that divides matrices over "
+            "ranks of trainer.backend=torch is installed",
+            "Reinstall offbeat, or set trainer.tensor_parallel to 1.",
+        )
     if (plugin := find_trainer_rules(trainer.backend)) is not None:
         yield from plugin.find_clashes(config)
 
@@ -1062,7 +1066,6 @@ _REAL_RUNS = (
     in_each_environment(_stubs_come_together),
     _engine_clashes,
     layout_clashes,
-    image_layout_clashes,
     part_clashes_of_real_runs,
     _devices_and_gpus_agree,
     rank_gpu_clashes,

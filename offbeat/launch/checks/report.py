@@ -186,14 +186,14 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
     if model and has_model(config):
         with delay_interrupt(), pause_collections():
-            from offbeat.launch.checks import model_proof, tensor_ranks
+            from offbeat.launch.checks import model_proof, torch_ranks
         trained = model_proof.trained_parameters(config)
         plugin = find_trainer(config.trainer.backend)
         of_model = chain(
             model_proof.check_end_tokens(config),
             model_proof.check_model_proof(config),
             () if plugin is None else plugin.check(config, gpu),
-            tensor_ranks.check_tensor_ranks(config, gpu),
+            torch_ranks.check_data_ranks(config, gpu),
             *(part.check(config, gpu) for part in parts_of(config)),
         )
     yield from chain(

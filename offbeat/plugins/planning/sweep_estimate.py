@@ -9,7 +9,7 @@ from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.activations import estimated_activations
-from offbeat.launch.checks.tensor_ranks import held_by_torch_rank
+from offbeat.launch.checks.torch_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
 from offbeat.plugins.planning.sweep_task import fabricate_step, share_of_minibatches

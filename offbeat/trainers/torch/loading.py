@@ -19,12 +19,12 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.rank_mesh import RankMesh, rank_mesh
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
-from offbeat.trainers.torch.tensor_parallel import divide, tensor_plan
 
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
@@ -90,18 +90,20 @@ class ReloadableTrainer(ModelTrainer):
             ranks, tensor = self.peers.size, self._config.tensor_parallel
             self._axes = rank_mesh(self._config.device, ranks, tensor, self.peers.timeout_s)
         mesh = self._axes.tensor
-        plan = {} if mesh is None else tensor_plan(model, mesh.size())
+        plan = {} if mesh is None else find_division().plan(model, mesh.size())
         return self._sharded_over(self._axes, model, plan)
 
     def _sharded_over(
         self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
     ) -> ShardedWeights:
         """Shard as ``_sharded`` over these axes, whose tensor ranks divide matrices by a plan."""
+
+        def divide(cut: PreTrainedModel) -> None:
+            if axes.tensor is not None:
+                find_division().divide(cut, axes.tensor, plan)
+
         return ShardedWeights(
-            model,
-            axes.data,
-            lambda cut: make_room(cut, self._config.device),
-            lambda cut: divide(cut, axes.tensor, plan),
+            model, axes.data, lambda cut: make_room(cut, self._config.device), divide
         )
 
     def _load_teacher(self, path: str, shared_prompt: bool) -> PreTrainedModel:  # noqa: FBT001

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from offbeat.model_proof.plain import HALF
 from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
+from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.weight_sync.region import Shape
 
 _MOMENTS = 2
@@ -41,9 +41,9 @@ def largest_rank(
         references: Frozen copies of the model beside it.
 
     Raises:
-        UntrainableModel: ``tensor_plan`` refuses the model.
+        UntrainableModel: So many tensor ranks cannot divide the model.
     """
-    plan = tensor_plan(model, tensor) if tensor > 1 else {}
+    plan = find_division().plan(model, tensor) if tensor > 1 else {}
     still = {id(each) for each in frozen}
     weights = [(n, tuple(p.shape), id(p) not in still) for n, p in model.named_parameters()]
     buffers = sum(each.nbytes for each in model.buffers())
@@ -73,9 +73,10 @@ def sharded_bytes(
         plan: Kind of division by module name of the matrices that tensor ranks divide.
         references: Frozen copies of the model beside it.
     """
-    trained = others = 0
+    division, trained, others = find_division() if plan else None, 0, 0
     for name, whole, is_trained in weights:
-        shape, axis = list(whole), cut_axis(plan, name, len(whole))
+        shape = list(whole)
+        axis = None if division is None else division.cut_axis(plan, name, len(whole))
         if axis is not None:
             shape[axis] = -(-shape[axis] // tensor)
         elements = -(-shape[0] // data) * prod(shape[1:])

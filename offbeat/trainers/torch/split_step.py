@@ -42,6 +42,7 @@ from offbeat.trainers.torch.forward import (
     top_logprobs,
 )
 from offbeat.trainers.torch.loading import ReloadableTrainer
+from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import (
     call_to_pair_ratio,
     identity,
@@ -60,7 +61,6 @@ from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved
 from offbeat.trainers.torch.sharding import Weights, settle, settled
 from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.spreading import spread
-from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
 from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
@@ -298,7 +298,7 @@ class TorchTrainer(ReloadableTrainer):
     def _prove_copies(self, witness: Witness, mesh: RankMesh) -> None:
         """Prove that tensor ranks get the whole gradient of what they have copies of. All ranks."""
         with settled(self._model):
-            prove_copies(self._model, witness, self._dtype, mesh, self.peers)
+            find_division().prove_copies(self._model, witness, self._dtype, mesh, self.peers)
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:
         return self._routing.biases()
@@ -343,7 +343,8 @@ class TorchTrainer(ReloadableTrainer):
         token = max((each.padding_token for each in own), default=0)
         count, token = all_reduce_max_or_fail(self.peers, during, [len(own), token], failure)
         if self._config.tensor_parallel > 1:
-            check_same_rows(self.peers, self._config.tensor_parallel, during, own)
+            tensor = self._config.tensor_parallel
+            find_division().check_same_rows(self.peers, tensor, during, own)
         return cast("T", what), pad_microbatches(own, count, padding_microbatch(token))
 
     def _cut_smaller(self, tokens: int) -> None:

@@ -10,13 +10,14 @@ from transformers import PreTrainedModel
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.launch.checks.gpu_memory import gpu_bytes
-from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
+from offbeat.launch.checks.torch_ranks import check_data_ranks
 from offbeat.messages.finding import Finding, Level, size
 from offbeat.plugins.encoder_ranks.checks import check_encoder
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
 from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.plugins.megatron.checks import check_layout
 from offbeat.plugins.megatron.rank_bytes import largest_rank
+from offbeat.plugins.tensor_ranks.plugin import PART
 from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.trainers.torch.tensor_parallel import cut_axis
@@ -137,7 +138,7 @@ def test_ranks_that_divide_a_side_hold_half_of_its_matrices_and_the_rest_whole(
     )
     if backend == "torch":
         assert language[0].message.startswith("2 of the language model, rank 0 to 1; ")
-        assert not list(check_tensor_ranks(given))
+        assert not [*check_data_ranks(given), *PART.check(given, None)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks that several ranks of the torch trainer can divide a model, and says what one holds.
+"""Says what a rank of the torch trainer holds of a model that several ranks hold together.
 
 It loads torch, whose import takes seconds: only recipes with a model import it.
 """
@@ -14,39 +14,42 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
-from offbeat.messages.finding import Finding, error
+from offbeat.messages.finding import Finding
 from offbeat.trainers.errors import PackageMissing, UntrainableModel
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.rank_bytes import largest_rank, whole_bytes
-from offbeat.trainers.torch.tensor_parallel import tensor_plan
 from offbeat.trainers.trainer_part import freezing_part
 
-_TENSOR: Final = "tensor ranks"
-_DATA: Final = "trainer ranks"
+_SUBJECT: Final = "trainer ranks"
 
 
-def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
-    """Check the model's plan against ``trainer.tensor_parallel``, and what a rank holds against ``gpu``.
+def check_data_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
+    """Compare what a rank holds of a sharded model with ``gpu``.
 
-    ``check_encoder`` does so for a model whose tower has ranks of its own.
+    A part of the trainer does so if its ranks divide matrices, or if some hold only a vision tower.
 
     Args:
         config: The recipe; nothing is said of one rank, which holds the model whole.
         gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or trainer_ranks(config) == 1:
+    if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel > 1:
         return
-    if encoder_of(trainer) is not None or (model := unfilled_model(config)) is None:
+    if trainer_ranks(config) == 1 or encoder_of(trainer) is not None:
         return
+    if (model := unfilled_model(config)) is not None:
+        yield from compare_largest_rank(config, trainer, model, _SUBJECT, gpu)
 
-    try:
-        if trainer.tensor_parallel > 1:
-            tensor_plan(model, trainer.tensor_parallel)
-    except UntrainableModel as refused:
-        yield error("model", f"{refused.subject} {refused.problem}", f"{refused.fix}.")
-        return
+
+def compare_largest_rank(
+    config: RunConfig,
+    trainer: TorchTrainerConfig,
+    model: PreTrainedModel,
+    subject: str,
+    gpu: int | None,
+) -> Iterator[Finding]:
+    """Compare what the rank that holds most holds of a model without memory with ``gpu``."""
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
@@ -56,7 +59,6 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         f"{trainer_ranks(config)} ranks; {largest_rank_said(held)}; "
         "what a pass gathers and computes comes on top"
     )
-    subject = _DATA if trainer.tensor_parallel == 1 else _TENSOR
     less = "Raise trainer.data_parallel, freeze more of the model (trainer.freeze), or train adapters (trainer.lora)"
     fix, loading = (less, "trainer.gpus"), whole + held.weights
     yield against_gpu(config, (subject, seen), held.total, gpu, fix, loading_bytes=loading)

@@ -1,5 +1,6 @@
 """``offbeat check`` says which models tensor ranks of the torch trainer divide, and what one holds."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from transformers import (
 )
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
+from offbeat.launch.checks.torch_ranks import check_data_ranks
 from offbeat.messages.finding import Finding, Level, size
+from offbeat.trainers.trainer_part import parts_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -34,7 +36,9 @@ def findings(
 ) -> list[Finding]:
     model.save_pretrained(path)
     recipe = {"steps": 1, "model": {"path": str(path)}, "trainer": trainer}
-    return list(check_tensor_ranks(RunConfig.model_validate(recipe), gpu))
+    run = RunConfig.model_validate(recipe)
+    of_parts = (part.check(run, gpu) for part in parts_of(run))
+    return [*chain(check_data_ranks(run, gpu), *of_parts)]
 
 
 def test_ranks_are_said_with_the_bytes_that_the_largest_holds(tmp_path: Path) -> None:
@@ -62,18 +66,6 @@ def test_of_adapters_the_base_is_frozen_and_one_side_of_each_is_whole(tmp_path: 
     assert f"gradients {size(4 * adapters)}, optimizer {size(8 * adapters)}" in found.message
 
 
-def test_data_parallel_ranks_hold_a_half_each_and_need_no_plan(tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, GPT2Config(n_layer=1, tie_word_embeddings=True), data_parallel=2)
-    # Embeddings of tokens and places; a layer of attention, MLP and norms, with biases; a norm.
-    weights = (50257 + 1) // 2 * 768 + 512 * 768
-    weights += 384 * (3 * 768 + 768 + 4 * 768) + 4 * 384 * 768  # rows are divided
-    weights += (3 * 768 + 768 + 4 * 768 + 768 + 6 * 768) // 2
-    assert found.level is Level.OK
-    assert found.subject == "trainer ranks"
-    assert found.message.startswith("2 ranks; the largest holds ")
-    assert f"gradients {size(4 * weights)}, optimizer {size(8 * weights)}" in found.message
-
-
 @pytest.mark.parametrize("ranks", [{"data_parallel": 2}, {"tensor_parallel": 2}])
 def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
     tmp_path: Path, ranks: dict[str, int]
@@ -92,22 +84,6 @@ def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
     assert found[0].fix.startswith("Raise trainer.data_parallel, ")
     assert "0.5 of its GPU, which it reserves, is" in found[1].message
     assert found[1].fix.endswith("or raise trainer.gpus.")
-
-
-def test_the_whole_model_that_rank_0_loads_first_is_counted(tmp_path: Path) -> None:
-    model = LlamaConfig(**SIZES, tie_word_embeddings=False)
-    on_gpu = {"data_parallel": 16, "device": "cuda", "gpus": 1}
-    whole = 4 * (2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) + 2 * 64 * 48 + 5 * 48) + 64
-    (found,) = findings(tmp_path, model, whole, **on_gpu)
-    assert found.level is Level.ERROR
-    assert "at its start rank 0 holds the whole model and its part of it" in found.message
-    assert found.fix.startswith("Set trainer.backend=megatron")
-    (found,) = findings(tmp_path, model, 2 * whole, **on_gpu)
-    assert found.level is Level.OK
-
-
-def test_nothing_is_said_of_one_rank(tmp_path: Path) -> None:
-    assert findings(tmp_path, LlamaConfig(**SIZES)) == []
 
 
 @pytest.mark.parametrize(

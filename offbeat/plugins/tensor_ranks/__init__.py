@@ -1,0 +1,1 @@
+"""Ranks of the torch trainer that share each matrix of a model."""

@@ -1,0 +1,40 @@
+"""Checks that tensor ranks can divide a model, and that a rank can hold its part.
+
+It loads torch, whose import takes seconds: only recipes with a model import it.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from offbeat.config.limits import encoder_of
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.launch.checks.torch_ranks import compare_largest_rank
+from offbeat.messages.finding import Finding, error
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.tensor_parallel import tensor_plan
+
+_SUBJECT: Final = "tensor ranks"
+
+
+def check_tensor_ranks(
+    config: RunConfig, trainer: TorchTrainerConfig, gpu: int | None = None
+) -> Iterator[Finding]:
+    """Check the model's plan against ``trainer.tensor_parallel``, and what a rank holds against ``gpu``.
+
+    ``check_encoder`` does so for a model whose tower has separate ranks.
+
+    Args:
+        config: The recipe.
+        trainer: Its trainer.
+        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+    """
+    if encoder_of(trainer) is not None or (model := unfilled_model(config)) is None:
+        return
+    try:
+        tensor_plan(model, trainer.tensor_parallel)
+    except UntrainableModel as refused:
+        yield error("model", f"{refused.subject} {refused.problem}", f"{refused.fix}.")
+        return
+    yield from compare_largest_rank(config, trainer, model, _SUBJECT, gpu)

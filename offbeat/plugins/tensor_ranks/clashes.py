@@ -1,0 +1,34 @@
+"""Finds settings that do not go with tensor ranks of the torch trainer (``trainer.tensor_parallel``)."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.limits import encoder_of, moe_of
+from offbeat.config.mixture import has_media
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.trainer_parts import model_is_frozen
+
+
+def tensor_clashes(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
+    """Yield settings that cannot work where several ranks share each matrix."""
+    ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
+    if moe_of(config) is not None:
+        yield Clash(
+            ("trainer.tensor_parallel", "trainer.moe"),
+            f"{ranks} does not go with trainer.moe: experts are not divided",
+            "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
+        )
+    if encoder_of(trainer) is None and has_media(config):
+        fixes = ["Set trainer.tensor_parallel to 1"]
+        if not model_is_frozen(config) and config.algorithm.loss.teacher_path is None:
+            fixes.append(
+                "or give the tower ranks of its own, beside which the language model may be divided: "
+                "trainer.encoder.data_parallel=1"
+            )
+        yield Clash(
+            ("trainer.tensor_parallel", "environment.images"),
+            f"{ranks} does not go with environment.images: a vision tower is divided on ranks of its "
+            "own alone",
+            f"{', '.join(fixes)}.",
+        )

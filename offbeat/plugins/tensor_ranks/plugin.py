@@ -1,0 +1,102 @@
+"""Ranks of the torch trainer that share each matrix of a model: ``trainer.tensor_parallel``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from offbeat.config.base import Config, of_kind
+from offbeat.config.clash import Clash
+from offbeat.messages.finding import Finding
+from offbeat.trainers.trainer_part import TrainerPart
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+    from offbeat.config.run import RunConfig
+    from offbeat.trainers.batches.packing import PackedRows
+    from offbeat.trainers.ranks.peers import Peers
+    from offbeat.trainers.torch.proof import Witness
+    from offbeat.trainers.torch.rank_mesh import RankMesh
+
+
+class TensorRanks(TrainerPart):
+    """Divides matrices by the plan in the model's config."""
+
+    key = "tensor_parallel"
+
+    def is_used(self, trainer: Config) -> bool:
+        """Return whether several ranks of the torch trainer share each matrix."""
+        from offbeat.config.sections.trainer import TorchTrainerConfig
+
+        return isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1
+
+    def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield settings that cannot work where several ranks share each matrix."""
+        from offbeat.config.sections.trainer import TorchTrainerConfig
+        from offbeat.plugins.tensor_ranks.clashes import tensor_clashes
+
+        yield from tensor_clashes(config, of_kind(TorchTrainerConfig, config.trainer))
+
+    def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
+        """Check the model's plan, and that a rank can hold its part."""
+        from offbeat.config.sections.trainer import TorchTrainerConfig
+        from offbeat.plugins.tensor_ranks.checks import check_tensor_ranks
+
+        yield from check_tensor_ranks(config, of_kind(TorchTrainerConfig, config.trainer), gpu)
+
+    # --- what the torch trainer asks -------------------------------------------------------------
+
+    def plan(self, model: "PreTrainedModel", ranks: int) -> dict[str, str]:
+        """Return the kind of division by module name.
+
+        Raises:
+            UntrainableModel: So many ranks cannot divide the model.
+        """
+        from offbeat.trainers.torch.tensor_parallel import tensor_plan
+
+        return tensor_plan(model, ranks)
+
+    def cut_axis(self, plan: Mapping[str, str], weight: str, axes: int) -> int | None:
+        """Return the axis along which a plan divides a weight; None: each rank has it whole."""
+        from offbeat.trainers.torch.tensor_parallel import cut_axis
+
+        return cut_axis(plan, weight, axes)
+
+    def divide(self, model: "PreTrainedModel", mesh: "DeviceMesh", plan: Mapping[str, str]) -> None:
+        """Divide the matrices of a plan over the ranks of a mesh, in place."""
+        from offbeat.trainers.torch.tensor_parallel import divide
+
+        divide(model, mesh, plan)
+
+    def check_same_rows(
+        self, peers: "Peers", tensor: int, during: str, microbatches: "Sequence[PackedRows]"
+    ) -> None:
+        """Check that the tensor ranks of each replica read the same microbatches.
+
+        Raises:
+            ReplicaRowsDiffer: Ranks of a replica do not; on all ranks.
+        """
+        from offbeat.trainers.torch.tensor_proof import check_same_rows
+
+        check_same_rows(peers, tensor, during, microbatches)
+
+    def prove_copies(
+        self,
+        model: "PreTrainedModel",
+        witness: "Witness",
+        dtype: "torch.dtype",
+        mesh: "RankMesh",
+        peers: "Peers",
+    ) -> None:
+        """Prove that tensor ranks get the whole gradient of weights of which each has a copy.
+
+        Raises:
+            UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+        """
+        from offbeat.trainers.torch.tensor_proof import prove_copies
+
+        prove_copies(model, witness, dtype, mesh, peers)
+
+
+PART: Final = TensorRanks()
