@@ -13,9 +13,9 @@ from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, Kind, Traffic
 from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
 from offbeat.plugins.encoder_ranks.provenance import list_digest
 from offbeat.plugins.encoder_ranks.tower_plan import SETTING
+from offbeat.plugins.tensor_ranks.tensor_proof import check_copies
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
-from offbeat.trainers.torch.tensor_proof import check_copies
 
 T = TypeVar("T")
 _NAMES: Final = msgspec.msgpack.Decoder(list[str])

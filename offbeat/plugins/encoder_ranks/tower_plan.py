@@ -19,9 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.sides import Side
-from offbeat.trainers.torch.tensor_parallel import (
+from offbeat.plugins.tensor_ranks.tensor_parallel import (
     COLUMNS,
     GATHERED,
     ROWS,
@@ -31,6 +29,8 @@ from offbeat.trainers.torch.tensor_parallel import (
     tensor_plan,
     widths,
 )
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.sides import Side
 
 SETTING: Final = "trainer.encoder.tensor_parallel"
 _APART: Final = {

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from offbeat.messages.media import Media
 from offbeat.model_proof.plain import TOLERANCES
 from offbeat.multimodal.rules import MediaRules
+from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import class_name, settle
-from offbeat.trainers.torch.tensor_proof import copies_gap
 
 NOT_APART: Final = (0.0, "")
 

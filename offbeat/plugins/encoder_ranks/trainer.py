@@ -19,6 +19,7 @@ from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of, no_feat
 from offbeat.plugins.encoder_ranks.tower_plan import plans_of
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART, example_features, prove_tower
 from offbeat.plugins.encoder_ranks.weights import GridWeights, side_mesh
+from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.forward import packed_logprobs
@@ -26,7 +27,6 @@ from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
 from offbeat.trainers.torch.sharding import Weights, class_name, settle
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.torch.tensor_proof import copies_gap
 
 _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 

@@ -17,14 +17,14 @@ from transformers import AutoConfig, PreTrainedModel
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
-from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_names import APART
-from offbeat.trainers.torch.tensor_parallel import (
+from offbeat.plugins.tensor_ranks.tensor_parallel import (
     RECIPE_NAMES,
     SizeNames,
     cut_axis,
     tensor_plan,
 )
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.expert_names import APART
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
 from offbeat.weight_sync.source import dtype_name

@@ -12,8 +12,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.launch.checks.torch_ranks import compare_largest_rank
 from offbeat.messages.finding import Finding, error
+from offbeat.plugins.tensor_ranks.tensor_parallel import tensor_plan
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
 _SUBJECT: Final = "tensor ranks"
 

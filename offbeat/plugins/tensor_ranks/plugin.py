@@ -53,19 +53,19 @@ class TensorRanks(TrainerPart):
         Raises:
             UntrainableModel: So many ranks cannot divide the model.
         """
-        from offbeat.trainers.torch.tensor_parallel import tensor_plan
+        from offbeat.plugins.tensor_ranks.tensor_parallel import tensor_plan
 
         return tensor_plan(model, ranks)
 
     def cut_axis(self, plan: Mapping[str, str], weight: str, axes: int) -> int | None:
         """Return the axis along which a plan divides a weight; None: each rank has it whole."""
-        from offbeat.trainers.torch.tensor_parallel import cut_axis
+        from offbeat.plugins.tensor_ranks.tensor_parallel import cut_axis
 
         return cut_axis(plan, weight, axes)
 
     def divide(self, model: "PreTrainedModel", mesh: "DeviceMesh", plan: Mapping[str, str]) -> None:
         """Divide the matrices of a plan over the ranks of a mesh, in place."""
-        from offbeat.trainers.torch.tensor_parallel import divide
+        from offbeat.plugins.tensor_ranks.tensor_parallel import divide
 
         divide(model, mesh, plan)
 
@@ -77,7 +77,7 @@ class TensorRanks(TrainerPart):
         Raises:
             ReplicaRowsDiffer: Ranks of a replica do not; on all ranks.
         """
-        from offbeat.trainers.torch.tensor_proof import check_same_rows
+        from offbeat.plugins.tensor_ranks.tensor_proof import check_same_rows
 
         check_same_rows(peers, tensor, during, microbatches)
 
@@ -94,7 +94,7 @@ class TensorRanks(TrainerPart):
         Raises:
             UntrainableModel: The gradients of a weight's copies differ; on all ranks.
         """
-        from offbeat.trainers.torch.tensor_proof import prove_copies
+        from offbeat.plugins.tensor_ranks.tensor_proof import prove_copies
 
         prove_copies(model, witness, dtype, mesh, peers)
 

@@ -18,9 +18,9 @@ from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.plugins.megatron.checks import check_layout
 from offbeat.plugins.megatron.rank_bytes import largest_rank
 from offbeat.plugins.tensor_ranks.plugin import PART
+from offbeat.plugins.tensor_ranks.tensor_parallel import cut_axis
 from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.optimizer import Optimizer
-from offbeat.trainers.torch.tensor_parallel import cut_axis
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.image_text_models import make
 

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
+from offbeat.plugins.tensor_ranks.tensor_parallel import VOCABULARY, cut_axis, tensor_plan
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import tower_modules
-from offbeat.trainers.torch.tensor_parallel import VOCABULARY, cut_axis, tensor_plan
 from tests.support.image_text_models import MODELS
 
 FAMILIES = sorted(MODELS)

@@ -31,6 +31,7 @@ from offbeat.plugins.megatron.hf_files import load_boxes
 from offbeat.plugins.megatron.mapping import TOWER, TensorBox
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.plugins.megatron.tower import unfilled_tower
+from offbeat.plugins.tensor_ranks.tensor_parallel import divide
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
@@ -38,7 +39,6 @@ from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
-from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
