@@ -474,13 +474,17 @@ def translated(
             found[key] = ours
         elif last in places and key not in noted:
             found[key] = [places[last]]
-    said = [
-        f"`{key}` is {' or '.join(f'`{each}`' for each in ours)} here"
-        for key, ours in list(found.items())[:_MOST_TRANSLATED]
-    ]
+    said = [_say(key, ours) for key, ours in list(found.items())[:_MOST_TRANSLATED]]
     notes = list(dict.fromkeys(noted.values()))[:_MOST_TRANSLATED]
     sentences = [*([f"{'; '.join(said)}."] if said else []), *notes]
     return " ".join([*sentences, _PAGE]) if sentences else ""
+
+
+def _say(key: str, ours: list[str]) -> str:
+    """Say which keys of a recipe correspond to a key that no model has."""
+    if ours == [key]:
+        return f"`{key}` belongs to a plug-in that is not installed: reinstall offbeat"
+    return f"`{key}` is {' or '.join(f'`{each}`' for each in ours)} here"
 
 
 def find_note(key: str) -> str:

@@ -112,6 +112,12 @@ def test_agents_of_another_package_are_refused_where_nothing_plays_them(core: Pa
     [
         ("trainer.backend=megatron", "'megatron': has to be: one of torch, stub"),
         ("trainer.encoder.data_parallel=1", "trainer.encoder = {'data_parallel': 1}: unknown key"),
+        ("trainer.lora.rank=4", "trainer.lora = {'rank': 4}: unknown key"),
+        ("trainer.lora.rank=4", "belongs to a plug-in that is not installed: reinstall offbeat"),
+        (
+            "trainer.tensor_parallel=2",
+            "no plug-in that divides matrices over ranks of trainer.backend=torch",
+        ),
     ],
 )
 def test_the_core_refuses_a_trainer_that_a_plugin_brings(
