@@ -61,7 +61,7 @@ def find_runtime(config: RunConfig) -> "Runtime":
     """Return the runtime that a recipe chooses; only Ray's imports Ray.
 
     Raises:
-        PackageMissing: Ray is not installed.
+        PartPackageMissing: Ray is not installed.
     """
     if config.runtime.backend == "local":
         return find_plugin("runtime", "local")

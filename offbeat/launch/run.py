@@ -221,7 +221,7 @@ class Run:
 
         Raises:
             NoSuchMetric: There is no metric of a name.
-            PackageMissing: matplotlib is not installed.
+            PartPackageMissing: matplotlib is not installed.
         """
         with named_if_missing():
             from matplotlib import pyplot as plt
@@ -268,7 +268,7 @@ class Run:
 
         Raises:
             NothingExported: There is none.
-            PackageMissing: transformers or torch is not installed.
+            PartPackageMissing: transformers or torch is not installed.
         """
         import_progress_bars()
         with delay_interrupt(), named_if_missing():

@@ -36,7 +36,7 @@ class ColumnsMissing(OffbeatError):
         return f"trainer rank {self.rank} did not receive the columns of {self.during}"
 
 
-class PackageMissing(OffbeatError):
+class PartPackageMissing(OffbeatError):
     """A recipe needs a package that this Python cannot import."""
 
 

@@ -102,7 +102,7 @@ class TrainerPart(ABC):
         """Add its additions to a model without memory.
 
         Raises:
-            PackageMissing: A package of this part cannot be imported.
+            PartPackageMissing: A package of this part cannot be imported.
             UntrainableModel: The model takes none.
         """
         del config, model

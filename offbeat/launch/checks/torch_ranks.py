@@ -15,7 +15,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding
-from offbeat.trainers.errors import PackageMissing, UntrainableModel
+from offbeat.trainers.errors import PartPackageMissing, UntrainableModel
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.rank_bytes import largest_rank, whole_bytes
@@ -53,7 +53,7 @@ def compare_largest_rank(
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
-    except (UntrainableModel, PackageMissing):
+    except (UntrainableModel, PartPackageMissing):
         return  # ``check_model_proof`` and ``check_packages`` say so
     seen = (
         f"{trainer_ranks(config)} ranks; {largest_rank_said(held)}; "
@@ -76,7 +76,7 @@ def held_by_torch_rank(
 
     Raises:
         UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.
-        PackageMissing: A part of the trainer needs a package that is not installed.
+        PartPackageMissing: A part of the trainer needs a package that is not installed.
     """
     freeze(model, freeze_patterns(config))
     part = freezing_part(config)

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from offbeat.plugins.lora.release import AdapterPart, merged
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.errors import PackageMissing, UntrainableModel
+from offbeat.trainers.errors import PartPackageMissing, UntrainableModel
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.manifest import Adapter
 
@@ -40,7 +40,7 @@ _MODULES: Final = {side: f".lora_{side}.{_NAME}" for side in "AB"}
 _SIDES: Final = {side: f"{module}.weight" for side, module in _MODULES.items()}
 
 
-class PeftMissing(PackageMissing):
+class PeftMissing(PartPackageMissing):
     """A recipe with ``trainer.lora`` on a machine without peft."""
 
     problem: str
