@@ -878,11 +878,11 @@ def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:
 def layout_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield parallel sizes that cannot work together, or beside another setting."""
     trainer = config.trainer
-    divides = isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1
-    if divides and not has_part("tensor_ranks"):
+    size = trainer.tensor_parallel if isinstance(trainer, TorchTrainerConfig) else 1
+    if size > 1 and not has_part("tensor_ranks"):
         yield Clash(
             ("trainer.tensor_parallel",),
-            f"trainer.tensor_parallel={trainer.tensor_parallel}: no plug-in that divides matrices over "
+            f"trainer.tensor_parallel={size}: no plug-in that divides matrices over "
             "ranks of trainer.backend=torch is installed",
             "Reinstall offbeat, or set trainer.tensor_parallel to 1.",
         )

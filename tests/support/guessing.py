@@ -1,14 +1,14 @@
 """A multi-turn environment: guess a digit, told ``<`` or ``>`` until it is right."""
 
 from offbeat.environments.protocol import Episode, MultiTurn, Response
+from offbeat.environments.text import Tokenizer
 from offbeat.messages.groups import Prompt, RolloutTask
-from tests.support.environment_fakes import CharTokenizer
 
 
 class Guessing(MultiTurn):
     """Reward 1.0 for a right guess, less 0.25 for each wrong one before it."""
 
-    def __init__(self, tokenizer: CharTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ class Guessing(MultiTurn):
 
 
 class Guess(Episode):
-    def __init__(self, tokenizer: CharTokenizer, secret: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, secret: int) -> None:
         self.tokenizer, self.secret = tokenizer, secret
         self.wrong, self.solved = 0, False
 

@@ -11,11 +11,9 @@ from transformers import AutoModelForImageTextToText
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import media_of
 from offbeat.plugins.lora.lora_trainer import LoraTrainer
-from offbeat.plugins.lora.section import LoraConfig
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
 from tests.support.split_steps import run_step
@@ -28,8 +26,8 @@ def test_adapters_of_tower_and_text_model_are_trained_and_merged(tmp_path: Path)
     path, out = tmp_path / "base", tmp_path / "out"
     trainer = LoraTrainer(
         path,
-        trainer=TorchTrainerConfig(
-            optimizer=OptimizerConfig(learning_rate=1e-2), lora=LoraConfig(rank=4, alpha=8.0)
+        trainer=TorchTrainerConfig.model_validate(
+            {"optimizer": {"learning_rate": 1e-2}, "lora": {"rank": 4, "alpha": 8.0}}
         ),
         model=ModelConfig(path=str(path), dtype="float32"),
         total_steps=10,

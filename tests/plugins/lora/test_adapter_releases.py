@@ -15,7 +15,6 @@ from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.lora.lora_trainer import LoraTrainer
-from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Adapter, release_digest
@@ -37,10 +36,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()) -> LoraTrainer:
-    lora = LoraConfig(rank=4, alpha=8.0, target_modules=targets)
+    lora = {"rank": 4, "alpha": 8.0, "target_modules": targets}
     trainer = LoraTrainer(
         path,
-        trainer=TorchTrainerConfig(lora=lora),
+        trainer=TorchTrainerConfig.model_validate({"lora": lora}),
         model=ModelConfig.model_validate({"path": str(path), "dtype": dtype}),
         total_steps=10,
         max_model_len=128,

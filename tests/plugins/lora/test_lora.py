@@ -15,11 +15,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.lora.lora_trainer import LoraTrainer
-from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
@@ -44,9 +42,8 @@ def lora_of(qwen3: Path) -> MakeLora:
     ) -> LoraTrainer:
         return LoraTrainer(
             path,
-            trainer=TorchTrainerConfig(
-                optimizer=OptimizerConfig(learning_rate=1e-2),
-                lora=LoraConfig.model_validate(lora or SMALL),
+            trainer=TorchTrainerConfig.model_validate(
+                {"optimizer": {"learning_rate": 1e-2}, "lora": lora or SMALL}
             ),
             model=ModelConfig(path=str(path), dtype=dtype),
             total_steps=10,

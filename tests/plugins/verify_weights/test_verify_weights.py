@@ -18,7 +18,6 @@ from offbeat.cli.main import app
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
@@ -76,7 +75,9 @@ def trained(tiny: Path) -> MakeTrainer:
             pytest.importorskip("peft", reason="the extra `lora` is not installed")
         trainer = (LoraTrainer if lora else TorchTrainer)(
             tiny,
-            trainer=TorchTrainerConfig(optimizer=OptimizerConfig(learning_rate=1e-3), lora=lora),
+            trainer=TorchTrainerConfig.model_validate(
+                {"optimizer": {"learning_rate": 1e-3}, "lora": lora}
+            ),
             model=ModelConfig(path=str(tiny), dtype="bfloat16"),
             total_steps=10,
             max_model_len=64,

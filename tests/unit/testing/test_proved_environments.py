@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.protocol import SingleTurn
-from offbeat.environments.text import content_ids
+from offbeat.environments.text import Tokenizer, content_ids
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.testing import EnvironmentRefused, prove_environment
@@ -20,7 +20,7 @@ ANSWERS = ("", "7", "2", "no idea")
 class Counting(SingleTurn):
     """Rewards samples by the number of calls so far."""
 
-    def __init__(self, tokenizer: CharTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._calls = tokenizer, 0
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
