@@ -142,9 +142,14 @@ def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol o
     return NoMedia() if _load("media", "images") is None else find_plugin("media", "images")
 
 
-def is_absent(kind: Kind, name: str) -> bool:
-    """Return whether this package has a plug-in of this name, and its folder is not there."""
-    return name in _IN_TREE[kind] and _load(kind, name) is None
+def explain_unusable(kind: Kind, name: str) -> str:
+    """Return why a plug-in of this package cannot be used; empty if it can, or if there is none."""
+    if name not in _IN_TREE[kind]:
+        return ""
+    found = _load(kind, name)
+    if found is None:
+        return f"This installation lacks the plug-in {name}: reinstall offbeat."
+    return f"{found}." if isinstance(found, PluginUnusable) else ""
 
 
 def plugins_of(kind: Kind) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Leaf, Section
-from offbeat.doors import Kind, is_absent
+from offbeat.doors import Kind, explain_unusable
 
 _NO_RECIPE: Final = "arguments"
 _REMOVED: Final = {
@@ -146,8 +146,8 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
         return Problem(where, key, value, detail["msg"], detail.get("ctx", {}).get("fix", ""))
     near = difflib.get_close_matches(str(value), known.names, n=1)
     suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
-    if key in _PLUGINS and is_absent(_PLUGINS[key], str(value)):
-        suggestion = f"This installation lacks the plug-in {value}: reinstall offbeat."
+    if key in _PLUGINS:
+        suggestion = explain_unusable(_PLUGINS[key], str(value)) or suggestion
     hint = value_hint(known, suggestion)
     return Problem(where, key, value, f"has to be: {known.kind}", hint)
 

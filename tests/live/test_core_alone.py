@@ -127,3 +127,15 @@ def test_the_core_refuses_a_trainer_that_a_plugin_brings(
     done = offbeat(core, "check", recipe, key)
     assert done.returncode == 2
     assert refused in done.stderr
+
+
+def test_a_broken_transport_is_named_with_its_error_and_breaks_nothing_else(core: Path) -> None:
+    folder = core / "offbeat" / "plugins" / "reshard"
+    folder.mkdir(parents=True)
+    (folder / "plugin.py").write_text('raise RuntimeError("torn")')
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    done = offbeat(core, "check", recipe, "sync.transport=reshard")
+    assert done.returncode == 2
+    assert "transport reshard: its import fails with RuntimeError: torn" in done.stderr
+    assert offbeat(core, "dry-run", recipe, "run_dir=dry").returncode == 0
+    shutil.rmtree(core / "offbeat" / "plugins")
