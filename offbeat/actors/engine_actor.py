@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
+from typing import Any
 
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.ray_run_files import prepared
@@ -56,3 +57,16 @@ class StubEngineActor(EngineActor, StubEngineServer):
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
         super().__init__(spec)
+
+
+def make_actor_class(server: Any) -> type[EngineActor]:  # noqa: ANN401 -- made from a spec alone
+    """Return the Ray actor of a kind of engine that a plug-in brings."""
+
+    class PluginEngineActor(EngineActor, server):
+        """Ray actor of an engine of a plug-in."""
+
+        def __init__(self, spec: EngineSpec) -> None:
+            prepared(spec.name, spec.run_dir, spec.sharing)
+            server.__init__(self, spec)
+
+    return PluginEngineActor

@@ -33,7 +33,7 @@ def local_clashes(config: RunConfig) -> Iterator[Clash]:
             "leave sync.transport out",
         )
     engines = find_engine(config.generator.backend)
-    if engines is not None:
+    if engines is not None and engines.needs_ray_because:
         yield _clash(
             "generator.backend",
             config.generator.backend,

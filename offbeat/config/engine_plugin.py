@@ -30,14 +30,23 @@ class EnginePlugin(ABC):
     """Model of section ``generator``. Its field ``backend`` is a ``Literal`` of the name."""
 
     needs_ray_because: str = "its engines are actors of Ray"
-    """Reason why a run in one process cannot have these engines."""
+    """Reason why a run in one process cannot have these engines; empty: it can."""
 
     variable_prefixes: Sequence[str] = ()
     """Prefixes of environment variables that the engines read: their actors get them."""
 
     @abstractmethod
-    def actor_class(self) -> type[Any]:
-        """Return the class of an engine's Ray actor, which is made from an ``EngineSpec``."""
+    def server_class(self) -> type[Any]:
+        """Return the class of an engine's server, an ``EngineServer`` that is made from its spec.
+
+        A process of Ray has one engine. Where a run in one process can have these engines, the class
+        takes ``steps_in``, an executor of one thread for the engine, and ``cpu_clock``, as
+        ``EmbeddedEngineServer`` does.
+        """
+
+    def actor_class(self) -> type[Any] | None:
+        """Return the class of an engine's Ray actor; None: it is made from the server's class."""
+        return None
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings that do not go together."""

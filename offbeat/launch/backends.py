@@ -13,7 +13,9 @@ def engine_class(backend: str) -> type[Any]:
     """
     plugin = find_engine(backend)
     if plugin is not None:
-        return plugin.actor_class()
+        from offbeat.actors.engine_actor import make_actor_class
+
+        return plugin.actor_class() or make_actor_class(plugin.server_class())
     if backend == "stub":
         from offbeat.actors.engine_actor import StubEngineActor
 

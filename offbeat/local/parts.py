@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from offbeat.config.engine_plugin import find_engine
 from offbeat.config.limits import shares_weights
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.generators.engine_server import EngineServer
@@ -62,6 +63,8 @@ def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineS
         from offbeat.fakes.engine_server import StubEngineServer  # noqa: PLC0415 -- no torch
 
         return StubEngineServer(spec, cpu_clock=clock)
+    if (plugin := find_engine(spec.generator.backend)) is not None:
+        return plugin.server_class()(spec, steps_in=thread, cpu_clock=clock)
     from offbeat.generators.embedded.server import EmbeddedEngineServer  # noqa: PLC0415
 
     return EmbeddedEngineServer(spec, steps_in=thread, cpu_clock=clock)

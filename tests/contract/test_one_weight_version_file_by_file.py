@@ -128,7 +128,7 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
         ("weight_sync/delta_plugin.py", "weight_sync/object_store.py"),
         ("weight_sync/object_store.py", "trainers/senders.py"),
         ("trainers/senders.py", "trainers/rank.py"),
-        ("generators/engine_server.py", "generators/embedded/server.py"),
+        ("generators/engine_server.py", "generators/module_server.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),
         ("controller/syncing.py", "controller/fleet.py"),
     ):

@@ -1,7 +1,5 @@
 """The package in ``examples/plugin``, installed beside this one: each part of it at work, by name."""
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,61 +7,40 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.installed_package import InstalledExample
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "examples" / "plugin"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the package by pip into a folder; return the folder."""
-    pytest.importorskip("setuptools")  # builds it, without a download
-    folder = tmp_path_factory.mktemp("site")
-    source = folder / "source"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--no-index", "--target", folder, source], check=True)
-    return folder
+def lab(tmp_path_factory: pytest.TempPathFactory) -> InstalledExample:
+    return InstalledExample.install(PACKAGE, tmp_path_factory.mktemp("site"))
 
 
-def offbeat(installed: Path, *arguments: str | Path) -> str:
-    """Run a command in the directory of the example; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "offbeat", *map(str, arguments)],
-        cwd=PACKAGE,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_its_own_tests_prove_each_part(installed: Path) -> None:
-    tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lab.py"]
-    env = os.environ | {"PYTHONPATH": str(installed)}
-    done = subprocess.run(tests, cwd=PACKAGE, env=env, capture_output=True, text=True, check=False)
+def test_its_own_tests_prove_each_part(lab: InstalledExample) -> None:
+    done = lab.test()
     assert (done.returncode, "5 passed" in done.stdout) == (0, True), done.stdout
 
 
-def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(installed: Path) -> None:
-    assert "Everything is in order." in offbeat(installed, "check", "recipe.yaml")
-    assert "Metric of the lines." in offbeat(installed, "config", "explain", "plugins.lines")
-    shown = offbeat(installed, "simulate", "recipe.yaml", "--seeds", "5")
+def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(lab: InstalledExample) -> None:
+    assert "Everything is in order." in lab.offbeat("check", "recipe.yaml")
+    assert "Metric of the lines." in lab.offbeat("config", "explain", "plugins.lines")
+    shown = lab.offbeat("simulate", "recipe.yaml", "--seeds", "5")
     assert "  offbeat_lab.sampler:PromptOrder: each episode draws a policy of this package" in shown
     assert "  nearly: made-up tokens and rewards" in shown
     assert "  lines: metrics are kept in memory" in shown
     assert "violations in 0 episodes" in shown
 
 
-def test_its_parts_train_are_resumed_and_reported(installed: Path, tmp_path: Path) -> None:
+def test_its_parts_train_are_resumed_and_reported(lab: InstalledExample, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    offbeat(installed, "train", "recipe.yaml", "steps=2", f"run_dir={run}")
-    offbeat(installed, "train", "--resume", run, "steps=4")
-    lines = offbeat(installed, "lines", run).splitlines()
+    lab.offbeat("train", "recipe.yaml", "steps=2", f"run_dir={run}")
+    lab.offbeat("train", "--resume", run, "steps=4")
+    lines = lab.offbeat("lines", run).splitlines()
     assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
-    offbeat(installed, "report", run)
-    assert "agree" in offbeat(installed, "replay", run)
+    lab.offbeat("report", run)
+    assert "agree" in lab.offbeat("replay", run)
     recipe = yaml.safe_load((run / "config.yaml").read_text())
     assert recipe["sampler"]["target"] == "offbeat_lab.sampler:PromptOrder"
     assert recipe["environment"]["name"] == "nearly"
@@ -71,8 +48,8 @@ def test_its_parts_train_are_resumed_and_reported(installed: Path, tmp_path: Pat
     assert all(part in inputs for part in ("sampler", "loss", "advantage"))
 
 
-def test_a_dry_run_has_its_tracker(installed: Path, tmp_path: Path) -> None:
-    offbeat(installed, "dry-run", "recipe.yaml", f"run_dir={tmp_path / 'dry'}")
+def test_a_dry_run_has_its_tracker(lab: InstalledExample, tmp_path: Path) -> None:
+    lab.offbeat("dry-run", "recipe.yaml", f"run_dir={tmp_path / 'dry'}")
     assert (tmp_path / "dry" / "lines.txt").read_text().count("\n") == 10
 
 

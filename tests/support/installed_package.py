@@ -1,7 +1,59 @@
-"""A package of somebody else with plug-ins, installed into a folder of the path."""
+"""Packages of somebody else with plug-ins, installed into a folder of the path."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledExample:
+    """A package of ``examples/``, installed by pip beside this one."""
+
+    source: Path
+    site: Path
+
+    @classmethod
+    def install(cls, source: Path, site: Path) -> "InstalledExample":
+        """Install a package without a download."""
+        pytest.importorskip("setuptools")  # builds it
+        copied = site / "source"
+        ignored = shutil.ignore_patterns("build", "*.egg-info")
+        shutil.copytree(source, copied, ignore=ignored)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*pip, "--no-index", "--target", site, copied], check=True)
+        return cls(source, site)
+
+    def python(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run Python in the directory of the example."""
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=self.source,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(self.site), *_inherited()])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def offbeat(self, *arguments: str | Path) -> str:
+        """Run a command that has to succeed; return what it prints."""
+        done = self.python("-m", "offbeat", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def test(self) -> subprocess.CompletedProcess[str]:
+        """Run the tests of the package."""
+        return self.python("-m", "pytest", "-p", "no:cacheprovider", ".")
+
+
+def _inherited() -> list[str]:
+    path = os.environ.get("PYTHONPATH")
+    return [path] if path else []
 
 
 def install_package(folder: Path, package: str, sources: Mapping[str, str]) -> None:

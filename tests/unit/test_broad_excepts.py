@@ -60,8 +60,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/weighted_rewards.py WeightedRewards.score",
         "config/by_value.py give",  # a class of the user that cannot be pickled
         "config/user_code.py load_target",
-        "generators/embedded/server.py EmbeddedEngineServer._commit",
-        "generators/embedded/server.py EmbeddedEngineServer._commit",
+        "generators/module_server.py ModuleEngineServer._commit",
+        "generators/module_server.py ModuleEngineServer._commit",
         "plugins/vllm/calls.py Calls.however_long",
         "plugins/vllm/transfer_engine.py ShmTransferEngine._do_beside",
         "plugins/vllm/transfer_engine.py ShmTransferEngine._load",

@@ -19,8 +19,14 @@ class VllmPlugin(EnginePlugin):
     needs_ray_because = "vLLM starts processes and patches torch in its own"
     variable_prefixes = ("VLLM_",)
 
+    def server_class(self) -> type[Any]:
+        """Return the class of an engine's server."""
+        from offbeat.plugins.vllm.server import VllmEngineServer
+
+        return VllmEngineServer
+
     def actor_class(self) -> type[Any]:
-        """Return the class of an engine's Ray actor."""
+        """Return the class of an engine's Ray actor, which tells the server where to log."""
         from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 
         return VllmEngineActor

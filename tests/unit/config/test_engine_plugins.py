@@ -48,6 +48,9 @@ class RapidConfig(PluginGeneratorConfig):
 class RapidPlugin(EnginePlugin):
     section = RapidConfig
 
+    def server_class(self):
+        return dict
+
     def actor_class(self):
         return dict
 

@@ -15,7 +15,8 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.generators.embedded.server import EmbeddedEngineServer, ReleaseLoader
+from offbeat.generators.embedded.server import EmbeddedEngineServer
+from offbeat.generators.module_server import ReleaseLoader
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
@@ -122,7 +123,8 @@ class TiedHeadKeptOld(EmbeddedEngineServer):
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
-        model: PreTrainedModel = self._module
+        model = self._module
+        assert isinstance(model, PreTrainedModel)
         model.set_output_embeddings(OldHead(model.get_input_embeddings().get_parameter("weight")))
 
 

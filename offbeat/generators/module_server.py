@@ -1,0 +1,264 @@
+"""Server of an engine that computes in steps with a torch module: weights are swapped between two.
+
+    event loop       orders the releases
+    a thread         checks layout and digests, adds adapters to matrices     decoding continues
+    engine's thread  commits and checks the canary between two steps          decoding waits
+
+torch is imported when the first release arrives: a process with a handle to the engine's actor
+imports this module too.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.spec import EngineSpec
+from offbeat.generators.weight_fetch import in_thread
+from offbeat.messages.failures import EngineUnavailable, ReleaseLost
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.release_handle import ReleaseHandle
+from offbeat.weight_sync.served import ServedWeights, loaded_digest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from offbeat.generators.engine_loop import EngineLoop
+    from offbeat.generators.stepped_engine import SteppedEngine
+    from offbeat.weight_sync.additions import LoadedWeights
+    from offbeat.weight_sync.chunks import BucketMemory
+    from offbeat.weight_sync.fingerprints import ReadBack
+    from offbeat.weight_sync.receiver import Receiver
+
+
+class ReleaseLoader(NamedTuple):
+    """Receiver of the releases of one layout, and a function that reads back what it loaded."""
+
+    receiver: "Receiver"
+    read_back: "Callable[[], ReadBack]"
+
+
+class _Committed(NamedTuple):
+    """Release that the engine serves."""
+
+    version: int
+    manifest: Manifest
+    read_back: "Callable[[], ReadBack]"
+
+
+class ModuleEngineServer(EngineServer):
+    """Server of an engine in this process. A kind of engine derives from it, and creates the engine."""
+
+    _loads_regions = True
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        engine: "EngineLoop[Any]",
+        module: "nn.Module",
+        incarnation: str,
+        device: str = "cpu",
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Serve an engine.
+
+        Args:
+            spec: What the engine was built from.
+            engine: The loop that runs the engine.
+            module: Module that the engine computes with; releases have its tensors, by its names.
+            incarnation: Unique name of this incarnation of the engine.
+            device: Device of the module.
+            cpu_clock: Returns the CPU seconds of the engine.
+        """
+        self._engine, self._module = engine, module
+        self._base: LoadedWeights | None = None  # kept from the first release of adapters on
+        self._is_replaced = False  # a full release was begun: the loaded weights may be gone
+        self._staging = asyncio.Lock()
+        # Layout and loader of the last transfer: its receiver caches the checks of its manifest
+        self._last: tuple[str, ReleaseLoader] | None = None
+        self._committed: _Committed | None = None  # used by the engine's thread only
+        super().__init__(spec, engine, incarnation, device, cpu_clock=cpu_clock)
+
+    async def _set_loaded_version(self, epoch: int, version: int) -> None:
+        del epoch  # no cache outlives a version
+        await self._engine.between_steps(lambda engine: engine.set_version(version))
+
+    async def _fetch_and_load(
+        self, epoch: int, release: WeightRelease, route: ReleaseHandle
+    ) -> LoadOutcome | None:
+        if self._keeps_base:
+            return None  # deltas travel between main memories, and so do their bases
+        buckets = await self._fetcher.fetch_buckets(route, epoch, release.manifest)
+        return await self._load_release(epoch, release, buckets)
+
+    async def _load_release(
+        self, epoch: int, release: WeightRelease, chunks: "Sequence[BucketMemory]"
+    ) -> LoadOutcome:
+        async with self._staging:
+            loader = await self._get_loader(epoch, release.manifest)
+            await self._stage(epoch, release, chunks, loader.receiver)
+        self._check_newest(
+            epoch
+        )  # nothing is awaited from here to the queue of the engine's thread
+        swap = _swapped(loader.receiver, release.version)
+        outcome = await self._commit(epoch, release, swap, loader.read_back)
+        self._last = release.manifest.digest, loader
+        return outcome
+
+    async def _stage(
+        self,
+        epoch: int,
+        release: WeightRelease,
+        chunks: "Sequence[BucketMemory]",
+        receiver: "Receiver",
+    ) -> None:
+        """Verify a release and stage it next to the served weights, in a thread.
+
+        A cancelled call stops at the next chunk, and ends after its thread.
+
+        Raises:
+            TransferRefused: The release did not fit, or arrived damaged.
+        """
+        cancelled = threading.Event()
+
+        def stage() -> None:
+            receiver.begin(epoch, release.manifest)
+            for index, chunk in enumerate(chunks):
+                if cancelled.is_set():
+                    return
+                receiver.apply(epoch, index, chunk)
+            receiver.verify(release.digest)
+
+        staging = asyncio.ensure_future(in_thread(f"weights {epoch}", stage))
+        try:
+            await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            cancelled.set()
+            # The next release must not be staged meanwhile: both would read the base
+            await asyncio.gather(staging, return_exceptions=True)
+            raise
+
+    async def _commit(
+        self,
+        epoch: int,
+        release: WeightRelease,
+        swap: AbstractContextManager[None],
+        read_back: "Callable[[], ReadBack]",
+    ) -> LoadOutcome:
+        """Swap the weights in the engine's thread, and check the canary there.
+
+        Args:
+            epoch: Epoch of the transfer.
+            release: The release, with the canary.
+            swap: Context in which the engine has the weights of the release. Entering it raises
+                ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay.
+            read_back: Reads back the weights of the release.
+        """
+        manifest: Manifest = release.manifest
+        version, cancelled = release.version, threading.Event()
+
+        def commit(engine: "SteppedEngine") -> LoadOutcome:
+            started_s, canary, gap = time.perf_counter(), manifest.canary, None
+            if cancelled.is_set():
+                return LoadOutcome(time.perf_counter() - started_s, gap)
+            with swap:
+                self._committed = _Committed(version, manifest, read_back)
+                if canary is not None:
+                    try:
+                        answers = engine.greedy(canary.prompts)
+                        gap = self._canaries.check(canary, answers, epoch=epoch, version=version)
+                    except Exception as failure:
+                        engine.lose(str(failure))
+                        raise
+                engine.set_version(version)
+            return LoadOutcome(time.perf_counter() - started_s, gap)
+
+        try:
+            return await self._engine.between_steps(commit)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        except (EngineUnavailable, ReleaseLost):
+            raise
+        except Exception as failure:
+            self._engine.lose(str(failure))
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
+
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        del version, manifest  # the engine's thread may have committed another release meanwhile
+
+        def read(engine: "SteppedEngine") -> ServedWeights:
+            from offbeat.weight_sync.fingerprints import fingerprint_release
+
+            del engine
+            if self._committed is None:
+                return ServedWeights(self._name, None)
+            version, manifest, read_back = self._committed
+            tensors, differences = read_back()
+            digests, prints = fingerprint_release(manifest, tensors)
+            return ServedWeights(self._name, version, manifest, digests, prints, differences)
+
+        return await self._engine.between_steps(read)
+
+    async def _get_loader(self, epoch: int, manifest: Manifest) -> ReleaseLoader:
+        """Return the loader of the last completed transfer if it had this layout, else a new one.
+
+        A cancelled transfer may still wait for the engine's thread with its chunks staged, and must
+        not mix with another transfer.
+
+        Raises:
+            TransferRefused: Adapters that were trained on another model than this engine has.
+        """
+        last, self._last = self._last, None
+        if last is not None and last[0] == manifest.digest:
+            return last[1]
+        if manifest.adapter is None:
+            self._is_replaced = True
+            return await in_thread("loader", self._make_module_loader)
+        if self._is_replaced:
+            raise TransferRefused(epoch, "base of the adapters", "a full release", "as loaded")
+        if self._base is None:
+            self._base = await in_thread(
+                "base", partial(self._open_base, epoch, manifest.adapter.kind)
+            )
+        make = partial(self._make_loader_of_additions, epoch, self._base, manifest)
+        return await in_thread("loader", make)
+
+    def _make_module_loader(self) -> ReleaseLoader:
+        from offbeat.weight_sync.receiver import ModuleTarget, Receiver
+
+        target = ModuleTarget(self._module)
+        return ReleaseLoader(Receiver(target, self._name), target.read_back)
+
+    def _make_loader_of_additions(
+        self, epoch: int, base: "LoadedWeights", manifest: Manifest
+    ) -> ReleaseLoader:
+        from offbeat.weight_sync.receiver import Receiver
+
+        target, read_back = base.make_target(epoch, manifest)
+        return ReleaseLoader(Receiver(target, self._name), read_back)
+
+    def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
+        """Return the weights that adapters are added to, before any release replaced them."""
+        from offbeat.weight_sync.additions import find_release_kind
+
+        try:
+            digest = loaded_digest(self._model_path)
+        except OSError as error:
+            raise TransferRefused(epoch, "digest of the model", str(error), "readable") from error
+        return find_release_kind(kind).open_base(self._module, digest)
+
+
+@contextmanager
+def _swapped(receiver: "Receiver", version: int) -> Generator[None]:
+    """Commit what the receiver has staged."""
+    receiver.commit(version)
+    yield

@@ -1,0 +1,247 @@
+"""The proof of a kind of engine: releases of one model, and requests."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch and transformers declare some functions without types.
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.config.engine_plugin import EnginePlugin
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
+from offbeat.generators.engine_server import EngineServer
+from offbeat.generators.spec import EngineSpec
+from offbeat.messages.failures import (
+    CanaryFailed,
+    EngineUnavailable,
+    OffbeatError,
+    WeightSyncFailed,
+)
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.testing.engines import EngineRefused
+from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.source import GatheredSource, dtype_name, named_weights
+
+FENCE: Final = Fence("proof", 1)
+LOGPROB_ERROR: Final = 1e-3
+"""Nats by which a float32 engine may differ from a plain forward pass."""
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def prove(plugin: EnginePlugin, model: Path, generator: Mapping[str, Any]) -> None:
+    """Prove a kind of engine; see ``prove_engine``."""
+    proof = _Proof(type(plugin).__name__, model)
+    with tempfile.TemporaryDirectory() as run_dir:
+        spec = EngineSpec(
+            name="generator-0",
+            model=ModelConfig.model_validate({"path": str(model), "dtype": "float32"}),
+            generator=plugin.section.model_validate({"max_model_len": 64, **generator}),
+            stub=StubConfig(),
+            seed=0,
+            run_dir=run_dir,
+        )
+
+        async def main() -> None:
+            server: EngineServer = plugin.server_class()(spec)
+            try:
+                await proof.run(server)
+            finally:
+                await server.close()
+            await proof.is_refused(server, "after close")
+
+        asyncio.run(main())
+
+
+class _Proof:
+    """The engine's promises, one method each."""
+
+    def __init__(self, subject: str, model: Path) -> None:
+        self._subject = subject
+        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, local_files_only=True
+        ).eval()
+        self._epoch = self._requests = 0
+
+    async def run(self, server: EngineServer) -> None:
+        await self.is_refused(server, "before its first release")
+        first = self._release(1)
+        await self._loads(server, first)
+        await self._serves(server, 1)
+        self._change()
+        await self._loads(server, self._release(2))
+        await self._serves(server, 2)
+        await self._refuses(server, _damaged(self._release(3)), WeightSyncFailed, "is damaged")
+        await self._serves(server, 2)
+        await self._leaves_nothing_behind(server)
+        old, self._epoch = self._epoch, 0
+        await self._refuses(server, first, WeightSyncFailed, "is of an older epoch")
+        self._epoch = old
+        await self._refuses(
+            server, self._with_a_wrong_canary(4), CanaryFailed, "has a wrong canary"
+        )
+        await self.is_refused(server, "after a canary that it failed")
+        await self._loads(server, self._release(5))
+        await self._serves(server, 5)
+
+    async def is_refused(self, server: EngineServer, when: str) -> None:
+        """Check that the engine answers nothing."""
+        try:
+            await server.generate(self._request())
+        except EngineUnavailable:
+            return
+        fix = "Keep EngineServer.generate, which asks for the version first"
+        raise EngineRefused(self._subject, f"it answers {when}", fix)
+
+    async def _loads(self, server: EngineServer, release: WeightRelease) -> None:
+        self._epoch += 1
+        try:
+            ack = await server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
+        except OffbeatError as error:
+            problem = f"it does not load version {release.version}: {error}"
+            fix = "Serve the module's own tensors, and answer the canary with them"
+            raise EngineRefused(self._subject, problem, fix) from error
+        state = await server.state(FENCE)
+        if (ack.version, ack.digest) != (release.version, release.digest) or (
+            state.version != release.version
+        ):
+            problem = f"after release {release.version} it acknowledges {ack.version}, {ack.digest}"
+            raise EngineRefused(self._subject, problem, "Keep EngineServer.load")
+        if ack.canary_gap is None:
+            problem = f"the canary of release {release.version} was not checked"
+            raise EngineRefused(self._subject, problem, "Check it in _load_release")
+
+    async def _refuses(
+        self, server: EngineServer, release: WeightRelease, error: type[OffbeatError], what: str
+    ) -> None:
+        self._epoch += 1
+        try:
+            await server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
+        except error:
+            return
+        problem = f"it acknowledges a release that {what}"
+        raise EngineRefused(self._subject, problem, "Verify a release before it is served")
+
+    async def _serves(self, server: EngineServer, version: int) -> None:
+        """Check two requests at once: shapes, versions and every logprob."""
+        asked = [self._request(1.0), self._request(0.7)]
+        for request, result in zip(
+            asked, await asyncio.gather(*map(server.generate, asked)), strict=True
+        ):
+            self._check_form(request, result, version)
+            for sample in range(request.samples):
+                self._check_logprobs(request, result, sample, version)
+
+    async def _leaves_nothing_behind(self, server: EngineServer) -> None:
+        """Check that a cancelled request ends."""
+        open_call = asyncio.ensure_future(server.generate(self._request(tokens=48)))
+        await asyncio.wait((open_call,), timeout=0.01)
+        open_call.cancel()
+        await asyncio.wait((open_call,))
+        await server.generate(self._request())
+        state = await server.state(FENCE)
+        if state.running or state.waiting:
+            problem = f"{state.running} samples of a cancelled request are still running"
+            raise EngineRefused(self._subject, problem, "Remove it in drop")
+
+    def _request(self, temperature: float = 1.0, tokens: int = 6) -> GenerateRequest:
+        self._requests += 1
+        ids = prompts(self._model.config.vocab_size)[self._requests % 4]
+        sampling = SamplingParams(temperature=temperature, max_new_tokens=tokens)
+        return GenerateRequest(f"proof-{self._requests}", ids, 3, sampling)
+
+    def _check_form(self, request: GenerateRequest, result: GenerateResult, version: int) -> None:
+        lengths = [int(each) for each in result.offsets[1:] - result.offsets[:-1]]
+        spans = tuple(((version, length),) for length in lengths)
+        wrong = {
+            "request_id": result.request_id != request.request_id,
+            "offsets": len(lengths) != request.samples or int(result.offsets[0]) != 0,
+            "token_ids": len(result.token_ids) != sum(lengths),
+            "logprobs": len(result.logprobs) != sum(lengths),
+            "lengths of samples": any(
+                not 1 <= each <= request.sampling.max_new_tokens for each in lengths
+            ),
+            "finish_reasons": not set(result.finish_reasons) <= {"stop", "length"}
+            or len(result.finish_reasons) != request.samples,
+            f"version_spans, which are not all {version}": result.version_spans != spans,
+        }
+        if bad := [name for name, is_wrong in wrong.items() if is_wrong]:
+            problem = f"its answer has wrong {', '.join(bad)}"
+            raise EngineRefused(self._subject, problem, "See offbeat.messages.generation")
+
+    def _check_logprobs(
+        self, request: GenerateRequest, result: GenerateResult, sample: int, version: int
+    ) -> None:
+        own = slice(int(result.offsets[sample]), int(result.offsets[sample + 1]))
+        tokens = result.token_ids[own].tolist()
+        ids = [*request.prompt_ids, *tokens]
+        logits_TV = self._logits(ids)[len(request.prompt_ids) - 1 : -1]
+        plain = torch.log_softmax(logits_TV / request.sampling.temperature, -1)
+        expected = plain[torch.arange(len(tokens)), torch.tensor(tokens)]
+        error = (expected - torch.from_numpy(result.logprobs[own].copy())).abs().max().item()
+        if not error <= LOGPROB_ERROR:
+            problem = (
+                f"a logprob of version {version} is {error:.3g} nats from a plain forward pass"
+            )
+            fix = (
+                "Return logprobs of softmax(logits / temperature), under the weights that it stamps"
+            )
+            raise EngineRefused(self._subject, problem, fix)
+
+    @torch.inference_mode()
+    def _logits(self, ids: Sequence[int]) -> Tensor:
+        return self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].double()
+
+    def _release(self, version: int) -> WeightRelease:
+        tensors = dict(named_weights(self._model))
+        metas = [(name, tuple(each.shape), dtype_name(each)) for name, each in tensors.items()]
+        source = GatheredSource(metas, lambda: iter(tensors.items()), _CHUNK_BYTES)
+        chunks, digests = zip(*source.chunks(), strict=True)
+        canary = self._canary()
+        manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=canary)
+        digest = release_digest(manifest, digests)
+        return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, canary)
+
+    def _canary(self) -> Canary:
+        asked = prompts(self._model.config.vocab_size)
+        logprobs = [torch.log_softmax(self._logits(each)[-1], -1) for each in asked]
+        best = [each.topk(min(KEPT, len(each))) for each in logprobs]
+        tokens = tuple(tuple(each.indices.tolist()) for each in best)
+        values = tuple(tuple(each.values.tolist()) for each in best)
+        return Canary(asked, tokens, values, TOLERANCE_FLOAT32)
+
+    def _with_a_wrong_canary(self, version: int) -> WeightRelease:
+        """Return new weights with the canary of the weights before."""
+        stale = self._canary()
+        self._change()
+        fresh = self._release(version)
+        manifest = msgspec.structs.replace(fresh.manifest, canary=stale)
+        return msgspec.structs.replace(fresh, manifest=manifest, canary=stale)
+
+    def _change(self) -> None:
+        """Change every weight, so that every distribution is another one."""
+        draw: Callable[[Tensor], Tensor] = torch.randn_like
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(0.5 * parameter.abs().mean() * draw(parameter))
+
+
+def _damaged(release: WeightRelease) -> WeightRelease:
+    """Return a release with one bit of its first chunk flipped."""
+    first, *others = release.chunks
+    damaged = np.frombuffer(first, np.uint8).copy()
+    damaged[len(damaged) // 2] ^= 1
+    return msgspec.structs.replace(release, chunks=(damaged, *others))
