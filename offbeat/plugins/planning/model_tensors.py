@@ -17,14 +17,9 @@ from transformers import AutoConfig, PreTrainedModel
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
-from offbeat.plugins.tensor_ranks.tensor_parallel import (
-    RECIPE_NAMES,
-    SizeNames,
-    cut_axis,
-    tensor_plan,
-)
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
+from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames, find_division
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
 from offbeat.weight_sync.source import dtype_name
@@ -95,12 +90,13 @@ def model_tensors(
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
     axes = None  # by name of each tensor that ranks of the torch trainer divide
     if tensor_ranks > 1:
-        plan = tensor_plan(module, tensor_ranks, holds_tower=holds_tower, names=names)
+        plan = find_division().plan(module, tensor_ranks, holds_tower=holds_tower, names=names)
         axes = _axes(module, plan)
     return tensors, replace(_with_tower(sizes, module), tensor_axes=axes)
 
 
 def _axes(module: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
+    cut_axis = find_division().cut_axis
     axes = ((name, cut_axis(plan, name, each.ndim)) for name, each in module.named_parameters())
     return {name: axis for name, axis in axes if axis is not None}
 

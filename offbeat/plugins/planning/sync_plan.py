@@ -20,7 +20,7 @@ from offbeat.plugins.planning.declared import placed
 from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.reshard.section import wire_of
-from offbeat.plugins.tensor_ranks.tensor_parallel import RECIPE_NAMES, SizeNames
+from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
 from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.trainers.batches.packing import PackedRows
     from offbeat.trainers.ranks.peers import Peers
+    from offbeat.trainers.torch.matrix_division import SizeNames
     from offbeat.trainers.torch.proof import Witness
     from offbeat.trainers.torch.rank_mesh import RankMesh
 
@@ -47,15 +48,23 @@ class TensorRanks(TrainerPart):
 
     # --- what the torch trainer asks -------------------------------------------------------------
 
-    def plan(self, model: "PreTrainedModel", ranks: int) -> dict[str, str]:
+    def plan(
+        self,
+        model: "PreTrainedModel",
+        ranks: int,
+        *,
+        holds_tower: bool = True,
+        names: "SizeNames | None" = None,
+    ) -> dict[str, str]:
         """Return the kind of division by module name.
 
         Raises:
             UntrainableModel: So many ranks cannot divide the model.
         """
         from offbeat.plugins.tensor_ranks.tensor_parallel import tensor_plan
+        from offbeat.trainers.torch.matrix_division import RECIPE_NAMES
 
-        return tensor_plan(model, ranks)
+        return tensor_plan(model, ranks, holds_tower=holds_tower, names=names or RECIPE_NAMES)
 
     def cut_axis(self, plan: Mapping[str, str], weight: str, axes: int) -> int | None:
         """Return the axis along which a plan divides a weight; None: each rank has it whole."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain, islice
 from math import gcd
-from typing import Final, NamedTuple
+from typing import Final
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
 from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
 from offbeat.trainers.trainer_part import AddedModules, known_parts
 
@@ -50,16 +51,6 @@ _HEADS_AXIS: Final = 2
 
 Where a model swaps it with the tokens nothing changes: a norm reduces the last axis only.
 """
-
-
-class SizeNames(NamedTuple):
-    """Names under which a reader of an error sets the parallel sizes."""
-
-    tensor: str
-    encoders: str
-
-
-RECIPE_NAMES: Final = SizeNames("trainer.tensor_parallel", "trainer.encoder")
 
 
 def tensor_plan(

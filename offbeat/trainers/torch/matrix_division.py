@@ -1,7 +1,7 @@
 """Interface of the plug-in that divides the matrices of a model over several ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,11 +14,34 @@ from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.rank_mesh import RankMesh
 
 
+class SizeNames(NamedTuple):
+    """Names under which a reader of an error sets the parallel sizes."""
+
+    tensor: str
+    encoders: str
+
+
+RECIPE_NAMES: Final = SizeNames("trainer.tensor_parallel", "trainer.encoder")
+
+
 class MatrixDivision(Protocol):
     """Divides matrices over the ranks of a replica: the tensor ranks."""
 
-    def plan(self, model: PreTrainedModel, ranks: int) -> dict[str, str]:
+    def plan(
+        self,
+        model: PreTrainedModel,
+        ranks: int,
+        *,
+        holds_tower: bool = True,
+        names: SizeNames = RECIPE_NAMES,
+    ) -> dict[str, str]:
         """Return the kind of division by module name. It reads only names and sizes.
+
+        Args:
+            model: A causal LM, which may be without memory.
+            ranks: Number of tensor ranks.
+            holds_tower: Whether its ranks hold the vision tower, too, if it has one.
+            names: Names of the sizes that are to be changed.
 
         Raises:
             UntrainableModel: So many ranks cannot divide the model.
