@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 
 import offbeat
+from offbeat import interfaces
 
-FACES = [offbeat]
+FACES = [offbeat, interfaces]
 
 
 def declared(face: ModuleType) -> dict[str, str]:
@@ -42,3 +43,19 @@ def test_importing_the_package_loads_neither_ray_nor_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert finished.stdout.split() == []
+
+
+PACKAGES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("package", ["engine", "plugin"])
+def test_a_package_of_plugins_needs_public_names_alone(package: str) -> None:
+    imports = {
+        (node.module, alias.name)
+        for path in (PACKAGES / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "offbeat"
+        for alias in node.names
+    }
+    public = {"offbeat", "offbeat.interfaces", "offbeat.testing"}
+    assert {module for module, _ in imports} <= public

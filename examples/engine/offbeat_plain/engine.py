@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.messages.failures import EngineUnavailable, InvalidRequest
-from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import CanaryAnswer
+from offbeat.interfaces import (
+    CanaryAnswer,
+    EngineUnavailable,
+    GenerateRequest,
+    GenerateResult,
+    InvalidRequest,
+    SamplingParams,
+)
 
 
 @dataclass

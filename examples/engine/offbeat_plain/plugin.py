@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from offbeat.config.clash import Clash
-from offbeat.config.engine_plugin import EnginePlugin
-from offbeat.config.sections.generator import PluginGeneratorConfig
+from offbeat.interfaces import Clash, EnginePlugin, PluginGeneratorConfig
 
 if TYPE_CHECKING:
-    from offbeat.config.run import RunConfig
+    from offbeat.interfaces import RunConfig
 
 
 class PlainConfig(PluginGeneratorConfig):

@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from offbeat.generators.module_server import ModuleEngineServer
-from offbeat.generators.spec import EngineSpec
-from offbeat.telemetry.process import new_incarnation
+from offbeat.interfaces import EngineSpec, ModuleEngineServer, new_incarnation
 
 
 class PlainServer(ModuleEngineServer):
@@ -23,8 +21,7 @@ class PlainServer(ModuleEngineServer):
         import torch
         from transformers import AutoModelForCausalLM
 
-        from offbeat.generators.end_tokens import end_ids_of
-        from offbeat.generators.engine_loop import EngineLoop
+        from offbeat.interfaces import EngineLoop, end_ids_of
         from offbeat_plain.engine import PlainEngine
 
         dtype = getattr(torch, spec.model.dtype)

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.environment_traits import EnvironmentTraits
-from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.environment_plugin import PluginOfEnvironments
-from offbeat.environments.protocol import Environment, SingleTurn
-from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
-from offbeat.messages.generation import GenerateResult
-from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.interfaces import (
+    Environment,
+    EnvironmentConfig,
+    EnvironmentTraits,
+    GenerateResult,
+    PluginOfEnvironments,
+    Prompt,
+    RolloutTask,
+    SingleTurn,
+    Tokenizer,
+    content_ids,
+    encode_prompt,
+)
 
 
 class Nearly(SingleTurn):

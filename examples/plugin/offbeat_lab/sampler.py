@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from offbeat.sampler.policy import View, past_bound_in_flight
-from offbeat.sampler.windowed import Windowed
+from offbeat.interfaces import View, Windowed, past_bound_in_flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.base import Config
-from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.tracker import TrackedRun, Tracker
+from offbeat.interfaces import Config, MetricRecord, Sink, TrackedRun, Tracker
 
 
 class LinesConfig(Config):
