@@ -24,6 +24,8 @@ trainer_part exchanges a part of a trainer:
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 transport    carries releases from trainer ranks to engines:
              ``offbeat.weight_sync.transport_plugin.TransportPlugin``
+wire_format  quantizes the matrices of releases:
+             ``offbeat.weight_sync.wire_format_plugin.WireFormat``
 
 The kinds ``advantage``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
 """
@@ -52,6 +54,7 @@ Kind = Literal[
     "trainer",
     "trainer_part",
     "transport",
+    "wire_format",
 ]
 
 TargetKind = Literal["advantage", "loss", "sampler"]
@@ -92,6 +95,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "tensor_ranks": "offbeat.plugins.tensor_ranks.plugin:PART",
     },
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
+    "wire_format": {"fp8_block": "offbeat.plugins.float8.plugin:FORMAT"},
 }
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""
 

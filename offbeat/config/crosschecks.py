@@ -16,7 +16,7 @@ from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
-from offbeat.config.engine_plugin import find_engine, known_engines, suggest_engine
+from offbeat.config.engine_plugin import find_engine, suggest_engine
 from offbeat.config.environment_traits import find_traits, known_environments
 from offbeat.config.graders import GRADERS
 from offbeat.config.hub_path import (
@@ -51,6 +51,7 @@ from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, 
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.sync_plugins import (
     delta_clashes,
+    quantize_clashes,
     sync_plugin_clashes,
     transport_clashes,
     transport_clashes_of_real_run,
@@ -941,7 +942,7 @@ def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that the engines could not take."""
     yield from _adapter_clashes(config)
-    yield from _quantize_clashes(config)
+    yield from quantize_clashes(config)
     yield from transport_clashes_of_real_run(config)
     yield from delta_clashes(config)
     # Embedded engines hold the type of the recipe's model, and take no other.
@@ -964,35 +965,6 @@ def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
             "whole model",
             "Leave sync.adapter out, or set trainer.lora.",
         )
-
-
-def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield quantized releases that no engine of the recipe takes."""
-    scheme, generator = config.sync.quantize, config.generator
-    if scheme is None:
-        return
-    served = config.sync.wire_dtype or config.model.dtype
-    is_16_bit = served in ("bfloat16", "float16")
-    if not generator.takes_quantized:
-        and_wire = "" if is_16_bit else " and sync.wire_dtype to bfloat16"
-        yield Clash(
-            ("sync.quantize", "generator.backend"),
-            f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
-            "no quantized weights",
-            f"Leave sync.quantize out{_or_quantized_engines(and_wire)}.",
-        )
-    if generator.takes_quantized and not is_16_bit:
-        yield Clash(
-            ("sync.quantize", "sync.wire_dtype", "model.dtype"),
-            f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",
-            "Set sync.wire_dtype to bfloat16.",
-        )
-
-
-def _or_quantized_engines(and_wire: str) -> str:
-    """Return the advice to use engines that take quantized weights; empty if there are none."""
-    names = [name for name, each in known_engines().items() if each.section.takes_quantized]
-    return f", or set generator.backend to {' or '.join(names)}{and_wire}" if names else ""
 
 
 def _engine_clashes(config: RunConfig) -> Iterator[Clash]:

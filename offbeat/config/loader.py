@@ -26,7 +26,10 @@ _REMOVED: Final = {
     "sends over TCP, or to object_store.",
 }
 """What to set instead of a value that older recipes and runs have, by key and value."""
-_PLUGINS: Final[Mapping[str, Kind]] = {"sync.transport": "transport"}
+_PLUGINS: Final[Mapping[str, Kind]] = {
+    "sync.quantize": "wire_format",
+    "sync.transport": "transport",
+}
 """Kind of the plug-ins that a key chooses among."""
 
 

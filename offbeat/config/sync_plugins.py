@@ -12,6 +12,10 @@ class _DeltaPlugin(Protocol):
     def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
 
 
+class _WireFormat(Protocol):
+    def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
+
+
 class _TransportPlugin(Protocol):
     def find_clashes(self, config: RunConfig) -> Iterator[Clash]: ...
     def find_clashes_of_real_run(self, config: RunConfig) -> Iterator[Clash]: ...
@@ -31,6 +35,13 @@ def delta_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that have no delta."""
     if config.sync.delta and not any(sync_plugin_clashes(config)):
         plugin = cast("_DeltaPlugin", find_plugin("release_form", "delta"))
+        yield from plugin.find_clashes(config)
+
+
+def quantize_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings that do not go together with the format of quantized releases."""
+    if config.sync.quantize is not None:
+        plugin = cast("_WireFormat", find_plugin("wire_format", config.sync.quantize))
         yield from plugin.find_clashes(config)
 
 

@@ -14,8 +14,7 @@ from offbeat.config.sections.sync import SyncConfig
 from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
-from offbeat.weight_sync.precision import wire_formats
+from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes, wire_dtypes
 
 log = structlog.stdlib.get_logger()
 WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
@@ -126,7 +125,7 @@ class LogprobGapGuard:
 
     def __init__(self, sync: SyncConfig, model_dtype: str) -> None:
         self._bound = sync.max_logprob_gap
-        self._warn_from = _warn_from(narrowest_bytes(*wire_formats(model_dtype, sync)))
+        self._warn_from = _warn_from(narrowest_bytes(*wire_dtypes(model_dtype, sync)))
         self._is_warned = False
         self._sum, self._tokens = 0.0, 0.0  # since the last verdict
         self._steps_unseen = 0  # steps in a row without a verdict

@@ -114,10 +114,10 @@ class StubTrainer(TrainerBackend):
         return 1000
 
     def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantize: str | None = None
     ) -> TopLogprobs:
         """Derive next tokens from the digest, as a stub engine with the same digest does."""
-        del prompts, count, quantized
+        del prompts, count, quantize
         return invented(self._digest)
 
     def weights_digest(self) -> str:

@@ -1,7 +1,6 @@
 """Constructor arguments of an engine."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.model import ModelConfig
@@ -20,5 +19,5 @@ class EngineSpec:
     seed: int
     run_dir: str
     sharing: Sharing | None = None  # None: there is one machine
-    quantize: Literal["fp8_block"] | None = None  # form of the matrices that releases hold
+    quantize: str | None = None  # form of the matrices that releases hold
     keeps_base: bool = False  # whether it keeps the release that it serves, to apply deltas to it

@@ -268,13 +268,13 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantize: str | None = None
     ) -> TopLogprobs:
         """Return the most probable next tokens after prompts of equal length, by the current weights.
 
-        With ``quantized``, each matrix that ``sync.quantize`` quantizes has the values that engines
-        compute with. All ranks call it together; the result of rank 0 counts. Weights and gradients
-        of an open step stay.
+        With ``quantize``, a name of ``sync.quantize``, each matrix that it quantizes has the values
+        that engines compute with. All ranks call it together; the result of rank 0 counts. Weights
+        and gradients of an open step stay.
         """
 
     @abstractmethod

@@ -8,9 +8,10 @@ from offbeat.messages.weights import Canary
 from offbeat.multimodal.canaries import Prompts, canary_prompts
 from offbeat.multimodal.rules import TEXT_ONLY
 from offbeat.trainers.backend import TrainerBackend
-from offbeat.weight_sync.canary import KEPT, QUANTIZED_PROMPTS, prompts, tolerance
-from offbeat.weight_sync.precision import wire_formats
+from offbeat.weight_sync.canary import KEPT, prompts, tolerance
+from offbeat.weight_sync.dtypes import wire_dtypes
 from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.wire_format import find_wire_format
 
 
 class Canaries:
@@ -21,13 +22,13 @@ class Canaries:
 
     def __init__(self, config: RunConfig) -> None:
         self._interval = config.sync.canary_interval
-        self._quantized = config.sync.quantize is not None
+        self._quantize = config.sync.quantize
         engine = config.generator
         rounds = isinstance(engine, PluginGeneratorConfig) and engine.rounds_activations
-        formats = wire_formats(config.model.dtype, config.sync)
+        dtypes = wire_dtypes(config.model.dtype, config.sync)
         given = config.sync.canary_tolerance
         self._is_fixed = given is not None
-        self._tolerance = given or tolerance(*formats, rounds_activations=rounds)
+        self._tolerance = given or tolerance(*dtypes, rounds_activations=rounds)
         # Another engine is asked for text alone: it would take placeholders for tokens
         self._with_media = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
@@ -39,14 +40,14 @@ class Canaries:
         if not is_due:
             return published
         asked = self._prompts(split)
-        expected = split.top_logprobs(asked, KEPT, quantized=self._quantized)
+        expected = split.top_logprobs(asked, KEPT, quantize=self._quantize)
         canary = Canary(asked, *expected, self._tolerance, self._is_fixed)
         manifest = msgspec.structs.replace(published.manifest, canary=canary)
         return published._replace(manifest=manifest)
 
     def _prompts(self, split: TrainerBackend) -> Prompts:
-        if self._quantized:
-            return prompts(split.vocabulary, QUANTIZED_PROMPTS)
+        if self._quantize is not None:
+            return prompts(split.vocabulary, find_wire_format(self._quantize).canary_prompts)
         return canary_prompts(
             split.vocabulary, split.media_rules if self._with_media else TEXT_ONLY
         )

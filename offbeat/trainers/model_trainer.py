@@ -8,7 +8,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, TypeVar, Unpack
 
@@ -54,6 +54,8 @@ from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.weights import shared_digest, torch_dtype
+from offbeat.weight_sync.wire_format import find_wire_format
+from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 T = TypeVar("T")
 LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
@@ -161,9 +163,11 @@ class ModelTrainer(TrainerBackend):
         return columns
 
     def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantize: str | None = None
     ) -> TopLogprobs:
-        with self._quantized_matrices() if quantized else nullcontext():
+        if quantize is None:
+            return self._top_logprobs(prompts, count)
+        with self._quantized_matrices(find_wire_format(quantize)):
             return self._top_logprobs(prompts, count)
 
     def current_digest(self) -> str:
@@ -368,8 +372,8 @@ class ModelTrainer(TrainerBackend):
         """Return ``top_logprobs`` by the weights as they are."""
 
     @abstractmethod
-    def _quantized_matrices(self) -> AbstractContextManager[None]:
-        """Return a context in which quantized matrices have the values that engines compute with."""
+    def _quantized_matrices(self, wire_format: WireFormat) -> AbstractContextManager[None]:
+        """Return a context in which the matrices of a format have the values that engines compute with."""
 
     @abstractmethod
     def _model_of(self, name: str) -> object:

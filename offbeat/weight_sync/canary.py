@@ -21,8 +21,6 @@ from offbeat.messages.weights import Canary, CanaryAnswer
 from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 
 PROMPTS: Final = 4
-# Of quantized releases: one wrong matrix of 210 moves some prompts by less than rounding moves others
-QUANTIZED_PROMPTS: Final = 16
 PROMPT_TOKENS: Final = 8
 # Tokens kept of each distribution; an engine's greedy token is among the first few
 KEPT: Final = 64

@@ -5,9 +5,12 @@ them once. Some tensors do not tolerate that. A router's correction bias of size
 7e-4 apart where bfloat16 has steps of 0.125: experts would be chosen by rounding.
 """
 
-from typing import Final, Literal
+from typing import Final, Protocol, cast
 
 import msgspec
+
+from offbeat.config.sections.sync_base import BaseSyncConfig
+from offbeat.doors import find_plugin
 
 ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1,
                    "float8_e5m2": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
@@ -16,6 +19,19 @@ _ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 SCALE_SUFFIX: Final = "_scale_inv"  # after the name of a matrix: its scales
 # Names of router biases: DeepSeek and GLM; LFM2, Trinity and Ling; Step
 PRESERVED: Final = ("e_score_correction_bias", "expert_bias", "router_bias")
+
+
+class _WireFormat(Protocol):
+    @property
+    def dtype(self) -> str: ...
+
+
+def wire_dtypes(model_dtype: str, sync: BaseSyncConfig) -> tuple[str | None, ...]:
+    """Return the dtypes that weights pass through on their way to what engines compute with."""
+    if sync.quantize is None:
+        return model_dtype, sync.wire_dtype
+    wire_format = cast("_WireFormat", find_plugin("wire_format", sync.quantize))
+    return model_dtype, sync.wire_dtype, wire_format.dtype
 
 
 def narrowest_bytes(*dtypes: str | None) -> int:
@@ -35,7 +51,7 @@ class WirePolicy(msgspec.Struct, frozen=True):
 
     dtype: str | None = None  # None: the trainer's dtype
     preserve: tuple[str, ...] = PRESERVED  # name suffixes that keep float32
-    quantize: Literal["fp8_block"] | None = None  # of matrices (``precision.wire_metas``)
+    quantize: str | None = None  # format of matrices (``wire_format.wire_metas``)
 
     def __call__(self, name: str, source_dtype: str) -> str:
         """Return the wire dtype of a tensor. Integers, booleans and 8-bit floats are never changed."""

@@ -1,13 +1,8 @@
-"""Number formats of weights on both sides of a sync, and which of them go together. Pure.
-
-    trainer            engine      on the wire
-    bf16, fp16, fp32   the same    rounded once, by the sender (``WirePolicy.dtype``)
-    bf16, fp16, fp32   fp8_block   quantized once, by the sender (``WirePolicy.quantize``)
-    fp8_block          fp8_block   the bytes
+"""The format ``fp8_block``: which matrices have it, their scales, and its place in a model's config. Pure.
 
 ``fp8_block`` is the form of DeepSeek-V3's files, which vLLM loads: a matrix ``X.weight`` [N, K] in
 float8_e4m3fn, and ``X.weight_scale_inv`` [ceil(N / 128), ceil(K / 128)] in float32, the factor of
-each block of 128 x 128. Every other pair is refused by name before anything starts.
+each block of 128 x 128. Other formats of engines are refused by name before anything starts.
 """
 
 import enum
@@ -15,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
-from offbeat.config.sections.sync import SyncConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
@@ -83,16 +77,6 @@ class PrecisionRefused(OffbeatError):
         return f"{len(self.pairs)} tensors cannot be sent: {'; '.join(said)}"
 
 
-def policy_of(sync: SyncConfig) -> WirePolicy:
-    """Return the wire formats that a recipe asks for."""
-    return WirePolicy(sync.wire_dtype, sync.keep_float32, sync.quantize)
-
-
-def wire_formats(model_dtype: str, sync: SyncConfig) -> tuple[str | None, ...]:
-    """Return the dtypes that weights pass through on their way to what engines compute with."""
-    return model_dtype, sync.wire_dtype, FP8 if sync.quantize else None
-
-
 def is_quantized(name: str, shape: Shape) -> bool:
     """Return whether ``fp8_block`` quantizes the tensor with this Hugging Face name."""
     return len(shape) == 2 and bool(_MATRIX.fullmatch(name)) and not _TOWER.search(name)  # noqa: PLR2004
@@ -123,7 +107,9 @@ def scale_region(region: Region, shape: Shape) -> Region | None:
     return Region(start, scale_shape(region.stop))
 
 
-def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> Iterator[TensorMeta]:
+def quantized_metas(
+    metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy
+) -> Iterator[TensorMeta]:
     """Yield every tensor of a release in its wire format: a quantized matrix, then its scales.
 
     Raises:
@@ -131,10 +117,10 @@ def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> I
     """
     refused, found = list[RefusedPair](), list[TensorMeta]()
     for name, shape, dtype in metas:
-        if policy.quantize is None or not is_quantized(name, shape) or dtype == FP8:
+        if not is_quantized(name, shape) or dtype == FP8:
             found.append(TensorMeta(name, shape, policy(name, dtype), dtype))
         elif problem := conversion_problem(dtype):
-            refused.append(RefusedPair(name, dtype, policy.quantize, problem))
+            refused.append(RefusedPair(name, dtype, FP8_BLOCK, problem))
         else:
             found.append(TensorMeta(name, shape, FP8, dtype))
             scales = name + SCALE_SUFFIX

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX
 from offbeat.weight_sync.precision import BLOCK, is_quantized, scale_shape
 from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.wire_format_plugin import UnconvertibleWeights
 
 LARGEST: Final = 448.0  # of float8_e4m3fn
 _SMALLEST_SCALE: Final = 2.0**-126  # of normal float32: kernels may flush smaller ones to zero
 _ROWS_AT_ONCE: Final = 32 * BLOCK  # bounds the float32 copies of a large matrix
 
 
-class UnquantizableWeights(OffbeatError):
+class UnquantizableWeights(UnconvertibleWeights):
     """A matrix with infinities or NaNs, which float8 blocks cannot represent."""
 
     tensor: str
@@ -86,26 +86,19 @@ def rounded(name: str, weight: Tensor) -> Tensor:
     return dequantize(quantize(name, weight), torch.float32).to(weight.dtype)
 
 
-def wire_tensors(
-    named: Iterable[tuple[str, Tensor]], policy: WirePolicy
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the order and form of ``wire_metas``, but for the rounding of packing.
+def quantized_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors in the order and form of ``quantized_metas``, but for the rounding of packing.
 
     Raises:
         UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
     """
     for name, tensor in named:
-        if not _converts(name, tensor, policy):
+        if tensor.dtype == torch.float8_e4m3fn or not is_quantized(name, tuple(tensor.shape)):
             yield name, tensor
             continue
         values, scales = quantize(name, tensor)
         yield name, values
         yield name + SCALE_SUFFIX, scales
-
-
-def _converts(name: str, tensor: Tensor, policy: WirePolicy) -> bool:
-    is_matrix = policy.quantize is not None and is_quantized(name, tuple(tensor.shape))
-    return is_matrix and tensor.dtype != torch.float8_e4m3fn
 
 
 def _slab(name: str, weight: Tensor, first_row: int) -> Quantized:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX
 from offbeat.weight_sync.precision import (
     UnalignedBlocks,
     is_quantized,
@@ -15,22 +15,21 @@ from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, Shape
 
 
-def wire_regions(
-    held: Iterable[TensorRegion], shapes: Mapping[str, Shape], policy: WirePolicy
+def quantized_regions(
+    held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
 ) -> Iterator[TensorRegion]:
-    """Yield the regions of one rank as ``wire_tensors`` yields whole tensors.
+    """Yield the regions of one rank as ``quantized_tensors`` yields whole tensors.
 
     Args:
         held: Regions, under the names of the release.
         shapes: Shapes of the whole tensors, by those names.
-        policy: Wire formats.
 
     Raises:
         UnalignedBlocks: A region of a matrix to quantize cuts a block.
         UnquantizableWeights: It holds an infinity or a NaN.
     """
     for each in held:
-        if policy.quantize is None or not is_quantized(each.name, shapes[each.name]):
+        if not is_quantized(each.name, shapes[each.name]):
             yield each
             continue
         if each.values.dtype == torch.float8_e4m3fn or not each.region.elements:
@@ -44,10 +43,10 @@ def wire_regions(
         yield TensorRegion(each.name + SCALE_SUFFIX, scaled, scales)
 
 
-def wire_held(
-    held: Iterable[tuple[str, Region]], shapes: Mapping[str, Shape], policy: WirePolicy
+def quantized_held(
+    held: Iterable[tuple[str, Region]], shapes: Mapping[str, Shape]
 ) -> list[tuple[str, Region]]:
-    """Return names and regions of ``wire_regions`` without computing a value.
+    """Return names and regions of ``quantized_regions`` without computing a value.
 
     Raises:
         UnalignedBlocks: For all regions together that cut a block.
@@ -55,7 +54,7 @@ def wire_held(
     found, unaligned = list[tuple[str, Region]](), list[str]()
     for name, region in held:
         found.append((name, region))
-        if policy.quantize is None or not is_quantized(name, shapes[name]) or not region.elements:
+        if not is_quantized(name, shapes[name]) or not region.elements:
             continue
         scaled = scale_region(region, shapes[name])
         if scaled is None:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from offbeat.weight_sync.chunks import Bytes, hash_tensors, pack, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Adapter, Manifest, plan
-from offbeat.weight_sync.precision import wire_metas
-from offbeat.weight_sync.quantize import UnquantizableWeights, wire_tensors
+from offbeat.weight_sync.wire_format import wire_metas, wire_tensors
+from offbeat.weight_sync.wire_format_plugin import UnconvertibleWeights
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -70,7 +70,7 @@ class GatheredSource:
             adapter: How the tensors are applied, if they are adapters alone.
 
         Raises:
-            PrecisionRefused: Tensors cannot be converted to these formats.
+            OffbeatError: Tensors cannot be converted to these formats.
         """
         self._policy, self._named = policy or WirePolicy(), named
         self.manifest: Manifest = plan(wire_metas(metas, self._policy), chunk_bytes, adapter)
@@ -85,14 +85,14 @@ class GatheredSource:
             room: ``(chunk index, bytes)`` -> memory to pack it into; new memory by default.
 
         Raises:
-            UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
+            UnconvertibleWeights: The wire format cannot represent a matrix.
         """
         gathered = self._named()
         weights = wire_tensors(gathered, self._policy)
         for chunk in self._chunks:
             try:
                 tensors = dict(next(weights) for _ in chunk.specs)
-            except UnquantizableWeights:
+            except UnconvertibleWeights:
                 for _ in gathered:  # the other ranks take part to the end
                     pass
                 raise

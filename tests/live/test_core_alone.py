@@ -63,6 +63,10 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     assert done.returncode == 2
     assert "sync.transport = 'reshard': has to be: object_store" in done.stderr
     assert "This installation lacks the plug-in reshard: reinstall offbeat." in done.stderr
+    done = offbeat(core, "check", recipe, "sync.quantize=fp8_block")
+    assert done.returncode == 2
+    assert "sync.quantize = 'fp8_block': has to be: null" in done.stderr
+    assert "This installation lacks the plug-in fp8_block: reinstall offbeat." in done.stderr
     for name in ("agent", "verifiers"):
         done = offbeat(core, "check", recipe, f"environment.name={name}")
         refusal = f"environment.name = '{name}': has to be: one of arithmetic, digits, gsm8k"

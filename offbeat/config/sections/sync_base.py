@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.config.wire_format_name import WireFormatName
 
 
 class BaseSyncConfig(Config):
@@ -40,7 +41,7 @@ class BaseSyncConfig(Config):
     """Name endings of tensors that `wire_dtype` does not round: the biases by which routers choose
     experts."""
 
-    quantize: Literal["fp8_block"] | None = None
+    quantize: WireFormatName = None
     """Form in which vLLM engines hold matrices. fp8_block: float8_e4m3fn with a scale per block of
     128 x 128, rounded once by the trainer, as in DeepSeek-V3's files. null: `wire_dtype`."""
 

@@ -34,17 +34,17 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.exchanged_weights import exchanged_weights, whole_of
 from offbeat.trainers.torch.proof import Witness
-from offbeat.trainers.torch.quantized_pass import exchanged_weights, whole_of
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.weight_sync.manifest import Adapter
-from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import GatheredSource
+from offbeat.weight_sync.wire_format import policy_of
 
 
 @contextmanager

@@ -40,9 +40,8 @@ from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import write_on_first_rank
 from offbeat.trainers.receiver_names import file_shapes
-from offbeat.weight_sync.precision import is_quantized
-from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
@@ -108,25 +107,25 @@ class BoxedTrainer(ModelTrainer):
         return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
 
     @contextmanager
-    def _quantized_matrices(self) -> Generator[None]:
+    def _quantized_matrices(self, wire_format: WireFormat) -> Generator[None]:
         """Give each matrix that releases quantize the values that engines compute with. All ranks.
 
         Inside the block this rank's share of those matrices is in memory twice.
         """
         weights, mine = self.local_weights, dict[str, list[TensorBox]]()
         for box in self.boxes:
-            if is_quantized(box.tensor, box.whole):
+            if wire_format.converts(box.tensor, box.whole):
                 mine.setdefault(box.tensor, []).append(box)
         names = {box.parameter for boxes in mine.values() for box in boxes}
         kept = {name: weights[name].detach().clone() for name in names}
-        whole, cut = self.gathering.cut_by_blocks()
+        whole, cut = self.gathering.aligned_and_cut(wire_format)
         try:
             for name in whole:
                 for box in mine.get(name, ()):
                     view = view_of(weights, box)
-                    view.copy_(rounded(name, view))
+                    view.copy_(wire_format.rounded(name, view))
             for name, tensor in self.gathering.in_batches(cut, weights):
-                values = rounded(name, tensor)
+                values = wire_format.rounded(name, tensor)
                 for box in mine.get(name, ()):
                     view_of(weights, box).copy_(values[box.region.slices])
             yield

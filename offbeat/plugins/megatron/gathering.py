@@ -18,8 +18,8 @@ from offbeat.plugins.megatron.errors import IncompleteWeights
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import ROUTER_BIAS, TensorBox, is_router_bias
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.weight_sync.precision import is_quantized, scale_region
 from offbeat.weight_sync.region import Region, Shape
+from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 _BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
 
@@ -60,16 +60,16 @@ class TensorGather:
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]
 
-    def cut_by_blocks(self) -> tuple[list[str], list[str]]:
-        """Return the matrices that releases quantize: whose pieces end with blocks, and the others.
+    def aligned_and_cut(self, wire_format: WireFormat) -> tuple[list[str], list[str]]:
+        """Return the matrices that releases quantize: whose pieces are quantized alone, and the others.
 
         Equal on all ranks.
         """
         whole, cut = list[str](), list[str]()
         for name, shape in self.shapes.items():
-            if is_quantized(name, shape):
+            if wire_format.converts(name, shape):
                 regions = (each.box.region for each in self._pieces[name])
-                is_whole = all(scale_region(each, shape) is not None for each in regions)
+                is_whole = all(wire_format.is_aligned(each, shape) for each in regions)
                 (whole if is_whole else cut).append(name)
         return whole, cut
 

@@ -27,9 +27,9 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.region import PlacedTensor, Placement
 from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers
+from offbeat.weight_sync.wire_format import policy_of
 
 MIB: Final = 1 << 20
 _GB: Final = 1e9

@@ -21,7 +21,6 @@ from offbeat.weight_sync.chunks import (
     parts_of,
     walk,
 )
-from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.fingerprints import (
     PackedWeights,
     fingerprint_chunk,
@@ -29,9 +28,8 @@ from offbeat.weight_sync.fingerprints import (
     tensor_difference,
 )
 from offbeat.weight_sync.manifest import Manifest, TensorSpec
-from offbeat.weight_sync.precision import FP8, FP8_BLOCK
-from offbeat.weight_sync.quantize import wire_tensors
 from offbeat.weight_sync.served import ServedWeights, TensorDifference, TensorFingerprint
+from offbeat.weight_sync.wire_format import formats_by_dtype
 
 
 class Leg(enum.StrEnum):
@@ -142,14 +140,17 @@ def _as_released(
     named: Iterator[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that a release has, in the trainer's types, or quantized as it was."""
+    formats = formats_by_dtype()
     for name, tensor in named:
         spec = specs.get(name)
         if spec is None or tuple(tensor.shape) != spec.shape:
             continue
         source = tensor.to(getattr(torch, spec.source_dtype or spec.dtype))
-        quantized = spec.dtype == FP8 and spec.source_dtype not in ("", FP8)
-        policy = WirePolicy(quantize=FP8_BLOCK if quantized else None)
-        yield from wire_tensors([(name, source)], policy)
+        wire_format = formats.get(spec.dtype)
+        if wire_format is None or spec.source_dtype in ("", spec.dtype):
+            yield name, source
+        else:
+            yield from wire_format.tensors([(name, source)])
 
 
 def _wire(

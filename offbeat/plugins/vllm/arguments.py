@@ -11,7 +11,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.plugins.vllm.coverage import coverage_of
 from offbeat.plugins.vllm.errors import EngineArgsRefused
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
-from offbeat.weight_sync.precision import quantization_config
+from offbeat.weight_sync.wire_format import find_wire_format
 
 TRANSFER_BACKEND: Final = "offbeat_shm"
 _EXTENSION: Final = "offbeat.plugins.vllm.worker_extension.WorkerExtension"
@@ -61,7 +61,8 @@ def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
     if spec.quantize is None:
         return {}
     files = coverage_of(spec.model.path, spec.model.dtype).tensors
-    quantization = quantization_config((name, shape) for name, (shape, _) in files.items())
+    tensors = ((name, shape) for name, (shape, _) in files.items())
+    quantization = find_wire_format(spec.quantize).engine_config(tensors)
     return {"load_format": "dummy", "hf_overrides": {"quantization_config": quantization}}
 
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.precision import wire_metas
+from offbeat.weight_sync.wire_format import wire_metas
 
 _LENGTH_BYTES: Final = 8
 _FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -61,9 +61,7 @@ class Coverage:
                 raise TransferRefused(epoch, f"dtype of {spec.name}", spec.dtype, want)
 
 
-def coverage_of(
-    model_path: str, dtype: str, quantize: Literal["fp8_block"] | None = None
-) -> Coverage:
+def coverage_of(model_path: str, dtype: str, quantize: str | None = None) -> Coverage:
     """Read the headers of a Hugging Face directory's safetensors files; return the coverage.
 
     ``quantize``: how an engine holds the matrices of these files; None: as they are.

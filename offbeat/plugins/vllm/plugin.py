@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import EnginePlugin
+from offbeat.doors import is_absent
 from offbeat.messages.finding import Finding
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
@@ -52,10 +53,12 @@ class VllmPlugin(EnginePlugin):
     def check_model(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that vLLM computes the model as the trainer does, and loads what it sends."""
         from offbeat.plugins.vllm.checks import check_vllm_model
-        from offbeat.plugins.vllm.precision_check import check_precision
 
         yield from check_vllm_model(config)
-        yield from check_precision(config)
+        if not is_absent("wire_format", "fp8_block"):  # it knows which pairs of formats fit
+            from offbeat.plugins.vllm.precision_check import check_precision
+
+            yield from check_precision(config)
 
 
 ENGINE: Final = VllmPlugin()

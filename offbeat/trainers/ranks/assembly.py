@@ -16,11 +16,10 @@ from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
 from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.precision import policy_of, wire_metas
-from offbeat.weight_sync.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
+from offbeat.weight_sync.wire_format import policy_of, wire_held, wire_metas, wire_regions
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])
 Section = TypeVar("Section", bound=ModelTrainerConfig)
@@ -61,7 +60,7 @@ def source_of(
 
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
-        PrecisionRefused: Weights cannot be converted to the engines' formats.
+        OffbeatError: Weights cannot be converted to the engines' formats.
     """
     sync, weight_metas = spec.config.sync, list(metas)
     names = _names_of(spec, weight_metas)
@@ -93,8 +92,8 @@ def shards_of(
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
         WeightsNotCovered: The ranks together do not hold a tensor completely.
-        PrecisionRefused: Weights cannot be converted to the engines' formats.
-        UnalignedBlocks: A rank holds part of a block that is quantized as a whole.
+        OffbeatError: Weights cannot be converted to the engines' formats, or a rank holds a part of
+            something that is converted as a whole.
     """
     sync = spec.config.sync
     if not sync.sends_regions(peers.size):

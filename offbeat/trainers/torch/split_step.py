@@ -52,7 +52,6 @@ from offbeat.trainers.torch.model import (
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 from offbeat.trainers.torch.proof import Witness, prove_sharding
-from offbeat.trainers.torch.quantized_pass import quantized_matrices
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
@@ -64,6 +63,7 @@ from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
@@ -145,8 +145,8 @@ class TorchTrainer(ReloadableTrainer):
     def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         return top_logprobs(self._model, prompts, count, self._features_of)
 
-    def _quantized_matrices(self) -> AbstractContextManager[None]:
-        return quantized_matrices(self._model)
+    def _quantized_matrices(self, wire_format: WireFormat) -> AbstractContextManager[None]:
+        return wire_format.trained_pass(self._model)
 
     # --- weights in and out ----------------------------------------------------------------------
 

@@ -296,7 +296,9 @@ def quantized_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -
     """Of quantized matrices; and whether the weights have stayed what they were."""
     trainer = make(path, cut)
     digest = trainer.weights_digest()
-    return trainer.top_logprobs(prompts, 8, quantized=True), trainer.weights_digest() == digest
+    return trainer.top_logprobs(
+        prompts, 8, quantize="fp8_block"
+    ), trainer.weights_digest() == digest
 
 
 def exported(

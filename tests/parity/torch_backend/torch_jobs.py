@@ -207,7 +207,7 @@ def quantized_logprobs(
     """Of quantized matrices, and of the weights as they are; and whether these have stayed."""
     trainer = make(peers, path, cut)
     digest, plain = trainer.weights_digest(), trainer.top_logprobs(prompts, 8)
-    quantized = trainer.top_logprobs(prompts, 8, quantized=True)
+    quantized = trainer.top_logprobs(prompts, 8, quantize="fp8_block")
     stays = trainer.weights_digest() == digest and trainer.top_logprobs(prompts, 8) == plain
     return quantized, plain, stays
 

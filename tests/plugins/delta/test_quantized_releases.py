@@ -24,10 +24,8 @@ from offbeat.weight_sync.precision import (
     UnalignedBlocks,
     is_quantized,
     unquantized_modules,
-    wire_metas,
 )
 from offbeat.weight_sync.quantize import UnquantizableWeights, dequantize, quantize
-from offbeat.weight_sync.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.region_tensors import joined_release
@@ -35,6 +33,7 @@ from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.wire_format import wire_held, wire_metas, wire_regions
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -26,12 +26,14 @@ from offbeat.trainers.expert_names import named_apart
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.quantized_pass import as_quantized, has_quantized
 from offbeat.weight_sync import canary
-from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
-from offbeat.weight_sync.precision import BLOCK, FP8, wire_formats
-from offbeat.weight_sync.quantize import Quantized, dequantize, quantize, wire_tensors
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy, wire_dtypes
+from offbeat.weight_sync.precision import BLOCK, FP8
+from offbeat.weight_sync.quantize import Quantized, dequantize, quantize
+from offbeat.weight_sync.wire_format import find_wire_format, wire_tensors
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
-FORMATS = wire_formats("bfloat16", ObjectStoreSyncConfig(quantize="fp8_block"))
+FORMAT = find_wire_format("fp8_block")
+DTYPES = wire_dtypes("bfloat16", ObjectStoreSyncConfig(quantize="fp8_block"))
 Release = dict[str, Tensor]
 DOWN = "model.layers.0.mlp.down_proj.weight"
 GATE = "model.layers.1.mlp.gate_proj.weight"
@@ -72,9 +74,9 @@ def trainer_of(path: Path, dtype: str = "bfloat16") -> TorchTrainer:
 
 
 def canary_of(trainer: TorchTrainer, *, rounds_activations: bool = False) -> Canary:
-    asked = canary.prompts(trainer.vocabulary, canary.QUANTIZED_PROMPTS)
-    expected = trainer.top_logprobs(asked, canary.KEPT, quantized=True)
-    allowed = canary.tolerance(*FORMATS, rounds_activations=rounds_activations)
+    asked = canary.prompts(trainer.vocabulary, FORMAT.canary_prompts)
+    expected = trainer.top_logprobs(asked, canary.KEPT, quantize="fp8_block")
+    allowed = canary.tolerance(*DTYPES, rounds_activations=rounds_activations)
     return Canary(asked, *expected, allowed)
 
 
@@ -175,7 +177,7 @@ def test_the_trainer_s_weights_are_what_they_were_after_a_canary_even_of_a_faile
     broken = trainer.module.get_submodule(GATE.removesuffix(".weight"))
     hook = broken.register_forward_hook(fail)
     with pytest.raises(ArithmeticError):
-        trainer.top_logprobs([[1, 2]], 1, quantized=True)
+        trainer.top_logprobs([[1, 2]], 1, quantize="fp8_block")
     hook.remove()
     after = dict(trainer.module.named_parameters())
     assert all(after[name] is each for name, each in before.items())
@@ -193,7 +195,7 @@ def test_experts_that_the_trainer_joins_are_rounded_one_by_one(tmp_path: Path) -
     made.save_pretrained(tmp_path)
     trainer = trainer_of(tmp_path, "float32")
     asked = canary.prompts(trainer.vocabulary)
-    got = trainer.top_logprobs(asked, canary.KEPT, quantized=True)
+    got = trainer.top_logprobs(asked, canary.KEPT, quantize="fp8_block")
     plain = trainer.top_logprobs(asked, canary.KEPT)
     with torch.no_grad():
         for name, each in trainer.module.named_parameters():

@@ -16,9 +16,9 @@ from offbeat.weight_sync.chunks import pack, tensor_views, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, named_weights
+from offbeat.weight_sync.wire_format import policy_of
 from tests.support.weight_models import Model, weights
 
 

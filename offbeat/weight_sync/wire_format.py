@@ -1,0 +1,99 @@
+"""Formats of weights between trainer and engines, as a recipe asks for them. Pure.
+
+    trainer            engine      on the wire
+    bf16, fp16, fp32   the same    rounded once, by the sender (``WirePolicy.dtype``)
+    bf16, fp16, fp32   a format    converted once, by the sender (``WirePolicy.quantize``)
+    a format           the same    the bytes
+
+Every other pair is refused by name before anything starts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from offbeat.config.sections.sync_base import BaseSyncConfig
+from offbeat.doors import find_plugin, plugins_of
+from offbeat.weight_sync.buckets import NamedRegion
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.manifest import TensorMeta
+from offbeat.weight_sync.region import Shape
+from offbeat.weight_sync.wire_format_plugin import WireFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from offbeat.weight_sync.receiver import TensorRegion
+
+
+def policy_of(sync: BaseSyncConfig) -> WirePolicy:
+    """Return the wire formats that a recipe asks for."""
+    return WirePolicy(sync.wire_dtype, sync.keep_float32, sync.quantize)
+
+
+def find_wire_format(name: str) -> WireFormat:
+    """Return the plug-in of a format.
+
+    Raises:
+        PluginUnusable: No package brings it, or its import fails.
+    """
+    return cast("WireFormat", find_plugin("wire_format", name))
+
+
+def formats_by_dtype() -> dict[str, WireFormat]:
+    """Return the formats of this package by the dtype of what they convert."""
+    formats = cast("dict[str, WireFormat]", plugins_of("wire_format"))
+    return {each.dtype: each for each in formats.values()}
+
+
+def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> Iterator[TensorMeta]:
+    """Yield every tensor of a release as it travels.
+
+    Raises:
+        OffbeatError: For all tensors together that ``policy.quantize`` cannot convert.
+    """
+    if policy.quantize is not None:
+        return find_wire_format(policy.quantize).metas(metas, policy)
+    return (TensorMeta(name, shape, policy(name, dtype), dtype) for name, shape, dtype in metas)
+
+
+def wire_tensors(
+    named: "Iterator[tuple[str, Tensor]]", policy: WirePolicy
+) -> "Iterator[tuple[str, Tensor]]":
+    """Yield tensors in the order and form of ``wire_metas``, but for the rounding of packing.
+
+    Raises:
+        UnconvertibleWeights: ``policy.quantize`` cannot represent a matrix.
+    """
+    return named if policy.quantize is None else find_wire_format(policy.quantize).tensors(named)
+
+
+def wire_regions(
+    held: "Iterable[TensorRegion]", shapes: Mapping[str, Shape], policy: WirePolicy
+) -> "Iterator[TensorRegion]":
+    """Yield the regions of one rank as ``wire_tensors`` yields whole tensors.
+
+    Args:
+        held: Regions, under the names of the release.
+        shapes: Shapes of the whole tensors, by those names.
+        policy: Wire formats.
+
+    Raises:
+        OffbeatError: A region cuts what ``policy.quantize`` converts as a whole.
+        UnconvertibleWeights: It cannot represent a matrix.
+    """
+    if policy.quantize is None:
+        return iter(held)
+    return find_wire_format(policy.quantize).regions(held, shapes)
+
+
+def wire_held(
+    held: Iterable[NamedRegion], shapes: Mapping[str, Shape], policy: WirePolicy
+) -> list[NamedRegion]:
+    """Return names and regions of ``wire_regions`` without computing a value.
+
+    Raises:
+        OffbeatError: For all regions together that cut what is converted as a whole.
+    """
+    if policy.quantize is None:
+        return list(held)
+    return find_wire_format(policy.quantize).held(held, shapes)
