@@ -4,8 +4,8 @@
 # ruff: noqa: PLC0415 -- vLLM warns as it is imported, which only a test's own filter lets pass
 import torch
 
-from offbeat.weight_sync.precision import quantization_config
-from offbeat.weight_sync.quantize import dequantize, quantize
+from offbeat.plugins.float8.precision import quantization_config
+from offbeat.plugins.float8.quantize import dequantize, quantize
 
 WHOLE = [(256, 384), (128, 128), (640, 256)]
 """Shapes that end with blocks: vLLM's function takes no others."""

@@ -32,13 +32,13 @@ class Float8Blocks(WireFormat):
 
     def converts(self, name: str, shape: "Shape") -> bool:
         """Return whether the tensor with this name is a matrix that engines compute layers with."""
-        from offbeat.weight_sync.precision import is_quantized
+        from offbeat.plugins.float8.precision import is_quantized
 
         return is_quantized(name, shape)
 
     def is_aligned(self, region: "Region", shape: "Shape") -> bool:
         """Return whether a region of a matrix cuts no block."""
-        from offbeat.weight_sync.precision import scale_region
+        from offbeat.plugins.float8.precision import scale_region
 
         return scale_region(region, shape) is not None
 
@@ -50,7 +50,7 @@ class Float8Blocks(WireFormat):
         Raises:
             PrecisionRefused: For all tensors together that have no such format.
         """
-        from offbeat.weight_sync.precision import quantized_metas
+        from offbeat.plugins.float8.precision import quantized_metas
 
         return quantized_metas(metas, policy)
 
@@ -60,7 +60,7 @@ class Float8Blocks(WireFormat):
         Raises:
             UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
         """
-        from offbeat.weight_sync.quantize import quantized_tensors
+        from offbeat.plugins.float8.quantize import quantized_tensors
 
         return quantized_tensors(named)
 
@@ -73,7 +73,7 @@ class Float8Blocks(WireFormat):
             UnalignedBlocks: A region of a matrix to quantize cuts a block.
             UnquantizableWeights: It holds an infinity or a NaN.
         """
-        from offbeat.weight_sync.quantized_regions import quantized_regions
+        from offbeat.plugins.float8.quantized_regions import quantized_regions
 
         return quantized_regions(held, shapes)
 
@@ -85,7 +85,7 @@ class Float8Blocks(WireFormat):
         Raises:
             UnalignedBlocks: For all regions together that cut a block.
         """
-        from offbeat.weight_sync.quantized_regions import quantized_held
+        from offbeat.plugins.float8.quantized_regions import quantized_held
 
         return quantized_held(held, shapes)
 
@@ -95,19 +95,19 @@ class Float8Blocks(WireFormat):
         Raises:
             UnquantizableWeights: A block holds an infinity or a NaN.
         """
-        from offbeat.weight_sync.quantize import rounded
+        from offbeat.plugins.float8.quantize import rounded
 
         return rounded(name, matrix)
 
     def trained_pass(self, model: "nn.Module") -> AbstractContextManager[None]:
         """Return a context in which a model computes as engines do that hold quantized matrices."""
-        from offbeat.trainers.torch.quantized_pass import quantized_matrices
+        from offbeat.plugins.float8.trained_pass import quantized_matrices
 
         return quantized_matrices(model)
 
     def engine_config(self, tensors: "Iterable[tuple[str, Shape]]") -> dict[str, object]:
         """Return the ``quantization_config`` of an engine that loads these blocks."""
-        from offbeat.weight_sync.precision import quantization_config
+        from offbeat.plugins.float8.precision import quantization_config
 
         return quantization_config(tensors)
 

@@ -28,10 +28,10 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
+from offbeat.plugins.float8.precision import BLOCK, scale_region
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.precision import BLOCK, scale_region
 from offbeat.weight_sync.region import (
     PlacedTensor,
     Placement,

@@ -8,8 +8,7 @@ from typing import Any, Final, cast
 from offbeat.config.base import of_kind
 from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.plugins.vllm.section import VllmGeneratorConfig
-from offbeat.weight_sync.precision import (
+from offbeat.plugins.float8.precision import (
     FP8_BLOCK,
     PrecisionRefused,
     Refusal,
@@ -17,7 +16,8 @@ from offbeat.weight_sync.precision import (
     is_quantized,
     scheme_of,
 )
-from offbeat.weight_sync.precision_pairs import MatrixCuts, refused_pairs
+from offbeat.plugins.float8.precision_pairs import MatrixCuts, refused_pairs
+from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 _SUBJECT: Final = "precision"
 

@@ -19,10 +19,10 @@ from parity_cases import MegatronCut as Cut
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.plugins.float8.trained_pass import as_quantized, has_quantized
 from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.plugins.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.logprobs import largest_logprobs
-from offbeat.trainers.torch.quantized_pass import as_quantized, has_quantized
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import ModuleReceiver

@@ -17,7 +17,7 @@ from offbeat.messages.failures import (
     DeadlineExceeded,
     OffbeatError,
 )
-from offbeat.weight_sync.precision import RefusedPair
+from offbeat.plugins.float8.precision import RefusedPair
 
 PACKAGE = Path(offbeat.__file__).parent
 VALUES: dict[Any, Any] = {

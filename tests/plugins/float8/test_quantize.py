@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.weight_sync.precision import BLOCK, scale_region
-from offbeat.weight_sync.quantize import (
+from offbeat.plugins.float8.precision import BLOCK, scale_region
+from offbeat.plugins.float8.quantize import (
     LARGEST,
     Quantized,
     UnquantizableWeights,

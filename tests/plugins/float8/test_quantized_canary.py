@@ -22,13 +22,13 @@ from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import Canary, CanaryAnswer
+from offbeat.plugins.float8.precision import BLOCK, FP8
+from offbeat.plugins.float8.quantize import Quantized, dequantize, quantize
+from offbeat.plugins.float8.trained_pass import as_quantized, has_quantized
 from offbeat.trainers.expert_names import named_apart
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.quantized_pass import as_quantized, has_quantized
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy, wire_dtypes
-from offbeat.weight_sync.precision import BLOCK, FP8
-from offbeat.weight_sync.quantize import Quantized, dequantize, quantize
 from offbeat.weight_sync.wire_format import find_wire_format, wire_tensors
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from offbeat.weight_sync.dtypes import SCALE_SUFFIX
-from offbeat.weight_sync.precision import (
+from offbeat.plugins.float8.precision import (
     UnalignedBlocks,
     is_quantized,
     scale_region,
 )
-from offbeat.weight_sync.quantize import quantize
+from offbeat.plugins.float8.quantize import quantize
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, Shape
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from offbeat.weight_sync.precision import (
+from offbeat.plugins.float8.precision import (
     BLOCK,
     FP8_BLOCK,
     Refusal,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from offbeat.plugins.float8.precision import BLOCK, is_quantized, scale_shape
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX
-from offbeat.weight_sync.precision import BLOCK, is_quantized, scale_shape
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.wire_format_plugin import UnconvertibleWeights
 

@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from offbeat.plugins.float8.precision import is_quantized
+from offbeat.plugins.float8.quantize import rounded
 from offbeat.trainers.expert_names import APART, named_apart
 from offbeat.trainers.torch.exchanged_weights import exchanged_weights
-from offbeat.weight_sync.precision import is_quantized
-from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.region import Shape
 
 

@@ -11,6 +11,14 @@ from torch import Tensor, nn
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.delta.kept_release import HeldRelease, rebuilt
+from offbeat.plugins.float8.precision import (
+    FP8,
+    PrecisionRefused,
+    UnalignedBlocks,
+    is_quantized,
+    unquantized_modules,
+)
+from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, quantize
 from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import plan_buckets
@@ -18,14 +26,6 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.precision import (
-    FP8,
-    PrecisionRefused,
-    UnalignedBlocks,
-    is_quantized,
-    unquantized_modules,
-)
-from offbeat.weight_sync.quantize import UnquantizableWeights, dequantize, quantize
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.region_tensors import joined_release
