@@ -28,7 +28,6 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
-from offbeat.plugins.float8.precision import BLOCK, scale_region
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
@@ -165,6 +164,11 @@ def _on_side(
 @cache
 def _of_scales(of_matrix: Placement, shape: Shape) -> Placement:
     """Place the scales of a quantized matrix with the blocks that they belong to."""
+    from offbeat.plugins.float8.precision import (  # noqa: PLC0415 -- other releases have no scales
+        BLOCK,
+        scale_region,
+    )
+
     parts = list[tuple[Region, Ranks]]()
     for region, ranks in of_matrix.parts:
         scaled = scale_region(region, shape)

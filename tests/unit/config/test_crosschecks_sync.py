@@ -27,31 +27,6 @@ def test_embedded_engines_serve_the_type_of_the_model() -> None:
     assert messages({"wire_dtype": "bfloat16"}, dtype="bfloat16") == []
 
 
-def test_quantized_releases_are_for_engines_that_compute_with_them() -> None:
-    (text,) = adapters(sync={"quantize": "fp8_block"}, **BFLOAT16)
-    assert "sync.quantize=fp8_block does not fit generator.backend=embedded" in text
-    assert "or set generator.backend to vllm." in text
-    vllm = {"backend": "vllm"}
-    assert adapters(sync={"quantize": "fp8_block"}, generator=vllm, **BFLOAT16) == []
-    (text,) = adapters(sync={"quantize": "fp8_block"}, generator=vllm)
-    assert "they serve float32. Set sync.wire_dtype to bfloat16" in text
-    both = {"quantize": "fp8_block", "wire_dtype": "bfloat16"}
-    assert adapters(sync=both, generator=vllm) == []
-    (text,) = adapters(sync=both, generator=vllm, trainer={"lora": {}})
-    assert "trainer.lora sends unrounded" in text
-
-
-def test_quantized_releases_for_embedded_engines_are_one_problem_whose_fixes_work() -> None:
-    (text,) = adapters(sync={"quantize": "fp8_block"})
-    assert (
-        "Leave sync.quantize out, or set generator.backend to vllm and sync.wire_dtype to bfloat16."
-        in text
-    )
-    assert adapters() == []
-    fixed = {"quantize": "fp8_block", "wire_dtype": "bfloat16"}
-    assert adapters(sync=fixed, generator={"backend": "vllm"}) == []
-
-
 @pytest.mark.parametrize("key", ["quantization", "hf_overrides", "load_format"])
 def test_what_quantize_sets_of_vllm_is_set_once(key: str) -> None:
     vllm = {"backend": "vllm", "vllm": {"engine_args": {key: "x"}}}
