@@ -47,7 +47,7 @@ DIST_TOOLS := $(DIST_VENV)/tools/bin/python -m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run dist run-agent run-images test test-on-actors test-units test-in-process test-newest test-versions test-lowest-core test-newest-core test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
+.PHONY: help run dist run-agent run-images test test-on-actors test-core test-plugins test-in-process test-newest test-versions test-lowest-core test-newest-core test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -58,6 +58,7 @@ help:
 	@echo '                 (PYTHON=python3.12 make test-newest; 6 GB where pip chooses a CUDA build of torch)'
 	@echo 'make test-versions  the tests of the core and a run without Ray, with the oldest and the newest packages'
 	@echo '                 (in .venv-lowest and .venv-newest; LOWEST_PYTHON=python3.12: not newer, for lack of wheels)'
+	@echo 'make test-core the unit tests of the core, with the folder of plug-ins moved away (ARGS="-k ledger")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-verifiers  environments of verifiers, conversations by renderers (in an environment of its own)'
@@ -97,13 +98,13 @@ run-images: $(VISION_STAMP)
 	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
 # Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Two at a time fill
-# two cores. The last two rooms of the unit tests run behind the tests in process, which are done first.
-LAST_UNITS := tests/unit/trainers tests/unit/weight_sync
-IN_PROCESS := $(filter-out tests/unit/ tests/ray/ tests/ray_jobs/,$(wildcard tests/*/)) $(LAST_UNITS)
+# two cores.
+IN_PROCESS := $(filter-out tests/unit/ tests/plugins/ tests/ray/ tests/ray_jobs/,$(wildcard tests/*/))
+WITHOUT_RAY := not ray and not long
 
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=line test-on-actors test-units test-in-process
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=line test-on-actors test-core test-plugins test-in-process
 else
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
@@ -112,11 +113,17 @@ endif
 test-on-actors: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/live tests/contract -m "ray and not long"
 
-test-units: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/unit $(LAST_UNITS:%=--ignore=%) -m "not ray and not long"
+# The core's unit tests, in a copy of the tree without plug-ins.
+CORE_TREE := runs/core
+test-core: $(DEV_STAMP)
+	$(BIN)/python tools/core_tree.py $(CORE_TREE)
+	cd $(CORE_TREE) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit -m "not plugins and $(WITHOUT_RAY)" $(ARGS)
+
+test-plugins: $(DEV_STAMP)
+	$(BIN)/python -m pytest tests/plugins tests/unit -m "plugins and $(WITHOUT_RAY)"
 
 test-in-process: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(IN_PROCESS) -m "not ray and not long"
+	$(BIN)/python -m pytest $(IN_PROCESS) -m "$(WITHOUT_RAY)"
 
 test-newest: $(NEWEST_STAMP)
 	$(NEWEST_VENV)/bin/python -m pytest $(ARGS)

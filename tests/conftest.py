@@ -1,6 +1,7 @@
 """What every test runs under: one compute thread, no model hub, property tests without a time limit."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +29,42 @@ LONG: Final = (
 """What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""
 
 
+CORE: Final = "not plugins and not ray and not long"
+"""Tests that pass with ``offbeat/plugins/`` moved away."""
+
+IMPORTS_A_PLUGIN: Final = re.compile(r"^(?:from|import) offbeat\.plugins\b", re.MULTILINE)
+
+
+OF_ALL_FILES: Final = ("unit/benchmarks", "unit/examples")
+"""Tests of files beside the package; those directly in ``unit`` read the whole repository."""
+
+
+def needs_plugins(path: Path) -> bool:
+    """Return whether a test module is about more than the core, or imports a plug-in."""
+    if HERE / "plugins" in path.parents:
+        return True
+    if path.suffix != ".py" or HERE / "unit" not in path.parents:
+        return False
+    is_of_all = path.parent == HERE / "unit" or any(
+        HERE / each in path.parents for each in OF_ALL_FILES
+    )
+    return is_of_all or bool(IMPORTS_A_PLUGIN.search(path.read_text()))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave such modules out where the tests of ``plugins`` are: ``make test-core``."""
+    is_core = config.getoption("markexpr") == CORE
+    return True if is_core and needs_plugins(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # a folder of Ray tests sets a shorter timeout where there is none
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(HERE / each) for each in LONG):
             item.add_marker(pytest.mark.long)
             item.add_marker(pytest.mark.timeout(600))
+        if needs_plugins(item.path):
+            item.add_marker(pytest.mark.plugins)
 
 
 def pytest_configure(config: pytest.Config) -> None:

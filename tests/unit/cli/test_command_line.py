@@ -54,6 +54,7 @@ def test_a_misspelt_option_is_named_with_the_nearest() -> None:
     assert (refused.exit_code, "--resume" in refused.stderr) == (2, True)
 
 
+@pytest.mark.plugins
 def test_a_command_prints_to_a_stream_that_has_fewer_characters_than_its_text(
     tmp_path: Path,
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_command_prints_to_a_stream_that_has_fewer_characters_than_its_text(
     assert b"sums-?" in done.stdout
 
 
+@pytest.mark.plugins
 def test_a_tilde_that_the_shell_leaves_is_the_home_directory(tmp_path: Path) -> None:
     shown_run.finished(tmp_path / "run", 2)
     subprocess.run(
@@ -170,6 +172,7 @@ def ended_run(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.plugins
 def test_a_directory_without_a_run_cannot_be_resumed() -> None:
     result = offbeat("train", STUB, "--resume", "runs/nothing")
     assert result.exit_code == 2
@@ -200,6 +203,7 @@ def test_training_needs_a_recipe_or_a_run() -> None:
     assert "Name a RECIPE" in offbeat("train").stderr
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("recipe", [(), (STUB,)], ids=["its own config", "a recipe"])
 def test_an_override_of_what_a_run_is_made_of_is_refused_with_key_values_and_fix(
     ended_run: Path, recipe: tuple[str, ...]
@@ -212,12 +216,14 @@ def test_an_override_of_what_a_run_is_made_of_is_refused_with_key_values_and_fix
     )
 
 
+@pytest.mark.plugins
 def test_an_override_that_is_wrong_is_reported_as_one(ended_run: Path) -> None:
     result = offbeat("train", "steps=many", "--resume", str(ended_run))
     assert result.exit_code == 2
     assert "steps = 'many': has to be: integer, at least 1" in result.stderr
 
 
+@pytest.mark.plugins
 def test_a_run_whose_weights_travelled_over_gloo_names_what_to_resume_with(
     ended_run: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +280,7 @@ def test_more_steps_than_anybody_takes_are_refused() -> None:
     assert "has to be: integer, at least 1, at most 1000000000" in result.stderr
 
 
+@pytest.mark.plugins
 def test_a_resumed_run_has_one_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     make_run_dir(load_recipe(STUB).config, run)

@@ -29,6 +29,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.plugins
 def test_a_starter_is_a_recipe_whose_every_path_is_inside_it(starter: Path) -> None:
     config = load_recipe(starter / "recipe.yaml").config
     paths = [config.model.path, config.data.path, config.eval.path]
@@ -40,6 +41,7 @@ def test_the_reward_of_a_starter_passes_its_test(starter: Path) -> None:
     subprocess.run([sys.executable, "test_rewards.py"], cwd=starter, check=True)
 
 
+@pytest.mark.plugins
 def test_a_starter_of_an_agent_is_a_recipe_whose_every_path_and_target_is_inside_it(
     tmp_path: Path,
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_starter_says_what_to_type_next(
     assert commands[-1][2] == run
 
 
+@pytest.mark.plugins
 def test_a_loss_comes_with_its_test_and_with_a_recipe_where_there_is_none(tmp_path: Path) -> None:
     printed = offbeat("init", "--loss", str(tmp_path)).output
     assert "offbeat train recipe.yaml algorithm.loss.target=losses:loss" in printed

@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "command",
     [
@@ -59,6 +60,7 @@ def test_what_needs_neither_torch_nor_ray_works_without_them(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("absent", "command", "package"),
     [

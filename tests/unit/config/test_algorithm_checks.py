@@ -130,6 +130,7 @@ def test_a_teachers_part_is_not_divided_by_the_deviation_of_rewards() -> None:
     assert "algorithm.loss.step_std=true would divide the teacher's part" in text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(("backend", "refused"), [("megatron", True), ("torch", False)])
 def test_a_teacher_needs_the_torch_trainer(backend: str, refused: bool) -> None:
     recipe = {

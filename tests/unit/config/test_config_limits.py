@@ -96,6 +96,7 @@ def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
     assert payload_bytes(columns(3, 1, 63, left_out=left_out)) <= max_group_bytes(run)
 
 
+@pytest.mark.plugins
 def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
     def agent(**rollout: int | str) -> RunConfig:
         return config(
@@ -114,6 +115,7 @@ def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
     assert max_group_bytes(masks) == max_group_bytes(agent(branches="mask"))
 
 
+@pytest.mark.plugins
 def test_the_branches_of_an_agents_samples_fit_its_group() -> None:
     run = config(
         samples_per_group=3, environment={"name": "agent"}, generator={"max_model_len": 64}
@@ -128,6 +130,7 @@ def test_the_branches_of_an_agents_samples_fit_its_group() -> None:
     assert payload_bytes(whole) <= max_group_bytes(run)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1, 1), 1), ((2, 3, 4, 5), 120)])
 def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, ...], ranks: int) -> None:
     names = ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel")

@@ -1,12 +1,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from offbeat.config.reference import document, is_repeated
 from offbeat.config.schema import known_keys
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
+@pytest.mark.plugins
 def test_the_configuration_page_is_what_the_models_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == document(), (
         "docs/configuration.md is out of date; run: python -m offbeat.config.reference"

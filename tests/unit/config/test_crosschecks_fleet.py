@@ -18,6 +18,7 @@ def test_a_run_that_requires_more_engines_than_it_has_is_refused() -> None:
     )
 
 
+@pytest.mark.plugins
 def test_more_trainer_ranks_than_any_machine_has_are_refused_at_once() -> None:
     encoder = {"data_parallel": 1, "tensor_parallel": 10**12}
     assert found(trainer={"backend": "torch", "encoder": encoder})[0] == (
@@ -27,6 +28,7 @@ def test_more_trainer_ranks_than_any_machine_has_are_refused_at_once() -> None:
     )
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [

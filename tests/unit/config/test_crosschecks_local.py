@@ -32,6 +32,7 @@ def test_one_copy_works_with_one_process_without_staleness_and_several_engines()
     assert messages(config(sync={"mode": "drain"}, trainer={"freeze": ["*embed*"]})) == []
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("sections", "key", "reason", "fix"),
     [
@@ -82,6 +83,7 @@ def test_one_copy_is_on_one_device() -> None:
     assert "trainer.device=cuda, and generator.device=cpu" in text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "sections",
     [

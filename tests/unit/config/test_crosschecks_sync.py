@@ -27,6 +27,7 @@ def test_embedded_engines_serve_the_type_of_the_model() -> None:
     assert messages({"wire_dtype": "bfloat16"}, dtype="bfloat16") == []
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("key", ["quantization", "hf_overrides", "load_format"])
 def test_what_quantize_sets_of_vllm_is_set_once(key: str) -> None:
     vllm = {"backend": "vllm", "vllm": {"engine_args": {key: "x"}}}
@@ -50,6 +51,7 @@ def adapters(**values: Any) -> list[str]:
     return [f"{each.message}. {each.hint}" for each in clashes(RunConfig.model_validate(given))]
 
 
+@pytest.mark.plugins
 def test_a_merged_release_needs_adapters_to_merge() -> None:
     (text,) = adapters(sync={"adapter": "merged"})
     assert "sync.adapter=merged has nothing to merge" in text
@@ -57,6 +59,7 @@ def test_a_merged_release_needs_adapters_to_merge() -> None:
     assert adapters(trainer={"lora": {}}) == []
 
 
+@pytest.mark.plugins
 def test_releases_of_adapters_fit_every_kind_of_engine() -> None:
     for generator in ({"backend": "vllm"}, {"backend": "embedded"}):
         for adapter in ("separate", "merged"):
@@ -64,6 +67,7 @@ def test_releases_of_adapters_fit_every_kind_of_engine() -> None:
             assert adapters(trainer={"lora": {}}, **given) == []
 
 
+@pytest.mark.plugins
 def test_adapters_on_megatron_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"trainer\.megatron\.lora"):
         adapters(trainer={"backend": "megatron", "lora": {}})

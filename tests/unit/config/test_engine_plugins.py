@@ -102,6 +102,7 @@ def test_the_resolved_recipe_loads_as_an_equal_one_also_in_another_process(tmp_p
     assert load_recipe(recipe).config.generator == config.generator
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -136,6 +137,7 @@ def test_a_package_that_is_broken_is_a_problem_of_the_recipe(package: Path) -> N
     assert found.endswith("engine torn: its import fails with RuntimeError: no such device")
 
 
+@pytest.mark.plugins
 def test_an_unknown_name_gets_the_usual_answer() -> None:
     (found,) = problems("generator.backend=rabid")
     assert found == "generator.backend: has to be: one of embedded, vllm, stub, none"
@@ -146,6 +148,7 @@ def test_the_core_has_its_engines_without_a_plugin() -> None:
     assert all(isinstance(each, EnginePlugin) for each in known_engines().values())
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "first",
     [

@@ -145,6 +145,7 @@ def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library(
         explain("trainer.optimizer.beta")
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("ours", PEER_KEYS)
 def test_what_a_key_is_translated_to_can_be_set(ours: str) -> None:
     above = ours.rpartition(".")[0]

@@ -47,6 +47,7 @@ def test_a_device_needs_no_reserved_gpu_in_one_process() -> None:
     assert clashes_of(trainer={"device": "cuda"}, generator={"device": "cuda"}) == []
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("sections", "told"),
     [

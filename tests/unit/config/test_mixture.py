@@ -39,6 +39,7 @@ def test_a_single_environment_is_one_without_a_name() -> None:
     assert environment_weights(single) == {}
 
 
+@pytest.mark.plugins
 def test_each_of_several_is_the_config_of_a_run_with_it_alone() -> None:
     views = environment_views(config({"sums": SUMS, "agent": AGENT}))
     assert views["sums"].environment.options == {"high": 9}
@@ -53,6 +54,7 @@ def test_weights_are_shares_whatever_they_are_multiples_of() -> None:
     assert environment_weights(config(mix)) == {"a": 2, "b": 3}
 
 
+@pytest.mark.plugins
 def test_limits_hold_for_the_largest_of_them_and_failures_cost_what_they_cost_alone() -> None:
     mix, sums = config({"sums": SUMS, "agent": AGENT}), config({"sums": SUMS})
     views = environment_views(mix)
@@ -66,6 +68,7 @@ def test_a_group_is_trained_under_the_turns_of_its_environment_alone() -> None:
     assert sampling_identity(config({"sums": SUMS})) != sampling_identity(config(turns))
 
 
+@pytest.mark.plugins
 def test_each_has_an_evaluation_set_of_its_own() -> None:
     held_out = {**AGENT, "eval": {"path": "/held_out.jsonl", "samples": 4}}
     mix = config({"sums": SUMS, "agent": held_out}, eval={"interval": 5, "prompts": 9})
@@ -118,5 +121,6 @@ def test_what_cannot_work_is_named_by_its_place(
     assert told in message
 
 
+@pytest.mark.plugins
 def test_limits_of_agents_are_read_where_one_environment_is_an_agent() -> None:
     assert messages({"sums": SUMS, "agent": AGENT}, rollout={"max_branches": 2}) == []

@@ -51,6 +51,7 @@ def test_a_misspelt_key_is_given_its_nearest_name_with_type_and_default(report: 
     assert "Did you mean `max_staleness`? (integer, at least 0; default" in text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -77,6 +78,7 @@ def test_a_misspelt_key_in_the_wrong_section_is_told_both(report: Report) -> Non
     assert "Did you mean `learning_rate`? `learning_rate` belongs in `trainer.optimizer`" in text
 
 
+@pytest.mark.plugins
 def test_a_key_of_several_sections_names_them_all(report: Report) -> None:
     assert "`threads` belongs in `generator` or `trainer` or `trainer.encoder`." in report(
         f"{SMALL}threads: 2"
@@ -94,6 +96,7 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
     assert "Only sampler.name=in_order has it" in text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -134,6 +137,7 @@ def test_a_key_of_another_backend_names_the_one_chosen_and_the_fix(
     assert text.startswith("1 problem in")
 
 
+@pytest.mark.plugins
 def test_a_bad_value_below_a_choice_is_reported_at_its_key(report: Report) -> None:
     text = report(SMALL, "generator={backend: vllm, vllm: {kv: all}, threads: 0}")
     assert "generator.vllm.kv = 'all': has to be: one of recompute, keep" in text
@@ -166,6 +170,7 @@ def test_a_value_out_of_range_shows_value_range_default_and_meaning(report: Repo
     assert "Default: 1. Engine actors" in text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("more", ["", "\n  slack_s: 20"])
 def test_a_recipe_with_the_removed_gloo_broadcast_names_what_to_set_instead(
     report: Report, more: str

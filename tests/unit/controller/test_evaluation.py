@@ -188,6 +188,7 @@ class HoldsPicture(FakePrompts):
         return Prompt(prompt_index, 0, prompt_index, row)
 
 
+@pytest.mark.plugins
 def test_the_first_sample_of_a_prompt_has_its_pictures_as_long_as_the_evaluation_has_room() -> None:
     sections = {"eval": {"interval": 4, "prompts": 3, "samples": 2}}
     world = World(sections, engines=3, scored=HoldsPicture())

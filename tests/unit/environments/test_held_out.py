@@ -147,6 +147,7 @@ def test_rows_are_compared_by_what_the_model_reads(
     assert len(told) == is_same
 
 
+@pytest.mark.plugins
 def test_pictures_of_a_row_belong_to_its_prompt(tmp_path: Path) -> None:
     environment = {**FUNCTION, "images": {}}
     seven = [{"prompt": "<image>?", "image": "7.png"}]
@@ -163,6 +164,7 @@ def test_a_question_is_compared_whatever_else_its_row_has(tmp_path: Path) -> Non
     assert len(refused(config(data, {"name": "gsm8k"}, path=written(tmp_path / "b", [row])))) == 1
 
 
+@pytest.mark.plugins
 def test_the_task_of_an_agent_is_its_whole_row(tmp_path: Path) -> None:
     agent = {"name": "agent", "target": "mine:run"}
     data = written(tmp_path / "one.jsonl", [{"prompt": "Play", "seed": 1}])

@@ -142,6 +142,7 @@ def test_an_environment_that_makes_the_chat_itself_refuses_what_it_would_drop() 
         assert f"has {key!r}, which the model would not see" in refused({**row, key: value}, gsm8k)
 
 
+@pytest.mark.plugins
 def test_an_agent_or_a_custom_environment_may_read_such_fields_itself() -> None:
     row = {"prompt": "?", "system": "Add.", "tools": ["calculator"]}
     for name in ("agent", "custom"):

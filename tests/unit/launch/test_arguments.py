@@ -34,6 +34,7 @@ def train(tmp_path: Path) -> Callable[..., Any]:
     return trained
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("changed", "problem", "fix"),
     [

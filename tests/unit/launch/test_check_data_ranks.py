@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig
 
 from offbeat.config.run import RunConfig
@@ -40,6 +41,7 @@ def test_data_parallel_ranks_hold_a_half_each_and_need_no_plan(tmp_path: Path) -
     assert f"gradients {size(4 * weights)}, optimizer {size(8 * weights)}" in found.message
 
 
+@pytest.mark.plugins
 def test_the_whole_model_that_rank_0_loads_first_is_counted(tmp_path: Path) -> None:
     model = LlamaConfig(**SIZES, tie_word_embeddings=False)
     on_gpu = {"data_parallel": 16, "device": "cuda", "gpus": 1}

@@ -84,6 +84,7 @@ def test_the_gpu_of_a_process_holds_trainer_and_engines() -> None:
     assert check(None) == check(COPY, "runtime=ray", "trainer.gpus=1", "generator.gpus=1") == []
 
 
+@pytest.mark.plugins
 def test_a_dry_run_in_one_process_replaces_what_needs_several() -> None:
     values = {
         "steps": 20,

@@ -33,6 +33,7 @@ def check(dried: RunConfig) -> None:
     assert all(section.cpus == 0 and section.gpus == 0 for section in reserved)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_can_be_dried(recipe: Path) -> None:
     config = load_recipe(recipe, (), dry_run=True).config
@@ -51,6 +52,7 @@ def test_every_recipe_can_be_dried(recipe: Path) -> None:
     assert all(getattr(dried, key) == getattr(config, key) for key in kept)
 
 
+@pytest.mark.plugins
 def test_a_large_recipe_shrinks_to_what_a_laptop_bears() -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
     large = (
@@ -73,6 +75,7 @@ def test_a_small_recipe_stays_small() -> None:
     assert dried.generator.sampling == small.generator.sampling
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -92,6 +95,7 @@ def test_one_stub_stands_for_encoder_ranks_too(sizes: tuple[str, ...]) -> None:
     assert dried.sync.transport == config.sync.transport
 
 
+@pytest.mark.plugins
 def test_a_dry_run_refuses_encoder_ranks_that_do_not_divide_the_lanes() -> None:
     recipe = ROOT / "recipes" / "quickstart-images.yaml"
     sizes = ("trainer.data_parallel=4", "trainer.encoder.data_parallel=3")

@@ -31,6 +31,7 @@ def test_what_matters_of_the_drivers_environment_is_passed_on_and_the_recipe_win
     assert passed.secret == {}
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "name",
     [
@@ -64,6 +65,7 @@ def test_devices_and_places_of_this_machine_alone_are_not_passed_on() -> None:
     assert passed_on(own, {}).plain == {}
 
 
+@pytest.mark.plugins
 def test_a_secret_is_no_part_of_what_ray_shows() -> None:
     environ = {"HF_TOKEN": SECRET, "WANDB_API_KEY": "k" * 40, "GITHUB_TOKEN": "not ours"}
     passed = passed_on(environ, config(DB_PASSWORD="canary-1").runtime.env)

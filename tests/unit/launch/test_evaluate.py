@@ -90,6 +90,7 @@ def test_an_evaluation_has_the_engines_of_its_recipe_no_trainer_and_nothing_to_s
     assert NoPrompts().prompt(0) is None
 
 
+@pytest.mark.plugins
 def test_a_recipe_without_engines_is_refused() -> None:
     with pytest.raises(NothingToEvaluate, match=r"offbeat eval RECIPE model\.path=DIRECTORY"):
         check_can_evaluate(run_config(generator={"backend": "none"}))
@@ -97,6 +98,7 @@ def test_a_recipe_without_engines_is_refused() -> None:
         check_can_evaluate(run_config(generator={"backend": backend}))
 
 
+@pytest.mark.plugins
 def test_engines_that_wait_for_quantized_weights_evaluate_no_others() -> None:
     quantized = {"generator": {"backend": "vllm"}, "sync": {"quantize": "fp8_block"}}
     with pytest.raises(NothingToEvaluate, match=r"sync\.quantize=null"):

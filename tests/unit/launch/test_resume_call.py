@@ -48,7 +48,6 @@ def of(target: str) -> RunConfig:
         (of(give(lambda row, response: 0.0)), ", reward=..."),
         (of(give(Grader())), ", reward=..."),
         (of("offbeat.by_value:right-of_another_process"), ", reward=..."),
-        (recipe({"name": "agent", "target": give(right)}), ", agent=right"),
         (
             recipe({"name": "function", "rewards": {"a": {"target": give(right), "weight": 0.5},
                     "b": {"target": "graders:short"}, "c": {"target": give(short)}}}),
@@ -64,6 +63,12 @@ def of(target: str) -> RunConfig:
 )  # fmt: skip
 def test_objects_by_value_are_given_again(config: RunConfig, arguments: str) -> None:
     assert compose_resume_call(RUN, config) == f"offbeat.resume('runs/mine'{arguments})"
+
+
+@pytest.mark.plugins
+def test_an_agent_by_value_is_given_again() -> None:
+    config = recipe({"name": "agent", "target": give(right)})
+    assert compose_resume_call(RUN, config) == "offbeat.resume('runs/mine', agent=right)"
 
 
 def test_code_that_raised_may_have_changed() -> None:

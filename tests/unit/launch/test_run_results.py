@@ -20,6 +20,7 @@ from offbeat.runs.results import NoSuchMetric, read_curve
 from offbeat.telemetry.records import MetricRecord, encode_line
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "read",
     [

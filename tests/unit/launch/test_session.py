@@ -160,11 +160,13 @@ def nothing() -> None:
     pass
 
 
+@pytest.mark.plugins
 def test_a_runtime_starts_while_the_model_is_checked(tmp_path: Path) -> None:
     code, *calls = drive_with_start(tmp_path, stop_token=0, start=nothing)
     assert (code, calls) == (0, ["start", "run", "stop"])
 
 
+@pytest.mark.plugins
 def test_a_runtime_is_stopped_where_the_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_runtime_is_stopped_where_the_model_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.plugins
 def test_a_signal_during_the_start_ends_the_command_before_there_is_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def load(project: Path, *overrides: str) -> LoadedRecipe:
     return load_recipe(project / "recipes" / "demo.yaml", overrides)
 
 
+@pytest.mark.plugins
 def test_the_entrypoint_names_the_interpreter_the_recipe_and_a_lasting_run_directory(
     project: Path,
 ) -> None:

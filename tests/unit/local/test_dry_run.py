@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DRY_RUN = """
 import sys
+
 from offbeat.launch.launch import run_recipe
 
 recipe, run_dir = sys.argv[1:]
@@ -15,6 +18,7 @@ print(code, *{"ray", "tensordict", "torch", "transformers"} & {*sys.modules})
 """
 
 
+@pytest.mark.plugins
 def test_a_run_of_stubs_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
     finished = subprocess.run(

@@ -106,6 +106,7 @@ def releases(events: list[AnyEvent]) -> dict[int, str]:
     return {event.version: event.digest for event in events if isinstance(event, Released)}
 
 
+@pytest.mark.plugins
 def test_one_copy_gives_the_samples_releases_and_weights_of_two(scenarios: Scenarios) -> None:
     two, one = scenarios.records("two-copies"), scenarios.records("one-copy")
     assert samples(one.events) == samples(two.events)
@@ -116,6 +117,7 @@ def test_one_copy_gives_the_samples_releases_and_weights_of_two(scenarios: Scena
     assert any(line["sync/sent_bytes"] for line in two.metrics)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("family", EXPERTS)
 def test_one_copy_of_a_model_with_experts_gives_the_samples_and_weights_of_two(
     scenarios: Scenarios, family: str
@@ -128,6 +130,7 @@ def test_one_copy_of_a_model_with_experts_gives_the_samples_and_weights_of_two(
     assert one.summary.weights_digest == two.summary.weights_digest is not None
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "name", ["one-copy", "two-engines", "one-copy-not-applied", "finish-raises"]
 )
@@ -137,6 +140,7 @@ def test_no_decode_step_overlaps_an_optimizer_step(scenarios: Scenarios, name: s
     assert overlaps == 0
 
 
+@pytest.mark.plugins
 def test_each_engine_serves_every_version_and_each_token_is_of_a_served_one(
     scenarios: Scenarios,
 ) -> None:
@@ -155,6 +159,7 @@ def test_each_engine_serves_every_version_and_each_token_is_of_a_served_one(
     assert used <= served
 
 
+@pytest.mark.plugins
 def test_a_step_that_is_not_applied_leaves_the_engines_their_version(scenarios: Scenarios) -> None:
     two = scenarios.records("two-copies-not-applied")
     one = scenarios.records("one-copy-not-applied")
@@ -163,6 +168,7 @@ def test_a_step_that_is_not_applied_leaves_the_engines_their_version(scenarios: 
     assert one.summary.restarts == one.summary.trainer_restarts == 0
 
 
+@pytest.mark.plugins
 def test_a_finish_that_raises_costs_trainer_and_engines_a_restart_and_no_weights(
     scenarios: Scenarios,
 ) -> None:
@@ -173,6 +179,7 @@ def test_a_finish_that_raises_costs_trainer_and_engines_a_restart_and_no_weights
     assert (both.trainer_restarts, both.restarts) == (1, 2)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("copies", ["one", "two"])
 def test_a_run_killed_behind_an_optimizer_step_resumes_with_any_number_of_copies(
     scenarios: Scenarios, killed: Path, tmp_path: Path, copies: str

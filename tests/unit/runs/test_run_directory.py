@@ -193,6 +193,7 @@ def test_a_finished_run_goes_on_only_for_more_steps(
     assert (run_dir / SUMMARY).exists() is refused
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -340,6 +341,7 @@ def test_what_decides_which_environment_a_prompt_is_of_must_be_as_it_was(
     assert reopen(config("unused", environments=workers), made) == made
 
 
+@pytest.mark.plugins
 def test_another_trainer_backend_is_refused_with_the_way_to_begin_with_its_weights(
     run_dir: Path,
 ) -> None:

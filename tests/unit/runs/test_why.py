@@ -48,6 +48,7 @@ def logged(run_dir: Path, prompt_index: int, **values: Any) -> None:
     pq.write_table(pa.Table.from_pylist([row | values, plain]), folder / "environment-0.parquet")
 
 
+@pytest.mark.plugins
 def test_a_group_tells_which_pictures_its_prompt_had_and_where_they_are(run: RecordedRun) -> None:
     prompt_index = run.ledger.admit(None)
     attempt = run.ledger.dispatch(prompt_index, "generator-1", 0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as pq
+import pytest
 
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.media import Thumbnail
@@ -67,6 +68,7 @@ def test_small_copies_of_pictures_are_read_with_the_row_that_has_them(tmp_path: 
     assert read_evaluation(path) == evaluated()
 
 
+@pytest.mark.plugins
 def test_a_file_without_responses_is_read(tmp_path: Path) -> None:
     files = EvaluationFiles(tmp_path)
     files.take(evaluated())

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
@@ -205,6 +206,7 @@ def test_a_value_that_is_no_number_costs_no_other_metric_and_no_record() -> None
     ]
 
 
+@pytest.mark.plugins
 def test_a_run_writes_metrics_jsonl_into_its_directory_and_nothing_that_it_does_not_want(
     tmp_path: Path,
 ) -> None:

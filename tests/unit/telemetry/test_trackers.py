@@ -24,6 +24,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "board.txt"
 
 
+@pytest.mark.plugins
 def test_a_tracker_of_another_package_gets_each_step(board: Path) -> None:
     config = load_recipe(None, [*RECIPE, f"plugins.board.path={board}"]).config
     telemetry = run_telemetry(config, TrackedRun("id", "run", board.parent, {}))
@@ -33,12 +34,14 @@ def test_a_tracker_of_another_package_gets_each_step(board: Path) -> None:
     assert board.read_text() == "1 ['train/reward']\n"
 
 
+@pytest.mark.plugins
 def test_a_tracker_is_checked_and_changes_its_section_for_a_dry_run(board: Path) -> None:
     config = load_recipe(None, [*RECIPE, f"plugins.board.path={board}"]).config
     assert f"board: {board}" in "\n".join(map(str, check_trackers(config, {})))
     assert dry(config).plugins["board"] == {"path": str(board), "dry": True}
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
