@@ -5,7 +5,10 @@ its branches (``PromptTree``). A prompt attends to itself causally; a branch att
 and, causally, to itself. Computed so, memory is linear in the tokens of the row, and no pair of
 tokens is computed that does not attend. The dense alternative is one mask of tokens squared.
 
-Legend: H query heads, T tokens of the row, D dimensions of a head.
+The megatron trainer computes padded rows by the same functions. Its context-parallel ranks have the
+queries of a part of the row and the keys of all of it.
+
+Legend: H query heads, T tokens of the row, O tokens of these with a query, D dimensions of a head.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -23,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from offbeat.trainers.batches.attention_parts import AttentionPart, list_tree_parts
 from offbeat.trainers.batches.packing import PromptTree
 
 SPLIT: Final = "offbeat_split"
@@ -65,29 +69,29 @@ def _forward(
     if unlike or dropout or not getattr(module, "is_causal", True):
         raise NotImplementedError(f"attention with {unlike or 'dropout, or not causal'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out_1HTD = split_attention(query, key, value, trees, scale)
+    out_1HTD = split_attention(query, key, value, list_tree_parts(trees), scale)
     return out_1HTD.transpose(1, 2).contiguous(), None
 
 
 def split_attention(
-    query: Tensor, key: Tensor, value: Tensor, trees: Sequence[PromptTree], scale: float
+    query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
 ) -> Tensor:
-    """Compute softmax attention [1, H, T, D] of a flat row.
+    """Compute softmax attention [1, H, O, D] of a flat row.
 
     Args:
-        query: [1, H, T, D].
+        query: [1, H, O, D].
         key: [1, heads, T, D]; the number of heads divides H.
         value: As ``key``.
-        trees: Groups of the row, in order, with every token in one of them.
+        parts: Parts of the row, in order, with every query in one of them.
         scale: Factor of the scores.
     """
     if query.device.type == "cpu":
-        return _SplitOnCpu.apply(query, key, value, trees, scale)  # pyright: ignore[reportReturnType]
-    return attention_by_branch(query, key, value, trees, scale)
+        return _SplitOnCpu.apply(query, key, value, parts, scale)  # pyright: ignore[reportReturnType]
+    return attention_by_part(query, key, value, parts, scale)
 
 
-def attention_by_branch(
-    query: Tensor, key: Tensor, value: Tensor, trees: Sequence[PromptTree], scale: float
+def attention_by_part(
+    query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
 ) -> Tensor:
     """Compute ``split_attention`` by torch's public function: a call per prompt and per branch.
 
@@ -98,22 +102,15 @@ def attention_by_branch(
     if shared > 1:
         key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
 
-    def attend(queries: slice, keys: Sequence[slice]) -> Tensor:
-        q = query[:, :, queries]
-        k, v = (torch.cat([each[:, :, part] for part in keys], 2) for each in (key, value))
+    def attend(part: AttentionPart) -> Tensor:
+        q = query[:, :, part.queries]
+        k, v = (torch.cat([each[:, :, keys] for keys in part.keys], 2) for each in (key, value))
         if q.shape[2] == k.shape[2]:
             return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         aligned = causal_lower_right(q.shape[2], k.shape[2])
         return scaled_dot_product_attention(q, k, v, attn_mask=aligned, scale=scale)
 
-    parts = list[Tensor]()
-    for tree in trees:
-        if tree.is_one_sequence:
-            parts.append(attend(tree.whole, [tree.whole]))
-            continue
-        parts.append(attend(tree.prompt, [tree.prompt]))
-        parts += [attend(branch, [tree.prompt, branch]) for branch in tree.branches]
-    return torch.cat(parts, 2)
+    return torch.cat([attend(part) for part in parts], 2)
 
 
 class _SplitOnCpu(torch.autograd.Function):
@@ -130,15 +127,16 @@ class _SplitOnCpu(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        trees: Sequence[PromptTree],
+        parts: Sequence[AttentionPart],
         scale: float,
     ) -> Tensor:
         batch, heads, tokens, size = query.shape
         out = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
         wide = torch.promote_types(query.dtype, torch.float32)
-        # Logarithms of the sums of the exponentials [1, H, T], laid out as the kernel returns them.
+        # Logarithms of the sums of the exponentials [1, H, O], laid out as the kernel returns them.
         sums = query.new_empty(batch, tokens, heads, dtype=wide).transpose(1, 2)
-        for queries, keys, causal in _blocks(trees):
+        blocks = list(_blocks(parts))
+        for queries, keys, causal in blocks:
             part, part_sums = _flash(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale
             )
@@ -151,7 +149,7 @@ class _SplitOnCpu(torch.autograd.Function):
             merged = own * own_share[..., None] + part * share[..., None]
             out[:, :, queries], sums[:, :, queries] = merged, total
         ctx.save_for_backward(query, key, value, out, sums)
-        ctx.trees, ctx.scale = trees, scale
+        ctx.blocks, ctx.scale = blocks, scale
         return out
 
     @staticmethod
@@ -162,7 +160,7 @@ class _SplitOnCpu(torch.autograd.Function):
         query, key, value, out, sums = ctx.saved_tensors
         (grad_out,) = grads
         grad_query, grad_key, grad_value = map(torch.zeros_like, (query, key, value))
-        for queries, keys, causal in _blocks(ctx.trees):
+        for queries, keys, causal in ctx.blocks:
             q, k, v = _flash_backward(
                 grad_out[:, :, queries],
                 query[:, :, queries],
@@ -180,13 +178,24 @@ class _SplitOnCpu(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None, None
 
 
-def _blocks(trees: Sequence[PromptTree]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield queries, keys, and whether they are one causal sequence; of a query that one first."""
-    for tree in trees:
-        if tree.is_one_sequence:
-            yield tree.whole, tree.whole, True
-            continue
-        yield tree.prompt, tree.prompt, True
-        for branch in tree.branches:
-            yield branch, branch, True
-        yield slice(tree.prompt.stop, tree.whole.stop), tree.prompt, False
+def _blocks(parts: Sequence[AttentionPart]) -> Iterator[tuple[slice, slice, bool]]:
+    """Yield queries, keys, and whether they are one causal sequence; of a query that one first.
+
+    Parts behind each other that attend to all of the same keys share a block of these.
+    """
+    whole = dict[tuple[int, int], list[slice]]()  # queries by the keys that all of them attend to
+    for part in parts:
+        queries, (*before, last) = part.queries, part.keys
+        own = slice(last.stop - (queries.stop - queries.start), last.stop)
+        yield queries, own, True
+        if last.start < own.start:
+            before.append(slice(last.start, own.start))
+        for keys in before:
+            found = whole.setdefault((keys.start, keys.stop), [])
+            if found and found[-1].stop == queries.start:
+                found[-1] = slice(found[-1].start, queries.stop)
+            else:
+                found.append(queries)
+    for (start, stop), every in whole.items():
+        for queries in every:
+            yield queries, slice(start, stop), False

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import CohereConfig, CohereForCausalLM, MistralConfig, MistralForCausalLM
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.trainers.batches.attention_parts import list_tree_parts
 from offbeat.trainers.batches.packing import PackedRows, flatten, pack, visible_in
 from offbeat.trainers.batches.rows import plan_flat_microbatches, plan_rows
 from offbeat.trainers.torch import TorchTrainer
@@ -21,7 +22,7 @@ from offbeat.trainers.torch.chunked_head import chunked_head
 from offbeat.trainers.torch.forward import has_plain_head
 from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.proof import prove_kind
-from offbeat.trainers.torch.split_attention import SPLIT, attention_by_branch, split_attention
+from offbeat.trainers.torch.split_attention import SPLIT, attention_by_part, split_attention
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.random_groups import make_group
 from tests.support.split_steps import MakeTrainer, Step
@@ -52,7 +53,7 @@ def group() -> dict[str, Any]:
     return make_group(np.random.default_rng(3), 5, [6, 4, 2])
 
 
-@pytest.mark.parametrize("attend", [split_attention, attention_by_branch])
+@pytest.mark.parametrize("attend", [split_attention, attention_by_part])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
 )
@@ -70,7 +71,7 @@ def test_attention_by_segments_and_its_gradient_are_those_of_the_dense_mask(
         q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=seen, scale=0.3
     )
     want_grads = torch.autograd.grad(want, inputs, grad)
-    got = attend(q, k, v, packed.trees, 0.3)
+    got = attend(q, k, v, list_tree_parts(packed.trees), 0.3)
     got_grads = torch.autograd.grad(got, inputs, grad)
     for own, other in zip((got, *got_grads), (want, *want_grads), strict=True):
         assert float((own - other).detach().abs().max()) <= tolerance
