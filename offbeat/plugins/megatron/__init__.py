@@ -26,6 +26,8 @@ Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
     layout_rules  which sizes fit a model, and sizes near to a recipe that do      (pure)
     rank_bytes    shapes of a rank's parameters, and the bytes it holds            (pure)
     token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
+    segments      which tokens of padded rows attend to which                       (pure)
+    attention     attention by segments with torch's fused kernels
     context       attention and sums over context-parallel ranks
     groups        process groups of a layout
     gathering     whole tensors gathered from all ranks' pieces

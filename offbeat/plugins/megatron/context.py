@@ -1,7 +1,7 @@
 """Context parallelism: attention and sums over ranks that share each row of tokens.
 
 Every rank computes its own tokens (``token_share``) and attends from them to the keys and values of
-all, which are gathered in every layer. What the loss reads is made whole again on every rank
+all, which are gathered in every layer and put into the order of the row. What the loss reads is made whole again on every rank
 (``summed``), so that a loss over whole sequences does not depend on how rows were cut.
 
 Legend: O tokens of this rank in a row, T tokens of a row, B rows, H heads, D dimension of a head.
@@ -11,20 +11,18 @@ Legend: O tokens of this rank in a row, T tokens of a row, B rows, H heads, D di
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # megatron-core has no types.
 
-import copy
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from offbeat.plugins.megatron.attention import SegmentAttention, attend_by_parts
 from offbeat.plugins.megatron.groups import context_group
+from offbeat.plugins.megatron.segments import list_row_parts
+from offbeat.plugins.megatron.token_share import list_column_ranges, order_parts
 from offbeat.trainers.torch.vocabulary_rows import AddedUp, sum_over
 
 
@@ -55,19 +53,10 @@ class GatherTokens(torch.autograd.Function):
         return whole.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
 
 
-class ContextAttention(DotProductAttention):
-    """Attention from this rank's tokens to those of all context-parallel ranks.
-
-    The library's own refuses context parallelism, so it is built as for one rank; it computes whatever
-    queries, keys and mask it is given.
-    """
+class ContextAttention(SegmentAttention):
+    """Attention from this rank's tokens to those of all context-parallel ranks."""
 
     gather: ClassVar[type[GatherTokens]] = GatherTokens
-
-    def __init__(self, config: TransformerConfig, *args: Any, **keywords: Any) -> None:  # noqa: ANN401 -- the library's
-        alone = copy.copy(config)
-        alone.context_parallel_size = 1
-        super().__init__(alone, *args, **keywords)
 
     def forward(
         self,
@@ -75,12 +64,23 @@ class ContextAttention(DotProductAttention):
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
+        **_: Any,  # noqa: ANN401 -- the library's
     ) -> Tensor:
-        """Attend under a mask [R, 1, O, T] whose columns are in the order of the gathered tokens."""
-        del attn_mask_type, attention_bias, packed_seq_params
+        """Attend within the segments [B, T] int64 of whole rows, on the CPU; None is refused."""
+        assert attention_mask is not None  # noqa: S101 -- whole rows are one segment
         group = context_group()
-        keys, values = self.gather.apply(key, group), self.gather.apply(value, group)
-        return super().forward(query, keys, values, attention_mask)
+        ranks, tokens = dist.get_world_size(group), attention_mask.shape[1]
+        own = list_column_ranges(tokens, dist.get_rank(group), ranks)
+        return attend_by_parts(
+            query,
+            self._gather(key, group),
+            self._gather(value, group),
+            list_row_parts(attention_mask.numpy(), own),
+            self.scale,
+        )
+
+    def _gather(self, own: Tensor, group: ProcessGroup) -> Tensor:
+        """Return the tokens [T, B, ...] of all ranks in the order of the row."""
+        order = order_parts(dist.get_world_size(group))
+        pieces = self.gather.apply(own, group).chunk(len(order))
+        return torch.cat([pieces[each] for each in order])

@@ -16,7 +16,6 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import torch
-from megatron.core.fusions import fused_softmax
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import token_dispatcher
 from torch.overrides import TorchFunctionMode
@@ -98,10 +97,6 @@ def _set_rng_state(state: torch.Tensor, *_: object, **__: object) -> None:
     torch.set_rng_state(state)
 
 
-def _causal_mask(tokens: int) -> torch.Tensor:
-    return torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-
-
 def _numbers(tensor: Any, as_numpy: bool = False, **_: object) -> Any:  # noqa: ANN401, FBT001, FBT002 -- the library's
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
@@ -128,8 +123,6 @@ def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
         (megatron_random, {"_lazy_call": _nothing}),
         # Leaves tensors of the CPU as they are, although numbers were requested.
         (token_dispatcher, {"maybe_move_tensor_to_cpu": _numbers}),
-        # Recomputed layers use it in backward, where no function mode applies.
-        (fused_softmax, {"get_default_causal_mask": _causal_mask}),
         (torch.Tensor, {"cuda": lambda tensor, *_, **__: tensor}),
     ]
 

@@ -33,7 +33,7 @@ from offbeat.plugins.megatron.token_share import TokenShare, axes_share, media_s
 from offbeat.plugins.megatron.tower import FeatureSource
 from offbeat.plugins.megatron.vocabulary import own_columns
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import Bools, Ints, PackedRows
+from offbeat.trainers.batches.packing import Ints, PackedRows
 from offbeat.trainers.expert_load import loss_weights
 from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs_and_entropies
 
@@ -132,14 +132,14 @@ class Forward:
         share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
         positions_RO = self._tensor(share.positions_RO)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
-        rotary.positions = None if share.hidden_ROT is None else positions_RO
+        rotary.positions = None if share.segments_RT is None else positions_RO
         if packed.media is not None and packed.media.axes_3RT is not None:
             rotary.positions = self._tensor(axes_share(packed.media.axes_3RT, self._layout))
         with self._write_media(packed), self._only_places(self._tensor(share.predicts_U)):
             output = wrapped(
                 self._tensor(share.input_ids_RO),
                 positions_RO,
-                self._mask(share),
+                None if share.segments_RT is None else torch.from_numpy(share.segments_RT),
                 padding_mask=self._loss_weights(share, trains),
             )
         return output, partial(loss, packed, share)
@@ -171,12 +171,6 @@ class Forward:
             return own
         whole = own.new_zeros(len(like), *own.shape[1:])
         return summed(whole.index_copy(0, self._tensor(places), own), context_group())
-
-    def _mask(self, share: TokenShare) -> Tensor | None:
-        """Return the mask [R, 1, O, T] bool, True where hidden; None for plain causal attention."""
-        if share.hidden_ROT is None:
-            return None
-        return torch.from_numpy(share.hidden_ROT).to(self._device)[:, None]
 
     def _loss_weights(self, share: TokenShare, trains: Normalize | None) -> Tensor | None:
         """Return [R, O] what tokens weigh in the losses of routers; None if they have none to train.
@@ -269,5 +263,5 @@ class Forward:
         finally:
             handle.remove()
 
-    def _tensor(self, values: Ints | Bools) -> Tensor:
+    def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

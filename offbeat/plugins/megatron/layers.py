@@ -26,6 +26,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch import nn
 
 from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.attention import SegmentAttention
 from offbeat.plugins.megatron.context import ContextAttention
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.router import ExpertRouter
@@ -72,8 +73,7 @@ def _layer_of(
         mlp: Any = parts.mlp  # since megatron-core 0.19 a partial function
         experts = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
         cast("MoESubmodules", experts).router = partial(ExpertRouter, architecture)
-    if layout.grid.context > 1:
-        inner.core_attention = ContextAttention
+    inner.core_attention = ContextAttention if layout.grid.context > 1 else SegmentAttention
     return layer
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from offbeat.multimodal.placing import PlacedMedia
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.trainers.batches.packing import PROMPT, Bools, Ints, PackedRows, visible
+from offbeat.trainers.batches.packing import Ints, PackedRows
 
 PARTS_PER_RANK: Final = 2
 
@@ -26,9 +26,8 @@ class TokenShare:
     input_ids_RO: Ints
     positions_RO: Ints
     sample_tokens_RO: Ints
-    hidden_ROT: Bools | None
-    """True where a token must not attend, over the tokens in the order in which ranks gather them.
-    None: plain causal attention over positions that count up."""
+    segments_RT: Ints | None
+    """Segments of the whole rows. None: plain causal attention over positions that count up."""
 
     predicts_U: Ints  # indices into this rank's flattened rows; never empty
     own_U: Ints  # indices of those in the microbatch's ``predicts_U``
@@ -38,13 +37,25 @@ class TokenShare:
 
 def columns_of(tokens: int, rank: int, ranks: int) -> Ints:
     """Return the columns of one rank, of rows whose length is a multiple of two parts per rank."""
-    parts = np.arange(tokens).reshape(PARTS_PER_RANK * ranks, -1)
-    return np.concatenate([parts[rank], parts[PARTS_PER_RANK * ranks - 1 - rank]])
+    return np.concatenate(
+        [np.arange(*each.indices(tokens)) for each in list_column_ranges(tokens, rank, ranks)]
+    )
 
 
-def gathered_columns(tokens: int, ranks: int) -> Ints:
-    """Return the columns of all ranks, one rank after another."""
-    return np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
+def list_column_ranges(tokens: int, rank: int, ranks: int) -> list[slice]:
+    """Return the columns of ``columns_of`` as slices."""
+    part = tokens // (PARTS_PER_RANK * ranks)
+    return [slice(each * part, (each + 1) * part) for each in _parts_of(rank, ranks)]
+
+
+def order_parts(ranks: int) -> list[int]:
+    """Return for each part of a row its place among the parts of all ranks, one rank after another."""
+    gathered = [part for rank in range(ranks) for part in _parts_of(rank, ranks)]
+    return sorted(range(len(gathered)), key=gathered.__getitem__)
+
+
+def _parts_of(rank: int, ranks: int) -> tuple[int, int]:
+    return rank, PARTS_PER_RANK * ranks - 1 - rank
 
 
 def token_share(packed: PackedRows, rank: int = 0, ranks: int = 1) -> TokenShare:
@@ -64,7 +75,9 @@ def token_share(packed: PackedRows, rank: int = 0, ranks: int = 1) -> TokenShare
         input_ids_RO=packed.input_ids_RT[:, columns_O],
         positions_RO=packed.positions_RT[:, columns_O],
         sample_tokens_RO=packed.sample_tokens_RT[:, columns_O],
-        hidden_ROT=_hidden(packed.segments_RT, columns_O, gathered_columns(tokens, ranks)),
+        segments_RT=(
+            np.zeros_like(packed.segments_RT) if packed.one_branch_a_row else packed.segments_RT
+        ),
         predicts_U=_at_least_one(places_U),
         own_U=np.flatnonzero(is_own_U),
         which_N=index_U[packed.which_N[own_N]],
@@ -77,7 +90,7 @@ def _everything(packed: PackedRows) -> TokenShare:
         input_ids_RO=packed.input_ids_RT,
         positions_RO=packed.positions_RT,
         sample_tokens_RO=packed.sample_tokens_RT,
-        hidden_ROT=None if packed.one_branch_a_row else ~visible(packed.segments_RT),
+        segments_RT=None if packed.one_branch_a_row else packed.segments_RT,
         predicts_U=_at_least_one(packed.predicts_U),
         own_U=np.arange(len(packed.predicts_U)),
         which_N=packed.which_N,
@@ -88,13 +101,6 @@ def _everything(packed: PackedRows) -> TokenShare:
 def _at_least_one(places_U: Ints) -> Ints:
     """Return the places, or the first one: the output head takes part in collectives."""
     return places_U if len(places_U) else np.zeros(1, np.int64)
-
-
-def _hidden(segments_RT: Ints, columns_O: Ints, columns_T: Ints) -> Bools:
-    """Return what ``packing.visible`` leaves out, from own tokens to gathered ones."""
-    from_RO1, to_R1T = segments_RT[:, columns_O, None], segments_RT[:, None, columns_T]
-    later_OT = columns_T[None, :] > columns_O[:, None]
-    return later_OT | ((from_RO1 != to_R1T) & (to_R1T != PROMPT))
 
 
 @dataclass(frozen=True, slots=True)

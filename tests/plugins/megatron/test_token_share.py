@@ -3,10 +3,18 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.plugins.megatron.token_share import gathered_columns, token_share
+from offbeat.plugins.megatron.segments import list_row_parts
+from offbeat.plugins.megatron.token_share import (
+    columns_of,
+    list_column_ranges,
+    order_parts,
+    token_share,
+)
+from offbeat.trainers.batches.attention_parts import AttentionPart
 from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
 
 
@@ -35,20 +43,40 @@ def test_what_ranks_attend_to_together_is_what_whole_rows_attend_to(
     given_: tuple[PackedRows, int],
 ) -> None:
     rows, ranks = given_
-    rng = np.random.default_rng(0)
-    scores_RTT = rng.normal(size=(*rows.input_ids_RT.shape, rows.input_ids_RT.shape[1]))
-    want_RTT = np.where(visible(rows.segments_RT), scores_RTT, 0.0)
-    order = gathered_columns(rows.input_ids_RT.shape[1], ranks) if ranks > 1 else slice(None)
-    got_RTT = np.zeros_like(want_RTT)
+    count, tokens = rows.input_ids_RT.shape
+    want_RTT = visible(rows.segments_RT)
+    seen_RTT = np.zeros_like(want_RTT)
     for rank in range(ranks):
-        share = token_share(rows, rank, ranks)
-        assert share.hidden_ROT is not None
-        own = np.array_split(np.arange(scores_RTT.shape[1])[order], ranks)[rank]
-        block = np.where(share.hidden_ROT, 0.0, scores_RTT[:, own][:, :, order])
-        part = got_RTT[:, own]
-        part[:, :, order] = block
-        got_RTT[:, own] = part
-    assert (got_RTT == want_RTT).all()
+        share, own = token_share(rows, rank, ranks), list_column_ranges(tokens, rank, ranks)
+        assert share.segments_RT is not None
+        columns_O = columns_of(tokens, rank, ranks)
+        seen_QK = np.zeros((count * len(columns_O), count * tokens), np.int64)
+        for part in list_row_parts(share.segments_RT, own):
+            keys = np.concatenate([np.arange(each.start, each.stop) for each in part.keys])
+            for earlier, query in enumerate(
+                range(part.queries.stop - 1, part.queries.start - 1, -1)
+            ):
+                seen_QK[query, keys[: len(keys) - earlier]] += 1
+        assert seen_QK.max() == 1, "no pair counts twice"
+        seen_RORT = seen_QK.reshape(count, len(columns_O), count, tokens)
+        for row in range(count):
+            seen_RTT[row, columns_O] = seen_RORT[row, :, row]
+            assert not np.delete(seen_RORT[row], row, axis=1).any(), "rows are apart"
+    assert (seen_RTT == want_RTT).all()
+
+
+def test_rows_of_padding_attend_to_themselves() -> None:
+    (part,) = list_row_parts(np.full((1, 3), PADDING), [slice(0, 3)])
+    assert part == AttentionPart(slice(0, 3), (slice(0, 3),))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gathered_parts_are_put_into_the_order_of_the_row(ranks: int) -> None:
+    tokens = 6 * ranks
+    gathered = np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
+    pieces = np.split(gathered, 2 * ranks)
+    ordered = np.concatenate([pieces[each] for each in order_parts(ranks)])
+    assert (ordered == np.arange(tokens)).all()
 
 
 @given(packed())
@@ -74,6 +102,7 @@ def test_every_response_token_is_one_ranks_with_the_tokens_of_its_sample(
 ) -> None:
     rows, ranks = given_
     shares = [token_share(rows, rank, ranks) for rank in range(ranks)]
-    order = gathered_columns(rows.input_ids_RT.shape[1], ranks) if ranks > 1 else slice(None)
+    tokens = rows.input_ids_RT.shape[1]
+    order = np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
     together_RT = np.concatenate([each.sample_tokens_RO for each in shares], axis=1)
     assert (together_RT == rows.sample_tokens_RT[:, order]).all()

@@ -1,0 +1,111 @@
+"""Attention of the decoder by torch's fused kernels, without a tensor of tokens squared.
+
+The library's own attention writes scores of all pairs of tokens to memory. Here padded rows of samples
+behind one prompt are computed segment by segment, by the functions of the torch trainer.
+
+The library hands a mask from the model to every layer, through its recomputation. In its place each layer
+gets the segments of the tokens, from which it derives the parts.
+
+Legend: R rows, T tokens of a row, O tokens of this rank in a row, H query heads, D dimensions of a head,
+F tokens O of all rows.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types.
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from offbeat.plugins.megatron.segments import list_row_parts
+from offbeat.trainers.batches.attention_parts import AttentionPart
+from offbeat.trainers.torch.split_attention import split_attention
+
+
+class SegmentAttention(MegatronModule):
+    """Causal softmax attention [O, R, H D] of a layer, in the place of ``DotProductAttention``."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *_: object,
+        softmax_scale: float | None = None,
+        **__: object,
+    ) -> None:
+        """Check that the library's options ask for plain attention.
+
+        Raises:
+            NotImplementedError: They ask for a window, a sink, dropout or scaling by layer.
+        """
+        super().__init__(config=config)
+        del layer_number
+        unlike = {
+            "window_size": config.window_size is not None,
+            "softmax_type": config.softmax_type != "vanilla",
+            "attention_dropout": config.attention_dropout != 0,
+            "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
+        }
+        if any(unlike.values()):
+            names = ", ".join(name for name, found in unlike.items() if found)
+            raise NotImplementedError(f"attention with {names}")
+        assert config.kv_channels is not None  # noqa: S101 -- set by the library
+        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,  # [T, R, H, D]
+        key: Tensor,  # [T, R, heads, D]
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **_: Any,  # noqa: ANN401 -- the library's
+    ) -> Tensor:
+        """Attend within the segments [R, T] int64 on the CPU that are given as the mask.
+
+        None: every token attends to all before it in its row.
+        """
+        if attention_mask is None:
+            return attend_causally(query, key, value, self.scale)
+        columns = [slice(0, query.shape[0])]
+        parts = list_row_parts(attention_mask.numpy(), columns)
+        return attend_by_parts(query, key, value, parts, self.scale)
+
+
+def attend_causally(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Return causal attention [T, R, H D] of all rows at once."""
+    tokens, rows, heads, size = query.shape
+    # Torch's kernels for float32 on CUDA do not read grouped keys: it would compute scores instead.
+    reads_groups = query.device.type == "cpu" or query.element_size() == torch.half.itemsize
+    if not reads_groups:
+        shared = heads // key.shape[2]
+        key, value = (each.repeat_interleave(shared, dim=2) for each in (key, value))
+    q_RHTD, k, v = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+    out_RHTD = scaled_dot_product_attention(
+        q_RHTD,
+        k,
+        v,
+        is_causal=True,
+        scale=scale,
+        enable_gqa=reads_groups and heads != key.shape[2],
+    )
+    return out_RHTD.permute(2, 0, 1, 3).reshape(tokens, rows, heads * size)
+
+
+def attend_by_parts(
+    query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
+) -> Tensor:
+    """Return attention [O, R, H D] by parts of the rows end to end."""
+    tokens, rows, heads, size = query.shape
+
+    def lay_flat(each: Tensor) -> Tensor:
+        return each.transpose(0, 1).reshape(1, -1, *each.shape[2:]).transpose(1, 2)
+
+    out_1HFD = split_attention(lay_flat(query), lay_flat(key), lay_flat(value), parts, scale)
+    out_ROHD = out_1HFD.transpose(1, 2).reshape(rows, tokens, heads * size)
+    return out_ROHD.transpose(0, 1).contiguous()
