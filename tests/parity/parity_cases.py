@@ -200,6 +200,13 @@ GROUP_LAYOUTS = {
     "best groups, tp2, sequence": MegatronCut(tensor=2, sequence=True),
 }
 FAMILY_CASES: list[tuple[str, str, str, MegatronCut]] = [
+    ("tp4 of 2 key-value heads", "packed", "qwen3", MegatronCut(tensor=4)),
+    (
+        "qwen2, tp4 of 2 key-value heads, sequence",
+        "padded",
+        "qwen2",
+        MegatronCut(tensor=4, sequence=True),
+    ),
     ("llama, tied, tp2", "packed", "llama-tied", MegatronCut(tensor=2)),
     ("qwen2, tp2", "packed", "qwen2", MegatronCut(tensor=2)),
     ("qwen2, tp2, sequence", "packed", "qwen2", MegatronCut(tensor=2, sequence=True)),

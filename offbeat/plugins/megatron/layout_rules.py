@@ -31,8 +31,15 @@ def broken_rules(
 
 
 def _divisibility(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
+    if a.groups % grid.tensor and grid.tensor % a.groups:
+        want = f"a divisor or a multiple of the model's {a.groups} key-value heads"
+        yield UnsupportedLayout("trainer.tensor_parallel", str(grid.tensor), want)
+    elif grid.tensor > a.groups and a.heads % grid.tensor == 0:
+        rows = (a.heads + 2 * a.groups) * a.head_dim
+        if rows % grid.tensor:
+            want = f"a divisor of the model's {rows} rows of queries, keys and values"
+            yield UnsupportedLayout("trainer.tensor_parallel", str(grid.tensor), want)
     rules = [
-        ("trainer.tensor_parallel", grid.tensor, "key-value heads", a.groups),
         ("trainer.tensor_parallel", grid.tensor, "heads", a.heads),
         ("trainer.expert_parallel", grid.expert, "experts", a.experts or 1),
     ]
@@ -103,7 +110,7 @@ def fitting_sizes(a: Architecture, trainer: MegatronTrainerConfig) -> dict[str, 
 def _candidates(a: Architecture, given: MegatronTrainerConfig) -> Iterator[MegatronTrainerConfig]:
     stages = [given.pipeline_parallel, *_divisors(a.layers)]
     choices = product(
-        _divisors(math.gcd(a.heads, a.groups)),
+        _divisors(a.heads),
         (each for each in stages if each <= a.layers),
         _divisors(a.experts or 1),
         _divisors(a.expert_intermediate if a.experts else 1),

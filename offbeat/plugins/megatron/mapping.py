@@ -1,7 +1,7 @@
 """Map from the elements of megatron parameters to Hugging Face's tensors. Pure.
 
 A parameter of one rank is a few boxes of a few Hugging Face tensors: a slice of rows, a slice of
-columns, or the heads of some key-value groups. Loading, export, checkpoints, digests and weight
+columns, or rows of some key-value groups. Loading, export, checkpoints, digests and weight
 sync all use the same boxes, so that they cannot disagree, and a state written under one layout can
 be read under another.
 
@@ -9,7 +9,8 @@ be read under another.
                                                                of shared experts
     row         columns are sharded over tensor-parallel ranks output of attention, of the MLP
     gated       gate's rows, then up's rows                    input of a gated MLP
-    qkv         for each key-value group: its queries' rows, its key's, its value's
+    qkv         for each key-value group: its queries' rows, its key's, its value's; these rows are
+                sharded evenly, within a group and a head if there are more ranks than groups
     vocabulary  rows are sharded; rows behind the vocabulary are padding without a counterpart
     expert      one of the above, for an expert of an expert-parallel rank, over expert-tensor ranks
     tower       as direct: the first stage holds the whole vision tower under its own names
@@ -193,21 +194,23 @@ def _qkv(
     parameter: str, prefix: str, kind: str, a: Architecture, part: MatrixPart, shape: Shape
 ) -> list[TensorBox]:
     queries, others, at = a.heads // a.groups, shape[1:], 0
-    here = shape[0] // ((queries + 2) * a.head_dim)
+    zeros, start, stop = (0,) * len(others), shape[0] * part.index, shape[0] * (part.index + 1)
     boxes = list[TensorBox]()
-    for group in range(here * part.index, here * (part.index + 1)):
+    for group in range(a.groups):
         for name, heads, whole in (("q", queries, a.heads), ("k", 1, a.groups), ("v", 1, a.groups)):
-            rows, zeros = heads * a.head_dim, (0,) * len(others)
-            held = (rows, *others)
-            boxes.append(
-                TensorBox(
-                    f"{prefix}{name}_proj.{kind}",
-                    (whole * a.head_dim, *others),
-                    Region.at((group * rows, *zeros), held),
-                    parameter,
-                    Region.at((at, *zeros), held),
+            rows = heads * a.head_dim
+            first, last = max(at, start), min(at + rows, stop)
+            if first < last:
+                held = (last - first, *others)
+                boxes.append(
+                    TensorBox(
+                        f"{prefix}{name}_proj.{kind}",
+                        (whole * a.head_dim, *others),
+                        Region.at((group * rows + first - at, *zeros), held),
+                        parameter,
+                        Region.at((first - start, *zeros), held),
+                    )
                 )
-            )
             at += rows
     return boxes
 

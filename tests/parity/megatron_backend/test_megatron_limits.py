@@ -70,8 +70,8 @@ def test_what_is_not_offered_is_refused_below(
         ("qwen3", Cut(sequence=True), "trainer.sequence_parallel is true. Set it to false"),
         (
             "qwen3",
-            Cut(tensor=4),
-            "trainer.tensor_parallel is 4. Set it to a divisor of the model's",
+            Cut(tensor=3),
+            "trainer.tensor_parallel is 3. Set it to a divisor or a multiple of the model's 2 key-",
         ),
         ("qwen3", Cut(data=2, expert=2), "trainer.expert_parallel is 2. Set it to a divisor of"),
         (
@@ -88,7 +88,7 @@ def test_what_is_not_offered_is_refused_below(
     ids=[
         "experts, tp2",
         "sequence of one",
-        "tp4 of two key-value heads",
+        "tp3 of two key-value heads",
         "experts of none",
         "3 layers on 2 stages",
         "stages of 2 of 3 layers",

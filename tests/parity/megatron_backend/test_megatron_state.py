@@ -35,6 +35,8 @@ CHANGES = {
         replace(EXPERT, moe=BALANCED),
         replace(PIPELINE, stages=(2, 1), moe=BALANCED),
     ),
+    "tp4 of 2 key-value heads-tp2": ("qwen3-tied", Cut(tensor=4), TENSOR),
+    "pp2-tp4 of 2 key-value heads": ("qwen3-tied", PIPELINE, Cut(tensor=4)),
     "cp2-tp2": ("qwen3-tied", Cut(context=2), TENSOR),
     "pp2 of 2 + 1 layers-1 + 2": (
         "qwen3-3",

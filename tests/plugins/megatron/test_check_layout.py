@@ -158,16 +158,16 @@ def test_copies_share_the_optimizer_on_cuda_and_experts_have_other_copies(tmp_pa
 
 def test_sizes_that_do_not_fit_get_one_choice_of_all_of_them(tmp_path: Path) -> None:
     Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
-    (problem,) = findings(tmp_path, tensor_parallel=16, pipeline_parallel=8)
+    (problem,) = findings(tmp_path, tensor_parallel=12, pipeline_parallel=8)
     assert problem.level is Level.ERROR
     assert problem.message == (
-        "trainer.tensor_parallel=16 is not a divisor of the model's 8 key-value heads; "
+        "trainer.tensor_parallel=12 is not a divisor or a multiple of the model's 8 key-value heads; "
         "trainer.pipeline_parallel=8 is not a divisor of the model's 92 layers; "
         "trainer.sequence_parallel=false is not true: the library trains experts with tensor "
         "parallelism in no other way"
     )
     assert problem.fix == (
-        "Set trainer.tensor_parallel to 8 and trainer.layers_per_stage to "
+        "Set trainer.tensor_parallel to 16 and trainer.layers_per_stage to "
         "[11, 11, 12, 12, 12, 12, 11, 11] and trainer.sequence_parallel to true: together they fit."
     )
 

@@ -107,9 +107,9 @@ def test_ranks_that_exchange_tokens_reach_whole_replicas_or_stay_within_one(
     ("grid", "setting", "want"),
     [
         (
-            ModelGrid(tensor=16),
+            ModelGrid(tensor=12),
             "trainer.tensor_parallel",
-            "a divisor of the model's 8 key-value heads",
+            "a divisor or a multiple of the model's 8 key-value heads",
         ),
         (ModelGrid(pipeline=8), "trainer.pipeline_parallel", "[11, 11, 12, 12, 12, 12, 11, 11]"),
         (

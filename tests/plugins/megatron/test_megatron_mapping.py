@@ -40,15 +40,17 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
     expert, within = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     if not experts or tensor * context * data % (expert * within):
         expert = within = 1
-    groups = tensor * draw(st.integers(1, 2))
+    # Fewer groups than ranks: a group's rows are on several.
+    shared = draw(st.sampled_from([each for each in (1, 2, 4) if tensor % each == 0]))
+    groups = tensor // shared if shared > 1 else tensor * draw(st.integers(1, 2))
     sigmoid = draw(st.booleans()) if experts else False
     architecture = Architecture(
         name="any",
         layers=sum(stages),
         hidden=draw(st.integers(1, 6)),
-        heads=groups * draw(st.integers(1, 3)),
+        heads=groups * shared * draw(st.integers(1, 3)),
         groups=groups,
-        head_dim=draw(st.integers(1, 3)),
+        head_dim=shared * draw(st.integers(1, 3)),
         intermediate=tensor * draw(st.integers(1, 3)),
         expert_intermediate=within * draw(st.integers(1, 3)),
         shared_intermediate=tensor * draw(st.integers(0, 2)) if experts else 0,
