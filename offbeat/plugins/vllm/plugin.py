@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import EnginePlugin
-from offbeat.doors import is_absent
+from offbeat.doors import plugins_of
 from offbeat.messages.finding import Finding
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
@@ -55,7 +55,7 @@ class VllmPlugin(EnginePlugin):
         from offbeat.plugins.vllm.checks import check_vllm_model
 
         yield from check_vllm_model(config)
-        if not is_absent("wire_format", "fp8_block"):  # it knows which pairs of formats fit
+        if "fp8_block" in plugins_of("wire_format"):  # it knows which pairs of formats fit
             from offbeat.plugins.vllm.precision_check import check_precision
 
             yield from check_precision(config)
