@@ -7,7 +7,6 @@ from itertools import count
 from typing import Final
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.generators.stop_strings import StopMatcher
@@ -23,6 +22,7 @@ from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.rollouts.calls import EngineClient
+from tests.support.byte_tokenizer import byte_tokenizer
 
 CHATML: Final = """\
 {%- if tools %}<|im_start|>system
@@ -78,19 +78,6 @@ KEEPS_THINKING_SINCE_THE_LAST_QUESTION: Final = """\
 NO_END_TOKENS: Final = """\
 {%- for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}{%- if add_generation_prompt %}assistant: {% endif %}"""
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and the special tokens of ChatML."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({each: at for at, each in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ("<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens(
-        [AddedToken(each, special=True, normalized=False) for each in special]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
 
 
 def qwen_byte_tokenizer() -> PreTrainedTokenizerFast:

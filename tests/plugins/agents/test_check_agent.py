@@ -10,7 +10,8 @@ from offbeat.launch.checks.user_code import check_targets
 from offbeat.launch.dry_run import dry
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.agents.checks import check_agent
-from tests.support.agent_endpoint import CHATML, NO_END_TOKENS, byte_tokenizer
+from tests.support.agent_endpoint import CHATML, NO_END_TOKENS
+from tests.support.byte_tokenizer import byte_tokenizer
 
 
 def recipe(model: Path, episodes_per_child: int = 8, **own: Any) -> RunConfig:

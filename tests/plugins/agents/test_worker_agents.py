@@ -13,7 +13,8 @@ from offbeat.environments.factory import BadEnvironment
 from offbeat.messages.fences import Fence
 from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
-from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
+from tests.support.agent_endpoint import CHATML, DrawnBytes
+from tests.support.byte_tokenizer import byte_tokenizer
 from tests.support.environment_fakes import task
 from tests.support.environment_workers import only
 

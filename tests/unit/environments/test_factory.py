@@ -25,7 +25,7 @@ from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.runs.inputs import input_digests
-from tests.support.agent_endpoint import byte_tokenizer
+from tests.support.byte_tokenizer import byte_tokenizer
 from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.guessing import Guessing
 
