@@ -14,7 +14,16 @@ from tests.support.run_records import RunRecords
 from tests.support.starting import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-LACKED = {"gpus", "model", "prompts", "reasoning-gym", "teacher", "verifiers", "vllm"}
+LACKED = {
+    "environment",
+    "gpus",
+    "model",
+    "prompts",
+    "reasoning-gym",
+    "teacher",
+    "verifiers",
+    "vllm",
+}
 """Subjects of errors about packages, devices and files, which differ from machine to machine."""
 OFFLINE: Mapping[str, str] = MappingProxyType({"HF_HUB_OFFLINE": "1", "COLUMNS": "200"})
 
