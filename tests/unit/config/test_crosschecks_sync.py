@@ -35,6 +35,7 @@ def test_what_quantize_sets_of_vllm_is_set_once(key: str) -> None:
     assert f"sets {key} of vLLM" in text
 
 
+@pytest.mark.plugins
 def test_other_quantizations_are_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match="fp8_block"):
         messages({"quantize": "mxfp8"})

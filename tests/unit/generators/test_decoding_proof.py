@@ -71,6 +71,7 @@ def expect_exact(
             assert (want - torch.from_numpy(logprobs)).abs().max() < EXACT
 
 
+@pytest.mark.plugins
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # some families' own
 @pytest.mark.parametrize("family", TABLE)
 def test_every_family_is_decoded_as_it_computes_or_refused(

@@ -322,11 +322,13 @@ def test_options_of_the_cache_are_read_in_each_form_that_transformers_has(option
     assert fix.startswith("Set generator.max_model_len to 16 or less")
 
 
+@pytest.mark.plugins
 def test_a_window_of_other_layers_makes_no_state_space_layer_decodable() -> None:
     found = find_undecodable_layer(["sliding_attention", "mamba"], {"sliding_window": 64}, 16)
     assert found == ("layer 1 is mamba", "Use generator.backend=vllm")
 
 
+@pytest.mark.plugins
 def test_layers_without_a_cache_are_served_behind_all_others_only() -> None:
     shared = ["full_attention", "full_attention", "dummy", "dummy"]
     assert find_undecodable_layer(shared, [{}] * 4, 128) is None

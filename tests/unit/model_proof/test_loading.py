@@ -131,6 +131,7 @@ def read_boxes(folder: Path) -> None:
     load_boxes({"own": weight}, [TensorBox(name, whole.shape, whole, "own", whole)], folder)
 
 
+@pytest.mark.plugins
 @pytest.mark.filterwarnings("ignore")  # of megatron-core, for each kernel that it does not find
 @pytest.mark.parametrize("read", [read_values, read_whole, start_trainer, start_engine, read_boxes])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

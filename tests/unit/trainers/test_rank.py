@@ -291,6 +291,7 @@ def test_a_snapshot_does_not_follow_the_next_step(rank: TrainerRank) -> None:
     assert np.array_equal(before, kept)
 
 
+@pytest.mark.plugins
 def test_after_a_restore_a_release_has_no_base(trainer: Breakable, tmp_path: Path) -> None:
     rank = start_rank(trainer, tmp_path, sync={"delta": True})
     reasons = [rank.publish_weights(FENCE, 0)[0].full_reason for _ in range(2)]

@@ -185,6 +185,7 @@ def manifest_metas(model: PreTrainedModel) -> list[Meta]:
     return [(name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(model)]
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(("backend", "is_apart"), [("vllm", True), ("embedded", False)])
 def test_a_rank_sends_what_the_engines_of_its_run_load(
     make: Make, backend: str, *, is_apart: bool

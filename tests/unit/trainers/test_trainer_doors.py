@@ -20,11 +20,13 @@ def test_a_backend_of_the_core_is_no_plugin(backend: str) -> None:
     assert find_trainer(backend) is None
 
 
+@pytest.mark.plugins
 def test_a_backend_that_no_package_brings_is_refused_with_the_known_ones() -> None:
     with pytest.raises(NoSuchPlugin, match=r"trainer torhc: .*Use one of megatron, or install"):
         find_trainer("torhc")
 
 
+@pytest.mark.plugins
 def test_the_section_of_a_plugin_says_how_its_ranks_share_the_model() -> None:
     sizes = {"tensor_parallel": 2, "pipeline_parallel": 3, "context_parallel": 5}
     trainer = recipe(backend="megatron", **sizes, expert_tensor_parallel=2).trainer
@@ -39,6 +41,7 @@ def test_a_recipe_without_a_part_has_the_trainer_of_its_backend() -> None:
     assert choose_trainer(recipe(), 0, TorchTrainer) is TorchTrainer
 
 
+@pytest.mark.plugins
 def test_a_part_chooses_the_trainer_of_each_rank() -> None:
     config = recipe(encoder={})
     assert [part.key for part in parts_of(config)] == ["encoder"]

@@ -30,6 +30,7 @@ SHAPES = {NAME: (200, 130)}
 PLAIN = WirePolicy("bfloat16")
 
 
+@pytest.mark.plugins
 def test_a_recipe_chooses_among_the_formats_of_plugins() -> None:
     formats = plugins_of("wire_format")
     names, _ = get_args(WireFormatName)
