@@ -186,7 +186,8 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
     if model and has_model(config):
         with delay_interrupt(), pause_collections():
-            from offbeat.launch.checks import model_proof, torch_ranks
+            from offbeat.launch.checks import torch_ranks  # isort: skip -- names torch if it lacks
+            from offbeat.launch.checks import model_proof
         trained = model_proof.trained_parameters(config)
         plugin = find_trainer(config.trainer.backend)
         of_model = chain(
