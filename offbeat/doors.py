@@ -30,6 +30,7 @@ wire_format  quantizes the matrices of releases:
 The kinds ``advantage``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
 """
 
+import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -125,6 +126,28 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
     if not entries:
         raise _unknown(kind, name)
     return _load_entry_point(_only(entries, kind, name))
+
+
+def check_interface(plugin: object, kind: Kind, name: str, interface: type) -> None:
+    """Check that a plug-in is what its kind needs.
+
+    Raises:
+        PluginUnusable: It is something else.
+    """
+    if not isinstance(plugin, interface):
+        problem = f"its entry point names {plugin!r:.80}, no {interface.__name__}"
+        fix = f"Let it name an object of a class that derives from {interface.__name__}"
+        raise PluginUnusable(f"{kind} {name}", problem, fix)
+
+
+def suggest_package(kind: Kind | TargetKind, name: str) -> str:
+    """Return what to do about a name that nothing brings: an installed one that is close, or a package."""
+    entries = [entry.name.partition(".") for entry in _entry_points()]
+    brought = [each for of_kind, _, each in entries if of_kind == kind]
+    if near := difflib.get_close_matches(name, brought, n=1):
+        return f"Did you mean `{near[0]}`?"
+    installed = f" (installed: {', '.join(sorted(brought))})" if brought else ""
+    return f"Or install the package with the entry point {kind}.{name} of {GROUP}{installed}."
 
 
 def find_target(kind: TargetKind, name: str) -> str | None:

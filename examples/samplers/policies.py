@@ -10,7 +10,7 @@ group that is past ``sampler.max_staleness`` is rolled out again where the other
 import math
 from dataclasses import dataclass
 
-from offbeat.sampler.policy import (
+from offbeat.interfaces import (
     Admission,
     OutstandingGroup,
     View,

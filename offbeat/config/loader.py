@@ -18,7 +18,7 @@ from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Leaf, Section
-from offbeat.doors import Kind, explain_unusable
+from offbeat.doors import Kind, TargetKind, explain_unusable, suggest_package
 
 _NO_RECIPE: Final = "arguments"
 _REMOVED: Final = {
@@ -31,6 +31,14 @@ _PLUGINS: Final[Mapping[str, Kind]] = {
     "sync.transport": "transport",
 }
 """Kind of the plug-ins that a key chooses among."""
+
+_BROUGHT: Final[Mapping[str, Kind | TargetKind]] = {
+    "algorithm.loss.name": "loss",
+    "environment.name": "environment",
+    "generator.backend": "engine",
+    "sampler.name": "sampler",
+}
+"""Kind of the names that packages bring for a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,8 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
     suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
     if key in _PLUGINS:
         suggestion = explain_unusable(_PLUGINS[key], str(value)) or suggestion
+    if key in _BROUGHT and isinstance(value, str) and not suggestion:
+        suggestion = suggest_package(_BROUGHT[key], value)
     hint = value_hint(known, suggestion)
     return Problem(where, key, value, f"has to be: {known.kind}", hint)
 

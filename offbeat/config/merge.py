@@ -56,12 +56,14 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
     model = schema.find_choice(section, chosen)
     if model is None or not _changes(base, top, chooser):
         return []
-    dropped_by = _dropped_by()
+    dropped_by, former = _dropped_by(), schema.find_choice(section, _text(base, chooser) or "")
+    of_former = set[str]() if former is None else former.model_fields.keys()
     return [
         name
         for name, node in base.children.items()
         if name not in model.model_fields
-        and schema.known(key := f"{section}.{name}") is not None  # a misspelt key is reported
+        # A misspelt key is reported
+        and (schema.known(key := f"{section}.{name}") is not None or name in of_former)
         and (chosen in dropped_by.get(key, (chosen,)) or node.plain() is None)
     ]
 

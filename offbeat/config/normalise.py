@@ -217,7 +217,8 @@ def _valid_names(section: Section, place: str) -> set[str]:
     if (model := schema.find_choice(place, name or "")) is not None:
         return set(model.model_fields)
     known = schema.known(place)
-    if known is not None and known.holds_sections:
+    is_of_nobody = place == "generator" and name is not None  # its keys are not known, either
+    if known is not None and (known.holds_sections or is_of_nobody):
         return set(section.children)
     return {key.leaf for key in schema.children(known.key if known else place)}
 

@@ -235,10 +235,10 @@ class EnginePump:
         state, budget = self._state, self._config.restart_budget
         if state.fleet.replaced >= budget:
             if not self._can_be_spared():
-                key = "generator.restart_budget"
-                raise EngineBudgetSpent(
-                    "engine restarts", budget, key, f"{self._name} was lost again"
-                )
+                key, last = "generator.restart_budget", f"{self._name} was lost again"
+                if self._last_failure:
+                    last += f": {self._last_failure}"
+                raise EngineBudgetSpent("engine restarts", budget, key, last)
             return True
         return self._is_hopeless()
 

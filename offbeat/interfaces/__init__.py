@@ -65,6 +65,7 @@ _MODULES: Final = {
     "error": "offbeat.messages.finding",
     "new_incarnation": "offbeat.telemetry.process",
     "ok": "offbeat.messages.finding",
+    "past_bound": "offbeat.sampler.policy",
     "past_bound_in_flight": "offbeat.sampler.policy",
     "warning": "offbeat.messages.finding",
 }

@@ -143,6 +143,9 @@ from offbeat.sampler.policy import (
     View as View,
 )
 from offbeat.sampler.policy import (
+    past_bound as past_bound,
+)
+from offbeat.sampler.policy import (
     past_bound_in_flight as past_bound_in_flight,
 )
 from offbeat.sampler.ready_first import (
@@ -234,6 +237,7 @@ __all__ = [
     "error",
     "new_incarnation",
     "ok",
+    "past_bound",
     "past_bound_in_flight",
     "warning",
 ]

@@ -151,7 +151,7 @@ class _Proof:
         await asyncio.wait((open_call,), timeout=0.01)
         open_call.cancel()
         await asyncio.wait((open_call,))
-        await server.generate(self._request())
+        await server.generate(self._request(tokens=1))
         state = await server.state(FENCE)
         if state.running or state.waiting:
             problem = f"{state.running} samples of a cancelled request are still running"

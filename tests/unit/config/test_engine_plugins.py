@@ -166,3 +166,33 @@ def test_all_kinds_are_known_whatever_module_a_program_imports_first(first: str)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["embedded", "vllm", "stub", "none"]
+
+
+def test_leaving_the_engine_of_a_package_drops_its_keys(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "steps: 2\nmodel: {path: m}\ngenerator: {backend: rapid, rapid: {depth: 3}, engines: 2}\n"
+    )
+    config = load_recipe(recipe, ["generator.backend=embedded"]).config
+    assert (config.generator.backend, config.generator.engines) == ("embedded", 2)
+
+
+def test_an_engine_of_a_package_that_is_gone_is_one_problem_with_the_way_out(
+    package: Path,
+) -> None:
+    for path in package.glob("*.dist-info"):
+        (path / "entry_points.txt").write_text("")
+    sys.path.append("another path")  # entry points are read once per path
+    with pytest.raises(ConfigError) as refused:
+        load("generator.backend=rapid", "generator.rapid.depth=3")
+    assert [each.key for each in refused.value.problems] == ["generator.backend"]
+    assert "install the package with the entry point engine.rapid of offbeat.plugins" in str(
+        refused.value
+    )
+
+
+def test_an_entry_point_that_is_no_engine_is_named(tmp_path: Path) -> None:
+    install_package(tmp_path, "other", {"engine.three": "PLUGIN = 3"})
+    sys.path.append("a third path")
+    (told,) = problems("generator.backend=three")
+    assert "engine three: its entry point names 3, no EnginePlugin" in told
