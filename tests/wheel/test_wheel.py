@@ -74,6 +74,7 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
         *(
             "py.typed",
             "__init__.pyi",
+            "interfaces/__init__.pyi",
             "cli/starters/reward/recipe.yaml",
             "cli/starters/reward/model/model.safetensors",
         ),
@@ -107,3 +108,26 @@ def test_three_commands_lead_from_the_wheel_to_a_page_of_ones_own_run(outside: P
     assert "\nfinished  starter" in trained
     run_in(outside, "report", "runs/starter")
     assert (outside / "runs" / "starter" / "report.html").stat().st_size > 10**5
+
+
+@pytest.mark.parametrize("example", ["plugin", "engine"])
+def test_a_package_of_plugins_works_next_to_the_wheel(
+    outside: Path, tmp_path: Path, example: str
+) -> None:
+    tree = tmp_path / "tree"
+    for name in (f"examples/{example}", "models/tiny-addition", "offbeat/cli/starters/reward"):
+        shutil.copytree(ROOT / name, tree / name)
+    package = tree / "examples" / example
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path, package], check=True)
+    (made,) = tmp_path.glob("*.whl")
+    python = outside / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", made]
+    subprocess.run(install, check=True)
+    recipe = str(package / "recipe.yaml")
+    assert "Everything is in order." in run_in(outside, "check", recipe)
+    run_in(outside, "train", recipe, "steps=2", f"run_dir={tmp_path / 'run'}")
+    assert "agree" in run_in(outside, "replay", str(tmp_path / "run"))
+    tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", package, package]
+    done = subprocess.run(tests, cwd=package, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
