@@ -27,7 +27,7 @@ transport    carries releases from trainer ranks to engines:
 wire_format  quantizes the matrices of releases:
              ``offbeat.weight_sync.wire_format_plugin.WireFormat``
 
-The kinds ``advantage``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
+The kinds ``advantage``, ``grader``, ``loss`` and ``sampler`` are entry points only: shorter names for ``module:name``.
 """
 
 import difflib
@@ -58,7 +58,7 @@ Kind = Literal[
     "wire_format",
 ]
 
-TargetKind = Literal["advantage", "loss", "sampler"]
+TargetKind = Literal["advantage", "grader", "loss", "sampler"]
 """Kinds that a recipe can also name by ``module:name``: an entry point is a shorter name for it."""
 
 GROUP: Final = "offbeat.plugins"

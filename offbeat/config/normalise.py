@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final, cast, get_args
 
 from offbeat.config import schema
+from offbeat.config.graders import GRADERS
 from offbeat.config.peer_keys import find_note, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
@@ -34,8 +35,16 @@ _OF_PACKAGES: Final[Mapping[str, TargetKind]] = {
     "algorithm.advantage": "advantage",
     "algorithm.loss.name": "loss",
     "sampler.name": "sampler",
+    "environment.target": "grader",
 }
 """Keys whose value may be a name that another package brings."""
+
+
+_OF_THE_PACKAGE: Final[Mapping[TargetKind, Iterable[str]]] = {
+    "advantage": get_args(AdvantageName),
+    "grader": GRADERS,
+}
+"""Names of this package for a key that also holds targets."""
 
 
 def expand_short_forms(layer: Section) -> list[Problem]:
@@ -63,7 +72,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     node, (section, leaf) = layer.find(key), layer.parent(key)
     if section is None or not isinstance(node, Leaf) or node.text is None:
         return None
-    known = cast("schema.Key", schema.known(key)).names or get_args(AdvantageName)
+    known = cast("schema.Key", schema.known(key)).names or _OF_THE_PACKAGE[kind]
     if node.text in known or ":" in node.text:
         return None
     try:
@@ -73,7 +82,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     if target is None:
         return None
     named = Leaf(target, target, node.location)
-    if kind == "advantage":
+    if kind in _OF_THE_PACKAGE:
         section.children[leaf] = named
     else:
         section.children[leaf] = Leaf("custom", "custom", node.location)

@@ -1,4 +1,4 @@
-"""Names of samplers, losses and advantages that another package brings."""
+"""Names of samplers, losses, advantages and graders that another package brings."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ RECIPE = ("steps=2", "model.path=.")
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    names = ("sampler.freshest", "loss.bounded", "advantage.centred")
+    names = ("sampler.freshest", "loss.bounded", "advantage.centred", "grader.nearly")
     sources: dict[str, str] = dict.fromkeys(names, "PLUGIN = 1")
     install_package(tmp_path, "lab", sources)
     return tmp_path
@@ -38,6 +38,26 @@ def test_a_name_becomes_the_target_of_its_entry_point_and_nothing_is_imported() 
     assert isinstance(loss, CustomLossConfig)
     assert loss.target == "lab_loss_bounded:PLUGIN"
     assert not any(name.startswith("lab_") for name in sys.modules)
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        ("nearly", "lab_grader_nearly:PLUGIN"),
+        ("math_verify", "math_verify"),
+        ("mine:nearly", "mine:nearly"),
+    ],
+)
+def test_a_grader_of_a_package_is_a_name_for_its_function(given: str, target: str) -> None:
+    function = ("environment.name=function", "data.path=rows.jsonl")
+    assert load(*function, f"environment.target={given}").environment.target == target
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_name_that_is_close_to_one_of_a_package_is_suggested() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean `freshest`\?"):
+        load("sampler.name=freshets")
 
 
 @pytest.mark.usefixtures("packages")
