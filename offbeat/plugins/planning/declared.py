@@ -130,9 +130,6 @@ def placed(
         )
         for each in sorted(order, key=lambda each: _cut_of(each.name) in _FOR_ANY_RANKS)
     }
-    if not source.own_plan and source.tensor > sizes.key_value_heads:
-        want = f"at most the {sizes.key_value_heads} key-value heads: a plan knows no rows of part of a head"
-        raise LayoutRefused("tensor", str(source.tensor), want).of("senders")
     return [
         PlacedTensor(each.name, each.shape, each.itemsize, *on_both[each.name]) for each in order
     ]

@@ -257,6 +257,10 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
     if source.encoders and sizes.experts and not everywhere:
         want = "0 for a model with experts beside the torch trainer"
         raise LayoutRefused("encoders", str(source.encoders), want).of("senders")
+    heads = sizes.key_value_heads
+    if layouts.trainer == "megatron" and source.tensor > heads and source.tensor % heads == 0:
+        want = f"at most the {heads} key-value heads: a plan knows no rows of part of a head"
+        raise LayoutRefused("tensor", str(source.tensor), want).of("senders")
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
     started = time.process_time()
     both = placed(tensors, sizes, source, target)

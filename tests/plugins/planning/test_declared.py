@@ -34,7 +34,7 @@ def rows(name: str, grid: ModelGrid, rank: int, length: int = 64) -> list[tuple[
 @given(cuts())
 def test_a_megatron_rank_holds_what_is_declared(cut: tuple[Architecture, ModelGrid]) -> None:
     a, grid = cut
-    assume(grid.tensor <= a.groups)  # what ``placed`` refuses
+    assume(grid.tensor <= a.groups)  # what a plan of a recipe refuses
     sizes = ModelSizes(a.layers, a.groups, a.experts, a.tied)
     for rank, boxes in enumerate(world_of(a, grid)):
         held = by_tensor(boxes)
@@ -43,12 +43,6 @@ def test_a_megatron_rank_holds_what_is_declared(cut: tuple[Architecture, ModelGr
             declared = placement(DeclaredTensor(name, whole, 2), sizes, grid).at(rank)
             assert union_elements(declared) == union_elements(regions)
             assert union_elements([*declared, *regions]) == union_elements(regions)
-
-
-def test_senders_with_more_tensor_ranks_than_key_value_heads_are_refused() -> None:
-    tensors = [DeclaredTensor("model.layers.0.self_attn.k_proj.weight", (16, 8), 2)]
-    with pytest.raises(LayoutRefused, match="at most the 2 key-value heads"):
-        placed(tensors, SIZES, ModelGrid(tensor=4), ModelGrid(tensor=4))
 
 
 def by_tensor(boxes: list[TensorBox]) -> dict[str, list[Region]]:

@@ -175,6 +175,10 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
             "trainer.tensor_parallel is 3, expected a divisor of",
         ),
         (
+            [QUICKSTART, "trainer.backend=megatron", "trainer.tensor_parallel=4"],
+            "trainer.tensor_parallel is 4, expected at most the 2 key-value heads",
+        ),
+        (
             [QUICKSTART, "generator.backend=vllm", "generator.vllm.tensor_parallel=3"],
             "generator.vllm.tensor_parallel is 3, expected a divisor of",
         ),
