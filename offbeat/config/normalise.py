@@ -39,8 +39,7 @@ _OF_PACKAGES: Final[Mapping[str, TargetKind]] = {
 }
 """Keys whose value may be a name that another package brings."""
 
-
-_OF_THE_PACKAGE: Final[Mapping[TargetKind, Iterable[str]]] = {
+_BUILT_IN: Final[Mapping[TargetKind, Iterable[str]]] = {
     "advantage": get_args(AdvantageName),
     "grader": GRADERS,
 }
@@ -72,7 +71,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     node, (section, leaf) = layer.find(key), layer.parent(key)
     if section is None or not isinstance(node, Leaf) or node.text is None:
         return None
-    known = cast("schema.Key", schema.known(key)).names or _OF_THE_PACKAGE[kind]
+    known = cast("schema.Key", schema.known(key)).names or _BUILT_IN[kind]
     if node.text in known or ":" in node.text:
         return None
     try:
@@ -82,7 +81,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     if target is None:
         return None
     named = Leaf(target, target, node.location)
-    if kind in _OF_THE_PACKAGE:
+    if kind in _BUILT_IN:
         section.children[leaf] = named
     else:
         section.children[leaf] = Leaf("custom", "custom", node.location)
