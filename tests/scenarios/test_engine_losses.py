@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,7 +270,9 @@ def test_the_last_engine_is_restarted_as_often_as_the_budget_allows() -> None:
     engine = use_engine(world, DiesAfterSync("generator-0"))
     error, _ = outcome(world)
     assert isinstance(error, RunFailed)
-    assert isinstance(error.causes[0], EngineBudgetSpent)
+    spent = error.causes[0]
+    assert isinstance(spent, EngineBudgetSpent)
+    assert re.match(r"generator-0 was lost again: generator-0 .*: the process is gone", str(spent))
     assert engine.incarnation_number == 1 + 7
     assert not engine.retired
 
