@@ -129,7 +129,7 @@ test-newest: $(NEWEST_STAMP)
 	$(NEWEST_VENV)/bin/python -m pytest $(ARGS)
 
 # Without Ray, which the lowest environment does not have.
-CORE := $(addprefix tests/unit/,algorithms config controller environments generators local model_proof rollouts run_files sampler telemetry trainers transfer_queue weight_sync) $(addprefix tests/plugins/,encoder_ranks megatron verify_weights vllm)
+CORE := $(addprefix tests/unit/,algorithms config controller environments generators local models rollouts run_files sampler telemetry trainers transfer_queue weight_sync) $(addprefix tests/plugins/,encoder_ranks megatron verify_weights vllm)
 
 test-versions: test-lowest-core test-newest-core
 

@@ -16,7 +16,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from offbeat.generators.embedded import proof as decoding
 from offbeat.generators.embedded.model import DecodedModel
-from offbeat.model_proof.plain import TOLERANCES
+from offbeat.models.plain import TOLERANCES
 from offbeat.trainers.torch import proof as rows
 
 MAX_MODEL_LEN = 2048

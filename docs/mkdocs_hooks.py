@@ -1,6 +1,6 @@
 """Hooks of ``mkdocs.yml``: pages from outside of ``docs/``, and links that lead out of it.
 
-A page links to sources as it does in the repository (``../offbeat/cli/main.py``). In the site such a
+A page links to sources as it does in the repository (``../offbeat/launch/commands/main.py``). In the site such a
 link goes below ``SOURCE_URL`` of the environment, the address of the sources at one commit; without
 it the text stands alone. A link to what does not exist is left as it is, and fails the strict build.
 """

@@ -1,6 +1,6 @@
 """``python -m offbeat`` is ``offbeat``."""
 
-from offbeat.cli.main import main
+from offbeat.launch.commands.main import main
 
 if __name__ == "__main__":
     main()

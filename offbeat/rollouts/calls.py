@@ -27,7 +27,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 from offbeat.messages.media import Media
-from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
+from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
 from offbeat.transfer_queue.schema import check_medium
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]

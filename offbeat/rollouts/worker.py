@@ -42,7 +42,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.media import media_of
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
-from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens, media_tokens
+from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens, media_tokens
 from offbeat.rollouts.agents import WorkerAgents, find_agent_player
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline

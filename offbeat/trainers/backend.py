@@ -19,7 +19,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, StepResult
-from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.transfer_queue.schema import (

@@ -5,8 +5,8 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.messages.weights import Canary
-from offbeat.multimodal.canaries import Prompts, canary_prompts
-from offbeat.multimodal.rules import TEXT_ONLY
+from offbeat.models.media_canaries import Prompts, canary_prompts
+from offbeat.models.media_rules import TEXT_ONLY
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.weight_sync.canary import KEPT, prompts, tolerance
 from offbeat.weight_sync.dtypes import wire_dtypes

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig
 
 from offbeat.messages.text import list_names
-from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.models.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (

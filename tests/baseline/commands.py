@@ -8,8 +8,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.schema import known_keys
+from offbeat.launch.commands.main import app
 
 WRONG_RECIPES = Path(__file__).with_name("wrong_recipes.txt")
 _FIGURE = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)? (?:GiB|MiB|KiB|GB|MB|s)\b")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.export.step_records import StepRecords
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
 from offbeat.telemetry.records import MetricRecord

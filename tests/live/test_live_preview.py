@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from typer.testing import CliRunner
 
 import offbeat
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.launch.preview import PreviewFailed
 
 ROOT: Final = Path(__file__).parents[2]

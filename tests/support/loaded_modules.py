@@ -13,7 +13,7 @@ def modules_loaded_by(*args: str) -> tuple[int, list[str]]:
     program = (
         "import sys\n"
         f"sys.argv = ['offbeat', *{args!r}]\n"
-        "from offbeat.cli.main import main\n"
+        "from offbeat.launch.commands.main import main\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n    code = end.code\n"
         f"print('LOADED', code, *(name for name in {HEAVY!r} if name in sys.modules))\n"

@@ -6,8 +6,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.passes import Features
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_passes import Features
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 

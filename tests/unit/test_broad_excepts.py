@@ -116,9 +116,9 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     MODEL_CLASS: (
         "generators/embedded/proof.py _exact_attention",
         "plugins/vllm/worker_fetch.py WorkerFetch.record",
-        "model_proof/tiny_model.py _has_shapes",
-        "model_proof/tiny_model.py tiny_model",  # the shapes of the model
-        "model_proof/tiny_model.py tiny_model",  # a cut of its config
+        "models/tiny_model.py _has_shapes",
+        "models/tiny_model.py tiny_model",  # the shapes of the model
+        "models/tiny_model.py tiny_model",  # a cut of its config
         "trainers/torch/proof.py _compare",
     ),
     FILE_OF_A_USER: ("runs/logged_samples.py token_text",),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from offbeat.cli.main import app
 from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.launch.commands.main import app
 from offbeat.telemetry.tracker import Tracker
 from tests.support.installed_package import install_package, module_of
 
@@ -116,7 +116,7 @@ def run_offbeat(*arguments: str) -> int:
         "offbeat.trainers.trainer_plugin",
         "offbeat.plugins.encoder_ranks.plugin",
         "offbeat.plugins.megatron.plugin",
-        "offbeat.cli.main",
+        "offbeat.launch.commands.main",
     ],
 )
 def test_every_plugin_can_be_imported_whatever_module_a_program_imports_first(first: str) -> None:

@@ -61,7 +61,7 @@ def test_no_default_in_seconds_is_a_bare_number_but_of_recipe_keys_and_options()
     found = [
         f"{file}: {name}"
         for file, module in modules()
-        if not file.startswith(("config/", "cli/"))
+        if not file.startswith(("config/", "launch/commands/"))
         and not file.endswith(("/plugin.py", "/section.py"))
         for name in numeric_defaults(module)
     ]

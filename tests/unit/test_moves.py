@@ -11,5 +11,5 @@ def test_every_module_has_its_place_in_the_table_of_moves() -> None:
         placed = {place for row in csv.DictReader(file) for place in row.values()}
     files = (path.relative_to(ROOT) for path in (ROOT / "offbeat").rglob("*.py"))
     names = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
-    starters = {name for name in names if name.startswith("offbeat.cli.starters.")}
+    starters = {name for name in names if name.startswith("offbeat.launch.commands.starters.")}
     assert names - starters <= placed

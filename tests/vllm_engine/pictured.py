@@ -13,8 +13,8 @@ from transformers import AutoModelForImageTextToText
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import Canary
-from offbeat.multimodal.canaries import canary_prompts
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_canaries import canary_prompts
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.images.digits import drawn
 from offbeat.plugins.images.processors import load_processor
 from offbeat.trainers.torch.forward import top_logprobs

@@ -74,11 +74,14 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
         *(
             "py.typed",
             "__init__.pyi",
-            "interfaces/__init__.pyi",
-            "cli/starters/reward/recipe.yaml",
-            "cli/starters/reward/model/model.safetensors",
+            "interfaces.pyi",
+            "launch/commands/starters/reward/recipe.yaml",
+            "launch/commands/starters/reward/model/model.safetensors",
         ),
-        *("cli/starters/agent/agent.py", "cli/starters/agent/model/chat_template.jinja"),
+        *(
+            "launch/commands/starters/agent/agent.py",
+            "launch/commands/starters/agent/model/chat_template.jinja",
+        ),
         *("plugins/report/web/main.js", "plugins/report/web/vendor/uPlot.iife.min.js"),
     ):
         assert f"offbeat/{name}" in names
@@ -115,7 +118,11 @@ def test_a_package_of_plugins_works_next_to_the_wheel(
     outside: Path, tmp_path: Path, example: str
 ) -> None:
     tree = tmp_path / "tree"
-    for name in (f"examples/{example}", "models/tiny-addition", "offbeat/cli/starters/reward"):
+    for name in (
+        f"examples/{example}",
+        "models/tiny-addition",
+        "offbeat/launch/commands/starters/reward",
+    ):
         shutil.copytree(ROOT / name, tree / name)
     package = tree / "examples" / example
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

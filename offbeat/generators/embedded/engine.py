@@ -30,7 +30,7 @@ from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import CanaryAnswer
-from offbeat.multimodal.canaries import canary_media
+from offbeat.models.media_canaries import canary_media
 
 
 class VersionLog:

@@ -26,10 +26,10 @@ from transformers.masking_utils import sdpa_mask
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
-from offbeat.model_proof.loading import load_causal_lm
-from offbeat.multimodal.passes import media_arguments, write_media
-from offbeat.multimodal.placing import placed_by_row
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.loading import load_causal_lm
+from offbeat.models.media_passes import media_arguments, write_media
+from offbeat.models.media_placing import placed_by_row
+from offbeat.models.media_rules import media_rules
 
 _NAME = "offbeat_grouped_sdpa"
 

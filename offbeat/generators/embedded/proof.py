@@ -20,8 +20,8 @@ from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
 from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
-from offbeat.model_proof.media_prompts import RESPONSE_TOKENS, media_prompts
-from offbeat.model_proof.plain import (
+from offbeat.models.media_prompts import RESPONSE_TOKENS, media_prompts
+from offbeat.models.plain import (
     HALF,
     TINY_TOLERANCE,
     TOLERANCES,
@@ -32,8 +32,8 @@ from offbeat.model_proof.plain import (
     in_float32,
     plain_logprobs,
 )
-from offbeat.model_proof.rope import freeze_rope
-from offbeat.model_proof.tiny_model import (
+from offbeat.models.rope import freeze_rope
+from offbeat.models.tiny_model import (
     LENGTH,
     compute_in_one_thread,
     tiny_model,

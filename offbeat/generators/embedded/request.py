@@ -15,7 +15,7 @@ from offbeat.messages.generation import (
     SamplingParams,
 )
 from offbeat.messages.groups import VersionSpans
-from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.launch.checks.machine import Machine
 from offbeat.messages.finding import Finding, ok, size, warning
-from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.loading import model_without_memory
+from offbeat.models.media_rules import media_rules
 from offbeat.trainers.torch.activation_bytes import activation_bytes
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.transfer_queue.schema import Columns

@@ -21,7 +21,7 @@ from offbeat.generators.end_tokens import end_ids_of, end_ids_problem, has_token
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
 from offbeat.launch.checks.media import media_checks
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.model_proof.loading import (
+from offbeat.models.loading import (
     WeightsMismatch,
     WeightsNotFinite,
     WeightsUntied,

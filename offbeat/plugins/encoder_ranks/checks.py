@@ -17,7 +17,7 @@ from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding, error, size
-from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
 from offbeat.plugins.encoder_ranks.rank_bytes import bridge_bytes, largest_of_side
 from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of

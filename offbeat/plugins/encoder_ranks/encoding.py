@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
 from offbeat.messages.training import ChunkResult
-from offbeat.multimodal.canaries import canary_media
-from offbeat.multimodal.passes import FeaturesMismatch
+from offbeat.models.media_canaries import canary_media
+from offbeat.models.media_passes import FeaturesMismatch
 from offbeat.plugins.encoder_ranks.bridge import Kind, dtype_code, gradient_dtype
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
 from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.canaries import canary_media
-from offbeat.multimodal.passes import Features
+from offbeat.models.media_canaries import canary_media
+from offbeat.models.media_passes import Features
 from offbeat.plugins.encoder_ranks.bridge import Kind, gradient_dtype, shared_values
 from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer
 from offbeat.plugins.encoder_ranks.provenance import digest_of, media_read

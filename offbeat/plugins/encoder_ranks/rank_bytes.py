@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
 from offbeat.plugins.encoder_ranks.layout import Grid
 from offbeat.plugins.encoder_ranks.sides import Inventory

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.passes import Features
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_passes import Features
+from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
 from offbeat.trainers.sides import Side, tower_modules
 from offbeat.trainers.torch.routing import routers_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.model_proof.plain import TOLERANCES
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.media_rules import MediaRules
+from offbeat.models.plain import TOLERANCES
 from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.rank_mesh import RankMesh

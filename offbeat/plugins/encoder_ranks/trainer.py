@@ -13,7 +13,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.limits import encoder_tokens
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer
 from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of, no_features
 from offbeat.plugins.encoder_ranks.tower_plan import plans_of

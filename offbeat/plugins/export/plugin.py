@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import RunArgument, error_in_one_line, refuse
+from offbeat.launch.commands.arguments import RunArgument, error_in_one_line, refuse
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.rules import Ints, MediaRules, Tokens
+from offbeat.models.media_rules import Ints, MediaRules, Tokens
 from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 
 _VALUE_BYTES: Final = 4  # float32

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.passes import Features
+from offbeat.models.media_passes import Features
 from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 

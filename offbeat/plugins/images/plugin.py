@@ -1,6 +1,6 @@
 """Everything that the core asks of pictures, by the protocols of the rooms that ask.
 
-``multimodal.rules``, ``multimodal.prompt_tokens``, ``environments.media_prompts``,
+``models.media_rules``, ``models.media_tokens``, ``environments.media_prompts``,
 ``rollouts.media_log``, ``telemetry.preview_column`` and ``launch.checks.media`` declare them. Modules
 that load a large library are imported when they are called.
 """

@@ -22,7 +22,7 @@ from offbeat.messages.finding import Finding, Level, error, ok, warning
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
-from offbeat.multimodal.prompt_tokens import MediaTokens
+from offbeat.models.media_tokens import MediaTokens
 from offbeat.plugins.images.encoder import PictureEncoder
 from offbeat.plugins.images.errors import (
     PLACE,

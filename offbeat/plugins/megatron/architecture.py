@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.config.sections.moe import MoeConfig
-from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.plugins.megatron.image_text import (
     IMAGE_TEXT_FAMILIES,
     ImageTextParts,

@@ -22,7 +22,7 @@ import xxhash
 from torch import Tensor
 from transformers import AutoConfig
 
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.freezing import FrozenWeights
 from offbeat.plugins.megatron.fused_experts import as_in_files

@@ -18,8 +18,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.text import list_names
-from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.loading import model_without_memory
+from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import tower_modules
 from offbeat.trainers.torch.freezing import frozen_parameters

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from offbeat.model_proof.loading import check_finite
+from offbeat.models.loading import check_finite
 from offbeat.plugins.megatron.errors import IncompleteWeights
 from offbeat.plugins.megatron.fused_experts import fused_place, is_fused
 from offbeat.plugins.megatron.mapping import TensorBox

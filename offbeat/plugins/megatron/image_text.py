@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.multimodal.auto_class import auto_class_of
-from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.models.auto_class import auto_class_of
+from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.trainers.sides import Side, keep_side
 from offbeat.weight_sync.region import Shape
 

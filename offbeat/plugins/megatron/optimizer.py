@@ -19,7 +19,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.model_proof.plain import HALF
+from offbeat.models.plain import HALF
 from offbeat.plugins.megatron.groups import layout_group
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import TensorBox

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.config.limits import microbatch_tokens
-from offbeat.model_proof.loading import check_files
+from offbeat.models.loading import check_files
 from offbeat.plugins.megatron.architecture import (
     Architecture,
     check_balanced,

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from offbeat.multimodal.placing import PlacedMedia
+from offbeat.models.media_placing import PlacedMedia
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.trainers.batches.packing import Ints, PackedRows
 

@@ -24,9 +24,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from offbeat.messages.media import Media
-from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.passes import Features, FeaturesMismatch
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.loading import model_without_memory
+from offbeat.models.media_passes import Features, FeaturesMismatch
+from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.megatron.mapping import TOWER
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import Side, keep_side

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from offbeat.cli.arguments import refuse
-from offbeat.cli.recipes import read_with_model
+from offbeat.launch.commands.arguments import refuse
+from offbeat.launch.commands.recipes import read_with_model
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 from offbeat.plugins.planning.grid_text import parse_grid

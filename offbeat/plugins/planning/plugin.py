@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import (
+from offbeat.launch.commands.arguments import (
     OverridesArgument,
     RecipeArgument,
     RecipeCommand,
@@ -132,7 +132,7 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
 
     Exit code 1: no point could be measured.
     """
-    from offbeat.cli.recipes import read_with_model
+    from offbeat.launch.commands.recipes import read_with_model
 
     loaded = read_with_model(recipe, overrides)
 

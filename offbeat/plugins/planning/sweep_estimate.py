@@ -52,7 +52,7 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
             )
         if not isinstance(trainer, TorchTrainerConfig):
             return NO_ESTIMATE
-        from offbeat.model_proof.loading import (  # noqa: PLC0415 -- it loads torch
+        from offbeat.models.loading import (  # noqa: PLC0415 -- it loads torch
             model_without_memory,
         )
 

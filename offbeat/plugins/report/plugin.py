@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import error_in_one_line
+from offbeat.launch.commands.arguments import error_in_one_line
 
 
 def write_page(run_dirs: Sequence[Path], output: Path | None) -> Path:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
+from offbeat.launch.commands.arguments import OverridesArgument, RecipeArgument, RecipeCommand
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
@@ -34,7 +34,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Run the controller in the deterministic simulator, and audit every episode."""
-    from offbeat.cli.recipes import read_or_exit
+    from offbeat.launch.commands.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides, dry_run=True)
 

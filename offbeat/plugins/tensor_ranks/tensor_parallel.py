@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
 from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules

@@ -7,10 +7,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from offbeat.cli.arguments import refuse
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen
+from offbeat.launch.commands.arguments import refuse
 from offbeat.launch.initial_model import INITIAL_MODEL
 from offbeat.launch.weight_requests import ask
 from offbeat.messages.failures import FixableError, OffbeatError

@@ -18,7 +18,7 @@ from offbeat.generators.errors import NO_TOKENIZER_FIX
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
-from offbeat.multimodal.canaries import canary_media
+from offbeat.models.media_canaries import canary_media
 from offbeat.plugins.vllm.lazy_import import Library
 from offbeat.plugins.vllm.outputs import label_of, result_of, sampling_arguments
 from offbeat.plugins.vllm.prompt_inputs import PromptInputs

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.plugins.vllm.lazy_import import Library
 

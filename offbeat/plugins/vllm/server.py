@@ -16,7 +16,7 @@ from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,

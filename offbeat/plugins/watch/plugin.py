@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.cli.arguments import error_in_one_line
+from offbeat.launch.commands.arguments import error_in_one_line
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 

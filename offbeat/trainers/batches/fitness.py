@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.media import Media, media_of
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.media_rules import MediaRules
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.canaries import canary_media
-from offbeat.multimodal.placing import PlacedMedia, RowSpan, placed, placed_by_row
-from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.models.media_canaries import canary_media
+from offbeat.models.media_placing import PlacedMedia, RowSpan, placed, placed_by_row
+from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.batches.fitness import check_layout, check_media, check_placeholders
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import (
     best_response_tokens,

@@ -22,8 +22,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.model_proof.plain import attend_by
-from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.models.auto_class import auto_class_of
+from offbeat.models.plain import attend_by
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel

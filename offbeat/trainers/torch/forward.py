@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.passes import FeaturesOf, additive_mask, media_arguments, write_media
-from offbeat.multimodal.placing import blank
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_passes import FeaturesOf, additive_mask, media_arguments, write_media
+from offbeat.models.media_placing import blank
+from offbeat.models.media_rules import media_rules
 from offbeat.trainers.batches.packing import PackedRows, canary_rows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import chunk_places, chunked_head

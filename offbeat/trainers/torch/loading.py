@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.model_proof.plain import attend_by
-from offbeat.model_proof.rope import freeze_rope
+from offbeat.models.plain import attend_by
+from offbeat.models.rope import freeze_rope
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import run_on_all_ranks

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.model_proof.media_prompts import MediaPrompt, media_prompts
-from offbeat.model_proof.plain import distance, eager_attention, plain_logprobs
-from offbeat.multimodal.passes import FeaturesOf
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_passes import FeaturesOf
+from offbeat.models.media_prompts import MediaPrompt, media_prompts
+from offbeat.models.media_rules import media_rules
+from offbeat.models.plain import distance, eager_attention, plain_logprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel

@@ -14,8 +14,8 @@ import xxhash
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.model_proof.loading import load_causal_lm, support_float64
-from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.models.auto_class import auto_class_of
+from offbeat.models.loading import load_causal_lm, support_float64
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.weights import torch_dtype
 from offbeat.weight_sync.source import named_weights

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.model_proof.plain import HALF
+from offbeat.models.plain import HALF
 from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.rank_mesh import RankMesh

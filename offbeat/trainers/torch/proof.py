@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.model_proof.plain import (
+from offbeat.models.media_passes import FeaturesOf
+from offbeat.models.plain import (
     HALF,
     TINY_TOLERANCE,
     TOLERANCES,
@@ -32,14 +33,13 @@ from offbeat.model_proof.plain import (
     in_float32,
     plain_logprobs,
 )
-from offbeat.model_proof.rope import freeze_rope
-from offbeat.model_proof.tiny_model import (
+from offbeat.models.rope import freeze_rope
+from offbeat.models.tiny_model import (
     LENGTH,
     compute_in_one_thread,
     tiny_model,
     with_attention,
 )
-from offbeat.multimodal.passes import FeaturesOf
 from offbeat.trainers.batches.packing import Batch, PackedRows, flatten
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import has_plain_head

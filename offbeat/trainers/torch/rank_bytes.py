@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from offbeat.model_proof.plain import HALF
+from offbeat.models.plain import HALF
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.weight_sync.region import Shape

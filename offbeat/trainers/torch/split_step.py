@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.multimodal.passes import FeaturesOf
-from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.models.media_passes import FeaturesOf
+from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows, padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner

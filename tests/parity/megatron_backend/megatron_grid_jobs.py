@@ -21,7 +21,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.multimodal.canaries import canary_prompts
+from offbeat.models.media_canaries import canary_prompts
 from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
 from offbeat.plugins.encoder_ranks.layout import side_grid
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer

@@ -16,7 +16,7 @@ from parity_cases import TOKENS, Step
 from parity_cases import MegatronCut as Cut
 from world import World
 
-from offbeat.model_proof.loading import model_without_memory
+from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors

@@ -22,8 +22,8 @@ from transformers import AutoModelForImageTextToText
 from world import World
 
 from offbeat.messages.media import media_of
-from offbeat.multimodal.canaries import canary_prompts
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_canaries import canary_prompts
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.plugins.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs

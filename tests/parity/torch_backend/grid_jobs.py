@@ -21,7 +21,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.multimodal.canaries import canary_prompts
+from offbeat.models.media_canaries import canary_prompts
 from offbeat.plugins.encoder_ranks.choose import EncoderTrainer, LanguageTrainer
 from offbeat.plugins.encoder_ranks.errors import ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.section import EncoderConfig

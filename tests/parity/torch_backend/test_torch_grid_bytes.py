@@ -8,7 +8,7 @@ import torch
 from parity_cases import TOKENS, Cut, Step
 from world import World
 
-from offbeat.model_proof.loading import model_without_memory
+from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.layout import Grid
 from offbeat.plugins.encoder_ranks.rank_bytes import largest_of_side
 from offbeat.plugins.encoder_ranks.sides import inventory_of

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from world import WorkerFailed, World
 
-from offbeat.model_proof.loading import model_without_memory
+from offbeat.models.loading import model_without_memory
 from offbeat.plugins.lora.lora import inject
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.rank_bytes import largest_rank

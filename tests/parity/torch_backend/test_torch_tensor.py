@@ -22,7 +22,7 @@ from parity_cases import (
 from parity_table import ParityTable
 from world import WorkerFailed, World
 
-from offbeat.model_proof.loading import model_without_memory
+from offbeat.models.loading import model_without_memory
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.torch.rank_bytes import largest_rank

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.messages.failures import SchemaError
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_rules import media_rules
 from offbeat.plugins.encoder_ranks.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch, ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.layout import Grid

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.rules import MediaRules
+from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.encoder_ranks.encoding import TowerPasses
 from offbeat.plugins.images.families import PatchRules, PixelRules
 from offbeat.plugins.images.pictures import Pictures

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.export.exporting import write_csv
 from offbeat.plugins.export.mlflow_sink import MlflowSink
 from offbeat.plugins.export.step_records import StepRecords

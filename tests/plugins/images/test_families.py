@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.models.media_placing import RowSpan, placed
+from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.plugins.images.pictures import Pictures
 from tests.support.image_text_models import PLACEHOLDER, make, patched, pictures, prompt_with
 from tests.support.pictures import pixels

@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.passes import Features, write_media
-from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.rules import media_rules
+from offbeat.models.media_passes import Features, write_media
+from offbeat.models.media_placing import RowSpan, placed
+from offbeat.models.media_rules import media_rules
 from tests.support.image_text_models import make, pictures, prompt_with
 from tests.support.pictures import features
 

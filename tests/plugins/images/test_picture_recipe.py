@@ -10,8 +10,8 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
+from offbeat.launch.commands.main import app
 from offbeat.plugins.images.digits import picture
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.weights import WeightsAck
-from offbeat.multimodal.canaries import canary_media, canary_prompts
+from offbeat.models.media_canaries import canary_media, canary_prompts
 from offbeat.trainers.expert_names import AS_THEY_ARE
 from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer

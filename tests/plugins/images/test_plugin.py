@@ -10,7 +10,7 @@ from offbeat.doors import find_media
 from offbeat.environments.media_prompts import MediaPrompts
 from offbeat.launch.checks.media import MediaChecks
 from offbeat.messages.no_media import NoMedia
-from offbeat.multimodal.rules import TEXT_ONLY, media_rules
+from offbeat.models.media_rules import TEXT_ONLY, media_rules
 from offbeat.plugins.images import plugin
 from offbeat.rollouts.media_log import MediaLog
 from tests.support.image_text_models import make

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.multimodal.placing import PlacedMedia
+from offbeat.models.media_placing import PlacedMedia
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.token_share import axes_share, columns_of, media_share
 from offbeat.weight_sync.grid import ModelGrid

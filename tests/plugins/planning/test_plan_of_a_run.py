@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
+from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.measured_run import measured_run, pace_per_token
 from offbeat.plugins.planning.prediction import NotPlanned, Pace, predict
 from offbeat.plugins.planning.run_plan import plan_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.grid_text import describe_grid, parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.encoder_ranks.layout import Grid
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.grid_text import parse_grid

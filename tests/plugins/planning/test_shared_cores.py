@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
+from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.measured_run import WallSeconds, core_use
 from offbeat.plugins.planning.prediction import predict
 from offbeat.plugins.planning.shared_cores import CoreUse, SharedCores

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from benchmarks.trainer_cases import write_model
-from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.config.loss_spec import LossSpec
+from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
 from offbeat.plugins.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
 from offbeat.plugins.planning.sweep_points import (

@@ -40,7 +40,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def started(recipe: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    program = "from offbeat.cli.main import app; app()"
+    program = "from offbeat.launch.commands.main import app; app()"
     return subprocess.Popen(
         [sys.executable, "-c", program, "sweep", str(recipe), "--out", str(out), *LENGTHS, *more],
         cwd=ROOT,

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
 from offbeat.controller.events import DropReason, ReturnKind
+from offbeat.launch.commands.main import app
 from offbeat.plugins import report
 from offbeat.plugins.report.document import document
 from offbeat.plugins.report.page import SCRIPTS, page

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.simulation.faults import PROFILES
 from offbeat.plugins.simulation.schedule import PlannedFault, dump
 from tests.support.loaded_modules import modules_loaded_by

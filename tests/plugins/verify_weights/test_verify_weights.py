@@ -14,7 +14,6 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
@@ -22,6 +21,7 @@ from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
+from offbeat.launch.commands.main import app
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.lora.lora_trainer import LoraTrainer

@@ -19,7 +19,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.plugins.report.document import write_report
 from offbeat.plugins.watch.access import COOKIE, Access
 from offbeat.plugins.watch.prometheus import exposition

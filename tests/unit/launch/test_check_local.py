@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.machine import check_one_gpu, memory_needed_bytes
 from offbeat.launch.checks.model_files import ModelFiles, read_model
 from offbeat.launch.checks.software import check_one_process, check_packages, gpus_wanted
+from offbeat.launch.commands.main import app
 from offbeat.launch.dry_run import dry
 from offbeat.messages.finding import Finding, Level
 

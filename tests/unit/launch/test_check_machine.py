@@ -16,7 +16,6 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -47,6 +46,7 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
+from offbeat.launch.commands.main import app
 from offbeat.messages.finding import Finding, Level, ok, size
 from offbeat.plugins.vllm.checks import check_vllm_model
 from tests.support.model_families import LONG_ROPES, family_model

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
+from offbeat.launch.commands.main import app
 from offbeat.launch.control import COMMANDS, INBOX, CommandInbox, leave, take_commands, was_taken
 from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
 

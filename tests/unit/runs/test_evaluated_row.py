@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
+from offbeat.launch.commands.main import app
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.media import Thumbnail
 from offbeat.runs.past_run import JOURNAL

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -26,6 +25,7 @@ from offbeat.controller.events import (
 )
 from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
+from offbeat.launch.commands.main import app
 from offbeat.messages.failures import Component
 from offbeat.runs.past_run import ImpossibleEvent, NotARun, folded, journal_of
 from offbeat.runs.replay import replay

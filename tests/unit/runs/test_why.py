@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.main import app
 from offbeat.controller.events import DropReason, Joined, ReturnKind, WorkerLost
+from offbeat.launch.commands.main import app
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.runs.why import why

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.model_proof.loading import generation_config_problem
+from offbeat.models.loading import generation_config_problem
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.model_proof.tiny_model import tiny_model
+from offbeat.models.tiny_model import tiny_model
 from offbeat.trainers.batches.packing import padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.limits import encoder_tokens
-from offbeat.model_proof.loading import model_without_memory
+from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.bridge import shared_values
 from offbeat.plugins.encoder_ranks.encoding import EncodingTrainer
 from offbeat.plugins.encoder_ranks.megatron.optimizer import TowerOptimizer

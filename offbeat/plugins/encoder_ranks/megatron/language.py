@@ -14,7 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.passes import Features
+from offbeat.models.media_passes import Features
 from offbeat.plugins.encoder_ranks.lane import LaneTrainer
 from offbeat.plugins.encoder_ranks.megatron.encoder import architecture_with_tower
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART

@@ -1,0 +1,435 @@
+"""The commands. Each reads its recipe, then imports what it starts: nothing heavy is loaded before.
+
+Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
+"""
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from offbeat import __version__
+from offbeat.doors import NoSuchPlugin, PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.launch.bounded_call import exit_behind_blocked_calls
+from offbeat.launch.commands.arguments import (
+    OverridesArgument,
+    RecipeArgument,
+    RecipeCommand,
+    refuse,
+)
+from offbeat.launch.commands.reading import reading_app
+from offbeat.messages.exit_codes import FAILED, REFUSED
+from offbeat.messages.missing_package import PackageMissing, missing_package
+from offbeat.messages.text import printable_lines
+
+
+class _Commands(TyperGroup):
+    """The commands of this package, and any other command that a plug-in brings."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
+        """Return a command; look for a plug-in of its name if there is none."""
+        found = super().get_command(ctx, cmd_name)
+        is_folder = cmd_name in plugins_of("command")  # its commands have names of their own
+        if found is not None or is_folder or cmd_name.startswith("-"):
+            return found
+        try:
+            return typer.main.get_command(find_plugin("command", cmd_name))
+        except NoSuchPlugin:
+            problems = find_problems()
+        except PluginUnusable as unusable:
+            problems = [unusable]
+        for problem in problems:
+            typer.echo(f"offbeat: {problem}", err=True)
+        return None
+
+
+app = typer.Typer(
+    name="offbeat",
+    cls=_Commands,
+    help="Asynchronous reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(
+    help="What a recipe may say, and what it comes to.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(config_app, name="config")
+app.add_typer(reading_app)
+for commands in plugins_of("command").values():
+    app.add_typer(commands)
+
+RunDirOption = Annotated[
+    Path | None, typer.Option("--run-dir", help="Where everything is written; wins over run_dir.")
+]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="In this process, without Ray: runtime.backend=local.")
+]
+
+
+def main() -> None:
+    """Run the ``offbeat`` command. Always ends in ``SystemExit``.
+
+    Characters that standard output cannot encode are printed as ``?``; standard error escapes them.
+    """
+    stdout: Any = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
+        stdout.reconfigure(errors="replace")
+    try:
+        app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
+    except (PackageMissing, ModuleNotFoundError) as error:
+        missing = error if isinstance(error, PackageMissing) else missing_package(error)
+        if missing is None:
+            raise
+        typer.echo(f"offbeat: {missing}", err=True)
+        raise SystemExit(REFUSED) from None
+    except SystemExit as end:
+        exit_behind_blocked_calls(end.code if isinstance(end.code, int) else bool(end.code))
+        raise
+
+
+def _from_home(argument: str) -> str:
+    """Expand a ``~`` that the shell leaves: in quotes, or behind the = of an option."""
+    option, equals, value = (
+        argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    return f"{option}{equals}{os.path.expanduser(value)}" if value.startswith("~") else argument  # noqa: PTH111 - an unknown user stays as typed
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"offbeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def offbeat(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Asynchronous reinforcement learning for language models."""
+
+
+@app.command(cls=RecipeCommand)
+def train(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE", help="YAML recipe; with --resume, default: the run's own config."
+        ),
+    ] = None,
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Directory of a run to go on with; it is written on."),
+    ] = None,
+    changed_code: Annotated[
+        bool,
+        typer.Option(
+            "--changed-code",
+            help="With --resume: go on though reward, environment or sampler have other source.",
+        ),
+    ] = False,
+    local: LocalOption = False,
+) -> None:
+    """Train: one run, on Ray actors or in this process."""
+    if resume is not None and run_dir is not None:
+        refuse(f"--resume {resume} and --run-dir {run_dir}: give one of them.")
+    if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
+        recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
+    if recipe is None:
+        if resume is None:
+            refuse("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml")
+        recipe = resume / "config.yaml"
+        if not recipe.exists():
+            refuse(f"{resume} holds no run to resume: it has no config.yaml.")
+    elsewhere = [each for each in overrides or () if each.partition("=")[0].strip() == "run_dir"]
+    if resume is not None and elsewhere:
+        refuse(
+            f"--resume {resume} goes on in that directory, and {elsewhere[-1]} names another. Leave "
+            "run_dir out, or start a new run without --resume."
+        )
+    overrides = _with_local(overrides, local=local)
+    _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
+
+
+@app.command("dry-run", cls=RecipeCommand)
+def dry_run(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    local: LocalOption = False,
+) -> None:
+    """Run the same code, for ten steps at most, with stub trainer and generators: no GPU, no model."""
+    _launch(recipe, _with_local(overrides, local=local), run_dir, dry_run=True)
+
+
+def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
+    """Return the overrides, with the runtime that ``--local`` names.
+
+    Exits with 2 if they name one too: one of the two would be ignored.
+    """
+    given = list(overrides or ())
+    if not local:
+        return given
+    for each in given:
+        key, _, value = (part.strip() for part in each.partition("="))
+        if key in ("runtime", "runtime.backend") and value != "local":
+            refuse(f"--local is runtime.backend=local, and {each} is given too: leave one out.")
+    return [*given, "runtime.backend=local"]
+
+
+def _launch(
+    recipe: Path,
+    overrides: list[str] | None,
+    run_dir: Path | None,
+    *,
+    dry_run: bool,
+    resume: Path | None = None,
+    changed_code: bool = False,
+) -> None:
+    from offbeat.launch.commands.recipes import read_or_exit
+
+    loaded = read_or_exit(recipe, overrides, dry_run=dry_run)
+
+    from offbeat.launch.launch import launch
+
+    raise SystemExit(
+        launch(
+            loaded, run_dir=run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code
+        ).code
+    )
+
+
+@app.command(cls=RecipeCommand)
+def preview(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts to sample.")] = 16,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each.")] = 4,
+    local: LocalOption = False,
+) -> None:
+    """Show prompts as the model reads them, its answers and their rewards, before training."""
+    from offbeat.launch.commands.recipes import read_with_model
+    from offbeat.launch.evaluate import NothingToEvaluate
+    from offbeat.launch.preview import PreviewFailed, preview_of
+    from offbeat.launch.run import RunRefused
+
+    loaded = read_with_model(recipe, _with_local(overrides, local=local))
+    try:
+        shown = preview_of(loaded, prompts=prompts, samples=samples)
+    except (NothingToEvaluate, RunRefused) as error:
+        refuse(error)
+    except PreviewFailed as error:
+        typer.echo(printable_lines(str(error)), err=True)
+        raise typer.Exit(FAILED) from None
+    typer.echo(printable_lines(shown.to_text()), nl=False)
+
+
+@app.command("eval", cls=RecipeCommand)
+def evaluate(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE|CHECKPOINT|RUN",
+            help="YAML recipe, checkpoints/step_N of a run, or the directory of a run.",
+        ),
+    ],
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With a stub engine: no GPU, no model.")
+    ] = False,
+    local: LocalOption = False,
+) -> None:
+    """Score a model on the sets of section eval, without training. 1: it could not be scored."""
+    from offbeat.launch.commands.recipes import read_or_exit
+    from offbeat.launch.evaluate import NothingToEvaluate, check_can_evaluate, recipe_and_model
+
+    try:
+        recipe, model = recipe_and_model(what)
+        loaded = read_or_exit(
+            recipe, [*model, *_with_local(overrides, local=local)], dry_run=dry_run
+        )
+        if not dry_run:
+            check_can_evaluate(loaded.config)
+    except NothingToEvaluate as error:
+        refuse(error)
+
+    from offbeat.launch.launch import launch
+
+    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, evaluates_only=True).code)
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        str, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
+    ] = ".",
+    agent: Annotated[
+        bool,
+        typer.Option("--agent", help="An agent with a tool, and tasks, in the place of a reward."),
+    ] = False,
+    loss: Annotated[
+        bool,
+        typer.Option("--loss", help="A loss with its test, too; only these where a recipe is."),
+    ] = False,
+) -> None:
+    """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
+    if agent and loss:
+        refuse("--agent and --loss: give one of them. An agent's recipe takes a loss as well.")
+
+    from offbeat.launch.commands.starter import Starter, write_starter
+
+    if not folder:  # as of a variable that is not set; it is not the working directory
+        refuse('DIRECTORY is "". Name one, or leave it out: offbeat init')
+    chosen = Starter.AGENT if agent else Starter.LOSS if loss else Starter.REWARD
+    write_starter(Path(folder), chosen)
+
+
+@app.command(cls=RecipeCommand)
+def check(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="YAML recipe; without one, versions alone."),
+    ] = None,
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    local: LocalOption = False,
+) -> None:
+    """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
+    from offbeat.launch.commands.recipes import read_or_exit
+
+    loaded = (
+        read_or_exit(recipe, _with_local(overrides, local=local)) if recipe is not None else None
+    )
+
+    from offbeat.launch.checks.report import check_machine
+    from offbeat.launch.checks.versions import versions
+    from offbeat.launch.process_environment import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():  # as in a run: transformers reads them when imported
+        os.environ.setdefault(name, value)
+
+    if loaded is None:
+        typer.echo(versions())
+    else:
+        raise SystemExit(check_machine(loaded, run_dir, versions()))
+
+
+@app.command(cls=RecipeCommand)
+def submit(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    address: Annotated[
+        str, typer.Option("--address", help="Address of the Ray dashboard.")
+    ] = "http://127.0.0.1:8265",
+    python: Annotated[
+        str | None,
+        typer.Option("--python", help="Absolute path of Python on the cluster; default: this one."),
+    ] = None,
+) -> None:
+    """Pack the working directory and train on a Ray cluster."""
+    from offbeat.launch.commands.recipes import read_or_exit
+
+    loaded = read_or_exit(recipe, overrides)
+
+    from offbeat.launch.submit import submit_job
+
+    raise SystemExit(submit_job(loaded, overrides or [], address, python))
+
+
+@app.command()
+def stage(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Model of the Hugging Face Hub."),
+    ],
+    target: Annotated[
+        Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
+    ],
+    others: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
+    stall_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            min=1.0,
+            help="Seconds without a new byte after which a download is killed and continued.",
+        ),
+    ] = 120.0,
+) -> None:
+    """Download a model to this machine, or with RAY_ADDRESS to every node of that cluster.
+
+    Every file is compared with its checksum. Exit code 1: a node lacks the model.
+    """
+    from offbeat.launch.commands.stage import stage_or_exit
+
+    removed = [*(others or []), *(["--part", part] if part else [])]
+    stage_or_exit(model, removed, target, stall_timeout_s)
+
+
+@app.command()
+def control(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a live run.")],
+    command: Annotated[
+        str, typer.Argument(metavar="pause|resume|stop|abort", help="What it is to do.")
+    ],
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Seconds the run may take to notice.")
+    ] = 15.0,
+) -> None:
+    """Pause, resume, stop or abort a live run. 1: it did not notice, and never will."""
+    from offbeat.launch.control import COMMANDS, leave, was_taken
+    from offbeat.runs.directory import RunDirUnusable
+
+    if command not in COMMANDS:
+        refuse(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.")
+    try:
+        left = leave(run, COMMANDS[command])
+    except RunDirUnusable as error:
+        refuse(error)
+    if not was_taken(left, within_s=wait_s):
+        refuse(
+            f"{run}: nobody took {command} within {wait_s:g} s, so it is withdrawn. Is the run alive? "
+            f"If not: offbeat train --resume {run}",
+            FAILED,
+        )
+    typer.echo(f"{run}: {command}")
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="Dotted key, as in sampler.max_staleness.")
+    ] = "",
+) -> None:
+    """Type, range, default and meaning of a key, or of all keys of a section."""
+    from offbeat.config.explain import NoSuchKey, explain
+
+    try:
+        typer.echo(explain(key))
+    except NoSuchKey as error:
+        refuse(error)
+
+
+@config_app.command("show", cls=RecipeCommand)
+def config_show(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Only what was given, and where.")
+    ] = False,
+) -> None:
+    """The recipe with overrides and defaults filled in."""
+    from offbeat.launch.commands.recipes import read_or_exit, show
+
+    typer.echo(show(read_or_exit(recipe, overrides), origins=origins), nl=False)

@@ -1,0 +1,59 @@
+"""The commands that read run directories: of runs that go on, ended or were killed."""
+
+from typing import Annotated
+
+import typer
+
+from offbeat.launch.commands.arguments import RunArgument, error_in_one_line
+from offbeat.messages.text import printable_lines
+
+reading_app = typer.Typer(rich_markup_mode=None)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@reading_app.command()
+def replay(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
+    from offbeat.runs.replay import replay as replayed
+
+    with error_in_one_line():
+        found = replayed(run)
+    typer.echo(found.to_json() if as_json else printable_lines(found.to_text()), nl=False)
+    raise typer.Exit(0 if found.agrees else 1)
+
+
+@reading_app.command()
+def why(
+    run: RunArgument,
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="A prompt group: g-000412 or 412.")
+    ] = None,
+    of_eval: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--eval",
+            metavar="SET ROW",
+            help="Instead of a group, a row of a set of evaluation; SET of eval.path alone is -.",
+        ),
+    ] = None,
+    due: Annotated[
+        int | None,
+        typer.Option("--due", help="Of --eval: version whose samples to show; default: newest."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
+    from offbeat.runs.evaluated_row import evaluated_row
+    from offbeat.runs.why import why as group_history
+
+    if (group is None) == (of_eval is None):
+        raise typer.BadParameter("name a GROUP, or --eval SET ROW, and not both")
+    if due is not None and of_eval is None:
+        raise typer.BadParameter("--due goes with --eval SET ROW")
+    with error_in_one_line():
+        if of_eval is not None:
+            history = evaluated_row(run, *of_eval, due)
+        else:
+            history = group_history(run, group or "")
+    typer.echo(history.to_json() if as_json else printable_lines(history.to_text()), nl=False)
