@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.built_in import Arithmetic
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask

@@ -41,7 +41,7 @@ def prepare_environment_worker() -> Work:
     from transformers import AutoTokenizer
 
     from benchmarks.environment_worker import MODEL, instantaneous, measure
-    from offbeat.environments.arithmetic import Arithmetic
+    from offbeat.environments.built_in import Arithmetic
     from offbeat.environments.prompts import ArithmeticPrompts
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

@@ -20,12 +20,12 @@ from benchmarks.endpoint import CHAT, MODEL
 from offbeat.environments.frames import RewardTarget
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
-from offbeat.plugins.agents.agent import AgentFunction
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
 from offbeat.plugins.agents.endpoint.session import SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.episode_child import EpisodeLimits
+from offbeat.plugins.agents.factory import AgentFunction
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.samples import SampleFailurePolicy
 

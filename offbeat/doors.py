@@ -6,7 +6,7 @@ group ``offbeat.plugins``. Entry points are read when a name is not one of this 
 another package is imported only when a recipe or a command names it.
 
 agents       plays groups of environments whose episodes call the model over HTTP:
-             ``offbeat.rollouts.agents.AgentPlayer``
+             ``offbeat.rollouts.worker.AgentPlayer``
 command      commands of ``offbeat``: a ``typer.Typer``
 engine       samples from a model: ``offbeat.config.engine_plugin.EnginePlugin``
 environment  turns prompts into rewarded samples:

@@ -2,8 +2,12 @@
 
 A sync actor with one call at a time (``max_concurrency=1``, which the driver sets): calls are
 executed in the order in which the controller makes them.
+
+Address of this machine, under which other machines of the cluster reach it.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# Ray declares functions without the types of their parameters.
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
 # Ray declares functions without the types of their parameters, and a marked method as a remote one.
 
@@ -11,7 +15,6 @@ from collections.abc import Sequence
 
 import ray
 
-from offbeat.actors.node_address import node_address
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import Fence
@@ -19,6 +22,11 @@ from offbeat.trainers.held_columns import Places
 from offbeat.trainers.rank import MakeRank, TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
+
+
+def node_address() -> str:
+    """Return the address under which Ray knows this machine."""
+    return ray.util.get_node_ip_address()
 
 
 class TrainerActor(TrainerRank):

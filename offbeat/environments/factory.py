@@ -16,8 +16,8 @@ from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.user_code import load_target
-from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
+from offbeat.environments.built_in import Arithmetic, StubEnvironment
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.environment_plugin import PluginOfEnvironments, find_environment
 from offbeat.environments.exits import exits_as_errors
@@ -44,7 +44,6 @@ from offbeat.environments.prompts import (
 )
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.row_checks import row_check, shown_part
-from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
 from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import OffbeatError

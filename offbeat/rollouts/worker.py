@@ -2,6 +2,8 @@
 
 The process around it calls ``admit`` and ``roll_out`` for the controller, and sends the requests of
 the worker to the engines.
+
+Protocols of the plug-in of agents, as a worker uses it.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self, cast
 
 import msgspec
 
@@ -21,6 +23,7 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.doors import find_plugin
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
 from offbeat.environments.media_prompts import MediaEncoder, media_prompts
@@ -43,7 +46,6 @@ from offbeat.messages.media import media_of
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
 from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens, media_tokens
-from offbeat.rollouts.agents import WorkerAgents, find_agent_player
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
@@ -60,6 +62,55 @@ from offbeat.telemetry.process import new_incarnation
 from offbeat.telemetry.redaction import Redactor
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
+
+
+class AgentPlayer(Protocol):
+    """Plug-in that plays the groups of environments with ``is_agent``."""
+
+    def make_agents(
+        self,
+        config: RunConfig,
+        tokenizer: Any,  # noqa: ANN401 -- of transformers
+        working_dir: Path,
+        began_with: Mapping[str, str],
+        stop_token_ids: Sequence[int],
+    ) -> "WorkerAgents":
+        """Create the agents of a worker; nothing is started yet.
+
+        ``config`` is the view of their environment. ``stop_token_ids`` end a response.
+
+        Raises:
+            BadEnvironment: No conversation can be encoded, or no agent be made.
+        """
+        ...
+
+
+class WorkerAgents(Protocol):
+    """Agents of a worker, which play the episodes of a group in processes of the user's code."""
+
+    async def start(self) -> None:
+        """Start the agents. Called once, before any other method."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the agents. No group may be running."""
+        ...
+
+    async def run_group(
+        self, engine: EngineClient, policy: SampleFailurePolicy
+    ) -> tuple[Receipt, Columns]:
+        """Play an episode per sample of the engine client's task, score and pack them."""
+        ...
+
+
+def find_agent_player() -> AgentPlayer:
+    """Return the plug-in of agents.
+
+    Raises:
+        PluginUnusable: Its folder is not there, or its import fails.
+    """
+    return cast("AgentPlayer", find_plugin("agents", "endpoint"))
+
 
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
 """Sends a request to the engine of that name; raises the failures that ``classify`` knows."""

@@ -1,13 +1,29 @@
-"""A run reduced to its ledger, its engines' versions, and a staleness policy: no loop, no clock."""
+"""A run reduced to its ledger, its engines' versions, and a staleness policy: no loop, no clock.
 
-from offbeat.controller.events import DropReason, ReturnKind
+A ledger that keeps its own events, as a journal in memory would.
+"""
+
+from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
 from offbeat.controller.group_moves import Place
-from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.ledger import GroupRecord, Ledger
+from offbeat.controller.steps_after import steps_after
 from offbeat.controller.view import LedgerView
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.policy import Sampler, earliest_step
-from offbeat.testing.recorded_ledger import RecordedLedger
+
+
+class RecordedLedger(Ledger):
+    """A ledger whose rewinds find in the events so far what they undo."""
+
+    def __init__(self) -> None:
+        self.events = list[AnyEvent]()
+        super().__init__(self.events.append)
+
+    def rewound(self, to_version: int, reason: str = "rank_lost") -> list[int]:
+        after = steps_after(to_version, reversed(self.events))
+        return self.rewind(to_version, reason, after)
+
 
 ENGINES = 2
 

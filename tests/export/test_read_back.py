@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.launch.commands.main import app
-from offbeat.plugins.export.step_records import StepRecords
+from offbeat.plugins.export.exporting import StepRecords
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
 from offbeat.telemetry.records import MetricRecord
 from tests.export.wandb_file import history

@@ -19,8 +19,8 @@ from offbeat.plugins.vllm.checks import check_vllm
 from offbeat.plugins.vllm.errors import EngineArgsRefused
 from offbeat.plugins.vllm.lazy_import import load_library
 from offbeat.plugins.vllm.outputs import sampling_arguments
-from offbeat.plugins.vllm.process_environment import prepare_environment
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
+from offbeat.plugins.vllm.server import prepare_environment
 from offbeat.plugins.vllm.workarounds import WORKAROUNDS
 
 

@@ -170,7 +170,7 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 
 ORPHAN = """
 import os, pathlib, signal, sys
-from offbeat.plugins.vllm.process_environment import prepare_environment
+from offbeat.plugins.vllm.server import prepare_environment
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 def main():

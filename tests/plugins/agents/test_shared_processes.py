@@ -19,11 +19,11 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.plugins.agents.agent import AgentFunction
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.session import SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.episode_child import EpisodeLimits
+from offbeat.plugins.agents.factory import AgentFunction
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.samples import SampleFailurePolicy
 from tests.support.agent_endpoint import END, DrawnBytes, template

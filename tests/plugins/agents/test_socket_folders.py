@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.plugins.agents.endpoint.server import AgentEndpoint
-from offbeat.plugins.agents.endpoint.socket_folders import SOCKET, UNNAMED, new_socket_folder
+from offbeat.plugins.agents.endpoint.server import SOCKET, UNNAMED, AgentEndpoint, new_socket_folder
 
 
 @pytest.fixture

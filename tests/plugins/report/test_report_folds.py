@@ -38,8 +38,13 @@ from offbeat.controller.events import (
 from offbeat.messages.failures import Component
 from offbeat.plugins.report.group_rows import GroupRows
 from offbeat.plugins.report.packing import packed
-from offbeat.plugins.report.shares import covered_shares, merged, per_interval
-from offbeat.plugins.report.timeline import IncidentKind, Timeline
+from offbeat.plugins.report.timeline import (
+    IncidentKind,
+    Timeline,
+    covered_shares,
+    merged,
+    per_interval,
+)
 from offbeat.runs.applied_steps import (
     AppliedSteps,
     binned,

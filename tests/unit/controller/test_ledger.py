@@ -17,7 +17,7 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.table_snapshot import TableSnapshot
-from offbeat.testing.recorded_ledger import RecordedLedger
+from offbeat.testing.sampler_bench import RecordedLedger
 from tests.support.ledger_model import receipt, state_of
 
 

@@ -10,7 +10,7 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.user_code import TargetNotFound
-from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.built_in import Arithmetic, StubEnvironment
 from offbeat.environments.factory import (
     BadEnvironment,
     make_environment,
@@ -22,7 +22,6 @@ from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.killable import RewardFailed, RewardTarget
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.protocol import Environment
-from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.runs.inputs import input_digests
 from tests.support.byte_tokenizer import byte_tokenizer

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from offbeat.local.weight_gate import EngineTurns, WeightGate
+from offbeat.local.shared_weights import EngineTurns, WeightGate
 
 LIMIT_S = 30
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.built_in import Arithmetic, StubEnvironment
 from offbeat.environments.protocol import Environment, Episode, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult

@@ -14,9 +14,8 @@ from structlog.testing import capture_logs
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampling import SamplingConfig
-from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.built_in import Arithmetic, StubEnvironment
 from offbeat.environments.protocol import SingleTurn
-from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import (
     ActorLost,
     ArgumentLost,

@@ -2,7 +2,7 @@
 
 import re
 
-from offbeat.telemetry.notebook_panel import Point, as_html, with_point
+from offbeat.telemetry.progress import Point, as_html, with_point
 from offbeat.telemetry.status_file import Status
 
 

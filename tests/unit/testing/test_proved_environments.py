@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.built_in import Arithmetic
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.text import Tokenizer, content_ids
 from offbeat.messages.generation import GenerateResult

@@ -9,12 +9,19 @@
 
 The token in a request says which sample asks, so an agent needs no other change than the two
 settings that every client has: ``base_url`` and ``api_key``.
+
+Folders of endpoints' Unix sockets, which outlive a worker that is killed.
+
+Every endpoint that starts removes those of dead ones: a socket that nobody listens on refuses a
+connection. A socket gets its name only once its endpoint listens.
 """
 
 import asyncio
 import hmac
 import secrets
 import shutil
+import socket
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,12 +41,37 @@ from offbeat.plugins.agents.endpoint.http import answer_to_version, expected, re
 from offbeat.plugins.agents.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.plugins.agents.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
 from offbeat.plugins.agents.endpoint.shared_calls import SharedCalls
-from offbeat.plugins.agents.endpoint.socket_folders import (
-    SOCKET,
-    UNNAMED,
-    new_socket_folder,
-    remove_abandoned_sockets,
-)
+
+SOCKET: Final = "endpoint.sock"
+UNNAMED: Final = "starting.sock"
+"""Name of the socket of an endpoint that does not listen yet."""
+
+_SOCKET_FOLDERS_PREFIX: Final = "offbeat-endpoint-"
+
+
+def new_socket_folder() -> Path:
+    """Create a folder for its owner alone."""
+    return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDERS_PREFIX))
+
+
+def remove_abandoned_sockets() -> None:
+    """Remove this user's folders of endpoints whose process has ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SOCKET_FOLDERS_PREFIX}*"):
+        if _is_abandoned(folder / SOCKET):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(0)  # a busy endpoint is there
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # busy, of another user, gone, or not named yet
+            return False
+    return False
+
 
 log = structlog.stdlib.get_logger()
 
