@@ -31,10 +31,7 @@ import structlog
 from benchmarks.noop_ports import (
     SAMPLES,
     NoJournal,
-    NoopGenerator,
-    NoopPrompts,
     NoopRollouts,
-    NoopTrainer,
     StepClock,
     names,
 )
@@ -44,6 +41,8 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Journal, NoPayloads, NoTrace, Ports
+from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler
 
@@ -94,7 +93,7 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
             "checkpoint": {"final": False, "interval": 0},
         }
     )
-    generators = {name: NoopGenerator(name) for name in names(case.engines)}
+    generators = {name: InstantEngine(name) for name in names(case.engines)}
     rollouts, ends = NoopRollouts(generators), list[_Step]()
 
     def note(_: Mapping[str, float]) -> None:
@@ -105,10 +104,10 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
         config,
         Fence("bench", 1),
         Ports(
-            prompts=NoopPrompts(),
+            prompts=FakePrompts(),
             rollouts=rollouts,
             generators=generators,
-            trainer=NoopTrainer(),
+            trainer=InstantTrainer(),
             journal=journal,
             telemetry=StepClock(note),
             trace=NoTrace(),

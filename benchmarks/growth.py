@@ -31,10 +31,7 @@ from pathlib import Path
 import structlog
 
 from benchmarks.noop_ports import (
-    NoopGenerator,
-    NoopPrompts,
     NoopRollouts,
-    NoopTrainer,
     StepClock,
     names,
     receipt,
@@ -46,6 +43,8 @@ from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoEvaluationLog, NoPayloads, NoTrace, Ports
 from offbeat.controller.recovery import GROUPS_PER_TURN
+from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.weights import WeightsAck
@@ -186,20 +185,20 @@ async def run(
 ) -> None:
     """Train to the end; ``telemetry`` sees every step."""
     ledger, journal = opened(directory, snapshot_records)
-    generators = {name: NoopGenerator(name) for name in names(ENGINES)}
+    generators = {name: InstantEngine(name) for name in names(ENGINES)}
     controller = Controller(
         config,
         Fence("growth", 1),
         Ports(
-            prompts=NoopPrompts(),
+            prompts=FakePrompts(),
             rollouts=NoopRollouts(generators),
             generators=generators,
-            trainer=NoopTrainer(),
+            trainer=InstantTrainer(),
             journal=journal,
             telemetry=telemetry,
             trace=telemetry.trace if isinstance(telemetry, Written) else NoTrace(),
             payloads=NoPayloads(),
-            evaluation={"": NoopPrompts()} if config.eval.interval else {},
+            evaluation={"": FakePrompts()} if config.eval.interval else {},
             scores=telemetry.scores if isinstance(telemetry, Written) else NoEvaluationLog(),
         ),
         sampler=build_sampler(config.sampler, config.groups_per_step),

@@ -43,6 +43,7 @@ from offbeat.controller.journal.reading import (
     snapshot_path,
 )
 from offbeat.controller.ledger import Ledger
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.report.story import RECORDS
 from offbeat.runs.run_journal import RunJournal
@@ -109,18 +110,14 @@ class LongRun:
 
 def _receipt(index: int, engine: str, version: int, dice: random.Random) -> Receipt:
     lengths = tuple(dice.randrange(200, 2000) for _ in range(SAMPLES))
-    return Receipt(
-        prompt_index=index,
-        attempt=1,
+    return make_receipt(
+        index,
+        1,
+        tuple(((version, length),) for length in lengths),
         engine=engine,
         engine_incarnation=engine,
         rewards=tuple(float(dice.random() < 0.5) for _ in range(SAMPLES)),
         prompt_tokens=(100,) * SAMPLES,
-        response_tokens=lengths,
-        valid_tokens=lengths,
-        finish_reasons=("stop",) * SAMPLES,
-        version_spans=tuple(((version, length),) for length in lengths),
-        columns=("response_ids",),
         payload_bytes=10_000,
         generate_s=dice.uniform(2.0, 12.0),
         reward_s=0.1,

@@ -6,19 +6,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.steps_after import StepsAfter
-from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
-from offbeat.messages.training import (
-    Checkpoint,
-    Chunk,
-    ChunkResult,
-    PreparedColumns,
-    StepResult,
-    TrainerState,
-)
-from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.fakes.instant_ports import InstantEngine
+from offbeat.fakes.receipts import make_receipt
+from offbeat.messages.fences import Fence
+from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
 
 SAMPLES = 8
 
@@ -32,37 +24,10 @@ class NoJournal:
         return StepsAfter((), ())
 
 
-class NoopPrompts:
-    """Never at its end."""
-
-    def prompt(self, prompt_index: int) -> Prompt | None:
-        return Prompt(prompt_index, 0, prompt_index, {})
-
-
-class NoopGenerator:
-    """Takes any weights at once."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.version = name, -1
-
-    async def state(self, fence: Fence) -> EngineState:
-        return EngineState(self.name, "incarnation", self.version, "", 0, 0, 0.0, 0)
-
-    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        self.version = release.version
-        return WeightsAck(
-            self.name, "incarnation", epoch, release.version, release.digest, 0.0, 0.0
-        )
-
-    async def restart(self) -> None: ...
-    async def retire(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 class NoopRollouts:
     """Finishes every group within one turn of the event loop."""
 
-    def __init__(self, generators: Mapping[str, NoopGenerator]) -> None:
+    def __init__(self, generators: Mapping[str, InstantEngine]) -> None:
         self._generators = generators
         self.in_flight = self.peak_in_flight = 0
 
@@ -74,51 +39,6 @@ class NoopRollouts:
         self.in_flight -= 1
         return receipt(task, ((version, 512),)), None
 
-    async def close(self) -> None: ...
-
-
-class NoopTrainer:
-    """Trainer that applies every step at once."""
-
-    def __init__(self) -> None:
-        self.version = 0
-
-    async def state(self, fence: Fence) -> TrainerState:
-        return TrainerState(1, self.version, self.version, 0, 0, "")
-
-    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        n = len(chunk.prompt_indices)
-        return PreparedColumns(("policy_logprobs",), (8,) * n, (None,) * n)
-
-    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
-    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        return ChunkResult(1, 1, 1, 0.0)
-
-    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        self.version += 1
-        return StepResult(
-            applied=True,
-            loss=0.0,
-            grad_norm=1.0,
-            learning_rate=1e-6,
-            tokens=1,
-            sequences=1,
-            chunks=1,
-            metrics={},
-        )
-
-    async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
-    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        return WeightRelease(version, f"digest-{version}", None, (), 0)
-
-    async def save(self, fence: Fence, step: int) -> None: ...
-    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        return Checkpoint(version, f"digest-{version}", 0)
-
-    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        return await self.state(fence)
-
-    async def restart(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -139,18 +59,12 @@ def names(engines: int) -> list[str]:
 
 def receipt(task: RolloutTask, spans: VersionSpans) -> Receipt:
     """A finished group whose samples all have the same response."""
-    n, tokens = task.samples, sum(count for _, count in spans)
-    return Receipt(
-        prompt_index=task.prompt_index,
-        attempt=task.attempt,
+    return make_receipt(
+        task.prompt_index,
+        task.attempt,
+        (spans,) * task.samples,
         engine=task.engine,
-        engine_incarnation="incarnation",
-        rewards=(0.0, 1.0) * (n // 2),
-        prompt_tokens=(64,) * n,
-        response_tokens=(tokens,) * n,
-        valid_tokens=(tokens,) * n,
-        finish_reasons=("stop",) * n,
-        version_spans=(spans,) * n,
+        prompt_tokens=(64,) * task.samples,
         columns=("prompt_ids", "response_ids"),
         payload_bytes=40_000,
         sampling=task.sampling,

@@ -40,13 +40,14 @@ from typing import Any, Final
 
 import structlog
 
-from benchmarks.noop_ports import SAMPLES, NoopPrompts, StepClock, names
+from benchmarks.noop_ports import SAMPLES, StepClock, names
 from benchmarks.timed_ports import Costs, TimedEngine, TimedJournal, TimedRollouts, TimedTrainer
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.sampler.build import build_sampler
@@ -128,7 +129,7 @@ async def _run(case: Case, seed: int) -> Measured:
         config,
         Fence("bench", 1),
         Ports(
-            prompts=NoopPrompts(),
+            prompts=FakePrompts(),
             rollouts=TimedRollouts(engines, length_s, costs),
             generators=engines,
             trainer=trainer,

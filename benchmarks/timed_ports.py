@@ -10,19 +10,20 @@ journal     a barrier takes as long as an fsync
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import msgspec
 
-from benchmarks.noop_ports import NoJournal, NoopGenerator, NoopTrainer, receipt
+from benchmarks.noop_ports import NoJournal, receipt
 from offbeat.config.loss_spec import LossSpec
+from offbeat.fakes.engine import even_spans
+from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
+from offbeat.fakes.trainer import FINISH_SHARE
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import Chunk, ChunkResult, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
 
-FINISH_SHARE: Final = 0.1  # of a step's time, as in the stub trainer
 _TOKENS_PER_S: Final = 1000
 
 
@@ -44,12 +45,11 @@ class TimedJournal(NoJournal):
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
 
-    def append(self, event: msgspec.Struct) -> None: ...
     async def barrier(self) -> None:
         await asyncio.sleep(self._costs.barrier_s)
 
 
-class TimedEngine(NoopGenerator):
+class TimedEngine(InstantEngine):
     """Engine with ``slots`` groups that decode side by side, each at a constant pace."""
 
     def __init__(self, name: str, slots: int, costs: Costs) -> None:
@@ -58,6 +58,7 @@ class TimedEngine(NoopGenerator):
         self.decoded_s = 0.0
         """Of slots, in groups that ended or were cancelled."""
         self.loads = 0
+        self.load_s = self.pause_s = costs.load_s
         self._costs = costs
         self._free = asyncio.Semaphore(slots)
         self._served = list[int]()  # versions, in the order they came
@@ -73,17 +74,8 @@ class TimedEngine(NoopGenerator):
             self._loaded_at = asyncio.get_running_loop().time() + load_s
         await asyncio.sleep(load_s)
         self._served.append(release.version)
-        self.version = release.version
-        return WeightsAck(
-            self.name,
-            "incarnation",
-            epoch,
-            release.version,
-            release.digest,
-            load_s,
-            load_s,
-            self.busy_s,
-        )
+        ack = await super().load_weights(fence, epoch, release)
+        return msgspec.structs.replace(ack, busy_s=self.busy_s)
 
     @property
     def busy_s(self) -> float:
@@ -103,9 +95,7 @@ class TimedEngine(NoopGenerator):
             finally:
                 self.decoded_s += max(0.0, seconds - max(0.0, end - clock()))
         versions = self._served[first:]
-        tokens = max(len(versions), round(seconds * _TOKENS_PER_S))
-        bounds = [tokens * at // len(versions) for at in range(len(versions) + 1)]
-        return tuple((v, b - a) for v, (a, b) in zip(versions, pairwise(bounds), strict=True))
+        return even_spans(versions, max(len(versions), round(seconds * _TOKENS_PER_S)))
 
 
 class TimedRollouts:
@@ -126,13 +116,14 @@ class TimedRollouts:
     async def close(self) -> None: ...
 
 
-class TimedTrainer(NoopTrainer):
+class TimedTrainer(InstantTrainer):
     """Trainer that serves one call at a time, in the order they were made."""
 
     def __init__(self, groups_per_step: int, costs: Costs) -> None:
         super().__init__()
         self.trained = list[tuple[int, ...]]()
         """Prompt indices, by step."""
+        self.step_s = costs.step_s
         self._open = list[int]()
         self._groups_per_step, self._costs = groups_per_step, costs
         self._turn = asyncio.Lock()
@@ -151,8 +142,7 @@ class TimedTrainer(NoopTrainer):
         await self._serve(self._costs.step_s * FINISH_SHARE)
         self.trained.append(tuple(self._open))
         self._open.clear()
-        result = await super().finish_train_step(fence, key)
-        return msgspec.structs.replace(result, compute_s=self._costs.step_s)
+        return await super().finish_train_step(fence, key)
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         await self._serve(self._costs.publish_s)

@@ -37,6 +37,7 @@ from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.environment_worker_actor import COALESCED_BYTES
 from offbeat.actors.ray_ports import RayRollouts
 from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import ActorLost, OffbeatError
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
@@ -152,17 +153,13 @@ class Worker:
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         columns = self._groups[task.prompt_index]
         tokens = len(columns[schema.RESPONSE_IDS]) // SAMPLES
-        receipt = Receipt(
-            prompt_index=task.prompt_index,
-            attempt=task.attempt,
+        receipt = make_receipt(
+            task.prompt_index,
+            task.attempt,
+            (((0, tokens),),) * SAMPLES,
             engine=task.engine,
-            engine_incarnation="engine",
             rewards=tuple(columns[schema.REWARDS].tolist()),
             prompt_tokens=(64,) * SAMPLES,
-            response_tokens=(tokens,) * SAMPLES,
-            valid_tokens=(tokens,) * SAMPLES,
-            finish_reasons=("stop",) * SAMPLES,
-            version_spans=(((0, tokens),),) * SAMPLES,
             columns=tuple(columns),
             payload_bytes=schema.payload_bytes(columns),
         )

@@ -49,7 +49,9 @@ from offbeat.weight_sync.manifest import plan
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
+FINISH_SHARE: Final = 0.1
+"""Share of a step's time that finish takes; the rest is spread evenly over its groups."""
+
 _UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
 _STATE_FILE: Final = "stub.json"
 

@@ -8,6 +8,7 @@ from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.controller.view import LedgerView
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.policy import Sampler, earliest_step
@@ -157,19 +158,12 @@ class SamplerBench:
 
 def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
     """Return a receipt of one sample: its first token of the one version, its last of the other."""
-    return Receipt(
-        prompt_index=group.prompt_index,
-        attempt=group.attempt,
+    return make_receipt(
+        group.prompt_index,
+        group.attempt,
+        (((oldest, 1), (newest, 1)),),
         engine=group.engine,
-        engine_incarnation="incarnation-1",
         rewards=(1.0,),
-        prompt_tokens=(3,),
-        response_tokens=(2,),
-        valid_tokens=(2,),
-        finish_reasons=("stop",),
-        version_spans=(((oldest, 1), (newest, 1)),),
-        columns=("response_ids",),
-        payload_bytes=100,
     )
 
 

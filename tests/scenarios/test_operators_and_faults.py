@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.errors import RunAborted
-from tests.support.fakes import FakePrompts
+from offbeat.fakes.prompts import FakePrompts
 from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,

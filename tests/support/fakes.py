@@ -11,6 +11,8 @@ import msgspec
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.fakes.receipts import make_receipt
+from offbeat.fakes.refusals import check_held, check_newest_transfer, check_next_step
 from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.failures import (
@@ -21,14 +23,13 @@ from offbeat.messages.failures import (
     FailureKind,
     RolloutFailed,
     StaleFence,
-    StepOutOfOrder,
     TrainerCall,
     TrainStepFailed,
     WeightsUnmoved,
     WeightSyncFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import (
     Checkpoint,
     Chunk,
@@ -51,18 +52,6 @@ class HighestFence:
             if seen.run_id != fence.run_id or seen.incarnation > fence.incarnation:
                 raise StaleFence(self._actor, str(fence), str(seen))
         self._seen = [fence]
-
-
-@dataclass
-class FakePrompts:
-    """Prompts without content; endless unless ``count`` is given."""
-
-    count: int | None = None
-
-    def prompt(self, prompt_index: int) -> Prompt | None:
-        if self.count is not None and prompt_index >= self.count:
-            return None
-        return Prompt(prompt_index, 0, prompt_index, {})
 
 
 @dataclass
@@ -140,9 +129,7 @@ class FakeGenerator:
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         await self._answer()
         self.guard.check(fence)
-        if epoch <= self.epoch:
-            newer = f"a newer transfer was begun: epoch {self.epoch}"
-            raise WeightSyncFailed(self.name, epoch, release.version, newer)
+        check_newest_transfer(self.name, epoch, release.version, self.epoch)
         self.epoch, incarnation_number = epoch, self.incarnation_number
         await asyncio.sleep(self.load_s)
         await self._answer(incarnation_number)
@@ -231,7 +218,15 @@ class FakeRollouts:
             raise infrastructure(task, "engine_unavailable")
         if faults := self.faults.get(task.prompt_index):
             raise faults.pop(0)
-        receipt = make_receipt(task, first, engine)
+        receipt = make_receipt(
+            task.prompt_index,
+            task.attempt,
+            (((first, 2),),) * task.samples,
+            engine=engine.name,
+            engine_incarnation=engine.incarnation,
+            sampling=task.sampling,
+            environment=task.prompt.environment,
+        )
         return msgspec.structs.replace(receipt, **self.forged.get(task.prompt_index, {})), object()
 
     async def close(self) -> None:
@@ -242,27 +237,6 @@ def infrastructure(task: RolloutTask, reason: str) -> RolloutFailed:
     """The engine of this task cannot go on with it; another one may."""
     return RolloutFailed(
         FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, reason, task.engine
-    )
-
-
-def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Receipt:
-    """An honest receipt: half the samples right, two tokens each, all of one version."""
-    n = task.samples
-    return Receipt(
-        prompt_index=task.prompt_index,
-        attempt=task.attempt,
-        engine=engine.name,
-        engine_incarnation=engine.incarnation,
-        rewards=tuple(float(i % 2) for i in range(n)),
-        prompt_tokens=(3,) * n,
-        response_tokens=(2,) * n,
-        valid_tokens=(2,) * n,
-        finish_reasons=("stop",) * n,
-        version_spans=(((version, 2),),) * n,
-        columns=("response_ids",),
-        payload_bytes=100,
-        sampling=task.sampling,
-        environment=task.prompt.environment,
     )
 
 
@@ -351,8 +325,7 @@ class FakeTrainer:
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         async with self.turn:
             self._admit(fence, "begin")
-            if key.step != len(self.steps) + 1:
-                raise StepOutOfOrder(str(key), f"the step after version {len(self.steps)}")
+            check_next_step(key, len(self.steps))
             self.keys.once(key, "begin_train_step", lambda: self._begin(key))
 
     def _begin(self, key: StepKey) -> None:
@@ -403,10 +376,7 @@ class FakeTrainer:
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         self._admit(fence, "publish")
-        if version != len(self.steps):
-            raise TrainStepFailed(
-                0, version, TrainerCall.PUBLISH, f"it holds version {len(self.steps)}"
-            )
+        check_held(version, len(self.steps), TrainerCall.PUBLISH)
         same = self.same_release_from is not None and version >= self.same_release_from
         digest = "same" if same else self._digest()
         canary = Canary((), (), (), 0.02)
@@ -416,9 +386,7 @@ class FakeTrainer:
         self._admit(fence, "checkpoint")
         if self.broken_disk:
             raise CheckpointFailed(0, version, "no space left on device")
-        if version != len(self.steps):
-            held = f"it holds version {len(self.steps)}"
-            raise TrainStepFailed(0, version, TrainerCall.CHECKPOINT, held)
+        check_held(version, len(self.steps), TrainerCall.CHECKPOINT)
         self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
         if version in self.dies_after_saving:
             self.dies_after_saving.remove(version)

@@ -8,25 +8,13 @@ import msgspec
 from offbeat.controller.group_moves import Place
 from offbeat.controller.group_table import GroupTable
 from offbeat.controller.table_snapshot import GroupRecord
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 
 
 def receipt(prompt_index: int, attempt: int, version: int = 0, tokens: int = 2) -> Receipt:
     """Two samples; the older one of ``version``, the other of the next."""
-    return Receipt(
-        prompt_index=prompt_index,
-        attempt=attempt,
-        engine="generator-0",
-        engine_incarnation="incarnation-1",
-        rewards=(0.0, 1.0),
-        prompt_tokens=(3, 3),
-        response_tokens=(tokens, tokens),
-        valid_tokens=(tokens, tokens),
-        finish_reasons=("stop", "stop"),
-        version_spans=(((version, tokens),), ((version + 1, tokens),)),
-        columns=("response_ids",),
-        payload_bytes=100,
-    )
+    return make_receipt(prompt_index, attempt, (((version, tokens),), ((version + 1, tokens),)))
 
 
 def state_of(table: GroupTable) -> dict[str, Any]:

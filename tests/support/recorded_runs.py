@@ -6,6 +6,7 @@ from pathlib import Path
 
 from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
 from offbeat.controller.ledger import Ledger
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.summary import GroupCounts, Summary
@@ -96,19 +97,12 @@ class RecordedRun:
 
 
 def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
-    return Receipt(
-        prompt_index=prompt_index,
-        attempt=attempt,
+    return make_receipt(
+        prompt_index,
+        attempt,
+        (((version, 5),), ((version, 4), (version + 1, 5))),
         engine="generator-1",
-        engine_incarnation="incarnation-1",
-        rewards=(0.0, 1.0),
-        prompt_tokens=(3, 3),
-        response_tokens=(5, 9),
-        valid_tokens=(5, 9),
         finish_reasons=("stop", "length"),
-        version_spans=(((version, 5),), ((version, 4), (version + 1, 5))),
-        columns=("response_ids",),
-        payload_bytes=100,
         generate_s=1.5,
         reward_s=0.25,
     )

@@ -24,6 +24,7 @@ from offbeat.controller.events import (
     Spent,
     TrainerReplaced,
 )
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.log_table import build_table
@@ -131,19 +132,15 @@ class ShownRun:
             ((version - 1, 1), (version, length - 1)) if mixed else ((version, length),)
             for length in lengths
         )
-        made = Receipt(
-            prompt_index=index,
-            attempt=attempt,
+        made = make_receipt(
+            index,
+            attempt,
+            spans,
             engine=engine,
             engine_incarnation=f"{engine}-a",
             rewards=tuple(float(good) for good in right),
             prompt_tokens=(6,) * SAMPLES,
-            response_tokens=tuple(lengths),
-            valid_tokens=tuple(lengths),
             finish_reasons=tuple(self.text or "stop" for _ in right),
-            version_spans=spans,
-            columns=("response_ids",),
-            payload_bytes=100,
             generate_s=dice.uniform(0.02, 0.08),
             reward_s=0.001,
         )

@@ -12,6 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.aggregates import Aggregates
 from offbeat.controller.controller import Controller
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.plugins.planning.shared_cores import SharedCores
@@ -21,7 +22,6 @@ from offbeat.plugins.planning.virtual_ports import (
     NoMetrics,
     SharedEngine,
     VirtualJournal,
-    VirtualPrompts,
     VirtualRollouts,
     VirtualTrainer,
 )
@@ -137,7 +137,7 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Ag
         config,
         Fence("plan", 1),
         Ports(
-            prompts=VirtualPrompts(),
+            prompts=FakePrompts(),
             rollouts=VirtualRollouts(engines, work, cores, costs.core_use),
             generators=engines,
             trainer=VirtualTrainer(costs, config.groups_per_step, cores),

@@ -16,26 +16,18 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.fakes.engine import even_spans
+from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
+from offbeat.fakes.receipts import make_receipt
+from offbeat.fakes.trainer import FINISH_SHARE
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
-from offbeat.messages.training import (
-    Checkpoint,
-    Chunk,
-    ChunkResult,
-    PreparedColumns,
-    StepResult,
-    TrainerState,
-)
-from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.messages.training import Chunk, ChunkResult, StepResult
+from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
-
-FINISH_SHARE: Final = 0.1
-"""Part of a step's time that does not depend on its groups: the optimizer, and what surrounds it."""
 
 _BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day; 0 would mean that none is known
 
@@ -81,52 +73,33 @@ class VirtualJournal:
         return StepsAfter((), ())
 
 
-class VirtualPrompts:
-    """Prompts without content or end."""
-
-    def prompt(self, prompt_index: int) -> Prompt | None:
-        return Prompt(prompt_index, 0, prompt_index, {})
-
-
 class NoMetrics:
     """Telemetry that drops everything."""
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
 
 
-class SharedEngine(SharedPace):
+class SharedEngine(SharedPace, InstantEngine):
     """Engine whose sequences share its pace."""
 
     def __init__(self, name: str, costs: Costs, cores: SharedCores) -> None:
-        super().__init__()
-        self.name, self.version = name, -1
+        SharedPace.__init__(self)
+        InstantEngine.__init__(self, name)
+        self.load_s, self.pause_s = costs.load_s, costs.pause_s
         self._costs, self._cores = costs, cores
         cores.notify(self._settle, self._resume)
-        self._served = [-1]  # versions, in the order they came
+        self._served = [self.version]  # versions, in the order they came
         self._waiting = deque[tuple[float, Job]]()
         self._loads = 0
 
-    async def state(self, fence: Fence) -> EngineState:
-        return EngineState(self.name, "virtual", self.version, "", 0, 0, 0.0, 0)
-
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         """Serve a release after its time; decode nothing during the last part of it."""
-        costs = self._costs
-        await asyncio.sleep(max(0.0, costs.load_s - costs.pause_s))
+        await asyncio.sleep(max(0.0, self.load_s - self.pause_s))
         self._change(lambda: self._count_load(1))
-        await asyncio.sleep(min(costs.pause_s, costs.load_s))
+        await asyncio.sleep(min(self.pause_s, self.load_s))
         self._change(lambda: self._count_load(-1))
         self._served.append(release.version)
-        self.version = release.version
-        return WeightsAck(
-            self.name,
-            "virtual",
-            epoch,
-            release.version,
-            release.digest,
-            costs.load_s,
-            costs.pause_s,
-        )
+        return await super().load_weights(fence, epoch, release)
 
     async def decode(self, work: GroupWork) -> VersionSpans:
         """Decode the sequences of a group; return the versions they went through."""
@@ -135,10 +108,6 @@ class SharedEngine(SharedPace):
         await self._run(len(units), lambda job: self._waiting.extend((each, job) for each in units))
         versions = self._served[first:]
         return even_spans(versions, max(len(versions), work.response_tokens))
-
-    async def restart(self) -> None: ...
-    async def retire(self) -> None: ...
-    async def close(self) -> None: ...
 
     # --- sharing ---------------------------------------------------------------------------------
 
@@ -191,7 +160,16 @@ class VirtualRollouts:
         work = self._work[task.prompt_index % len(self._work)]
         spans = await self._engines[task.engine].decode(work)
         await self._outside(work.outside_s)
-        return _receipt(task, spans, work.prompt_tokens), None
+        receipt = make_receipt(
+            task.prompt_index,
+            task.attempt,
+            (spans,) * task.samples,  # all samples have the same response
+            engine=task.engine,
+            prompt_tokens=(work.prompt_tokens,) * task.samples,
+            payload_bytes=1,
+            sampling=task.sampling,
+        )
+        return receipt, None
 
     async def _outside(self, wall_s: float) -> None:
         """Take the time of environment, reward and transit; what the worker computes, in turn."""
@@ -205,75 +183,33 @@ class VirtualRollouts:
     async def close(self) -> None: ...
 
 
-def _receipt(task: RolloutTask, spans: VersionSpans, prompt_tokens: int) -> Receipt:
-    """Return the receipt of a group whose samples all have the same response."""
-    n, tokens = task.samples, sum(count for _, count in spans)
-    return Receipt(
-        prompt_index=task.prompt_index,
-        attempt=task.attempt,
-        engine=task.engine,
-        engine_incarnation="virtual",
-        rewards=tuple(float(sample % 2) for sample in range(n)),
-        prompt_tokens=(prompt_tokens,) * n,
-        response_tokens=(tokens,) * n,
-        valid_tokens=(tokens,) * n,
-        finish_reasons=("stop",) * n,
-        version_spans=(spans,) * n,
-        columns=("prompt_ids", "response_ids"),
-        payload_bytes=1,
-        sampling=task.sampling,
-    )
-
-
-class VirtualTrainer:
+class VirtualTrainer(InstantTrainer):
     """Trainer that serves one call at a time, in the order they were made."""
 
     def __init__(self, costs: Costs, groups_per_step: int, cores: SharedCores) -> None:
-        self.version = 0
+        super().__init__()
+        self.step_s = costs.step_s
         self._costs, self._cores = costs, cores
         self._groups = costs.groups if costs.step_grows else groups_per_step
         self._turn = asyncio.Lock()
 
-    async def state(self, fence: Fence) -> TrainerState:
-        return TrainerState(1, self.version, self.version, 0, 0, "")
-
-    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        count = len(chunk.prompt_indices)
-        return PreparedColumns(("policy_logprobs",), (8,) * count, (None,) * count)
-
-    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        groups, costs = len(chunk.prompt_indices), self._costs
+        groups = len(chunk.prompt_indices)
         share = (1 - FINISH_SHARE) * groups / self._groups
         await self._train(share)
-        return ChunkResult(chunk.tokens, groups, 1, costs.step_s * share)
+        return ChunkResult(chunk.tokens, groups, 1, self.step_s * share)
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         await self._train(FINISH_SHARE)
-        self.version += 1
-        return StepResult(
-            applied=True, loss=0.0, grad_norm=1.0, learning_rate=1e-6, tokens=1, sequences=1,
-            chunks=1, metrics={}, compute_s=self._costs.step_s,
-        )  # fmt: skip
+        return await super().finish_train_step(fence, key)
 
-    async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         use, publish_s = self._costs.core_use, self._costs.publish_s
         if use is None:
             await self._serve(publish_s, 0.0)
         else:
             await self._serve(0.0, publish_s / use.slowdown)
-        return WeightRelease(version, f"digest-{version}", None, (), 0)
-
-    async def save(self, fence: Fence, step: int) -> None: ...
-    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        return Checkpoint(version, f"digest-{version}", 0)
-
-    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        return await self.state(fence)
-
-    async def restart(self) -> None: ...
-    async def close(self) -> None: ...
+        return await super().publish_weights(fence, version)
 
     async def _train(self, share: float) -> None:
         """Take this share of a step's time."""

@@ -14,6 +14,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.environments.mixed_prompts import MixedPrompts
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence, StepKey
@@ -105,27 +106,23 @@ class Caller:
             host.retire()
 
 
-class SimulatedPrompts:
-    """Prompts without content, of several environments if ``mixed``; endless unless ``count`` is given."""
+class SimulatedPrompts(FakePrompts):
+    """Prompts without content, of several environments if ``mixed``."""
 
     def __init__(self, count: int | None, mixed: MixedPrompts | None = None) -> None:
-        self._count, self._mixed = count, mixed
+        super().__init__(count)
+        self._mixed = mixed
         self._last: Prompt | None = None  # a draw and its dispatch ask for one prompt
 
     @property
     def rows(self) -> int:
-        return self._count or 1
+        return self.count or 1
 
     def prompt(self, prompt_index: int) -> Prompt | None:
-        if self._count is not None and prompt_index >= self._count:
-            return None
         if self._last is None or self._last.prompt_index != prompt_index:
-            mixed = self._mixed
-            self._last = (
-                Prompt(prompt_index, 0, prompt_index, {})
-                if mixed is None
-                else mixed.prompt(prompt_index)
-            )
+            self._last = super().prompt(prompt_index)
+            if self._mixed is not None and self._last is not None:
+                self._last = self._mixed.prompt(prompt_index)
         return self._last
 
 

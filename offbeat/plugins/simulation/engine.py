@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.fakes.refusals import check_newest_transfer
 from offbeat.messages.failures import (
     CanaryFailed,
     EngineUnavailable,
@@ -234,9 +235,7 @@ class FakeEngine(Actor):
             return
         if release.delta is not None:
             self._check_base(release, release.delta)
-        if epoch <= self._epoch:
-            detail = f"a newer transfer was begun: epoch {self._epoch}"
-            raise WeightSyncFailed(self.name, epoch, release.version, detail)
+        check_newest_transfer(self.name, epoch, release.version, self._epoch)
         self._epoch = epoch
         kind = self.context.faults.at(FaultMoment.LOAD, self.name)
         takes_s = self.sync_s * (0.6 + self.context.rng.expovariate(1.6))

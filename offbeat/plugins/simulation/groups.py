@@ -9,6 +9,7 @@ import msgspec
 
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.groups import (
     PROCESS_LOST,
@@ -104,23 +105,21 @@ class Content:
 
 def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, ...]) -> Receipt:
     """Return a correct receipt."""
-    task, lengths, n = content.task, content.lengths, content.task.samples
-    longest, media_bytes = content.longest, content.media_bytes
-    return Receipt(
-        task.prompt.prompt_index,
+    task, lengths, longest = content.task, content.lengths, content.longest
+    media_bytes = content.media_bytes
+    return make_receipt(
+        task.prompt_index,
         task.attempt,
-        engine.name,
-        engine.incarnation,
-        content.rewards,
-        (PROMPT_TOKENS,) * n,
-        lengths,
-        lengths,
-        tuple(["length" if length == longest else "stop" for length in lengths]),
         spans,
-        (*_COLUMNS, *_MEDIA_COLUMNS) if media_bytes else _COLUMNS,
-        _TOKEN_BYTES * sum(lengths) + media_bytes,
-        0.3,
-        0.02,
+        engine=engine.name,
+        engine_incarnation=engine.incarnation,
+        rewards=content.rewards,
+        prompt_tokens=(PROMPT_TOKENS,) * task.samples,
+        finish_reasons=tuple(["length" if each == longest else "stop" for each in lengths]),
+        columns=(*_COLUMNS, *_MEDIA_COLUMNS) if media_bytes else _COLUMNS,
+        payload_bytes=_TOKEN_BYTES * sum(lengths) + media_bytes,
+        generate_s=0.3,
+        reward_s=0.02,
         sampling=task.sampling,
         environment=task.prompt.environment,
         turns=_where_any(content.turns),

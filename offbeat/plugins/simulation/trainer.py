@@ -13,6 +13,7 @@ import msgspec
 
 from offbeat.config.limits import shares_weights
 from offbeat.config.loss_spec import LossSpec
+from offbeat.fakes.refusals import check_held, check_next_step
 from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.failures import (
     CheckpointFailed,
@@ -190,7 +191,7 @@ class FakeTrainer(Actor):
         if method == "save_checkpoint":
             return self._checkpoint(args[0], kind)
         if method == "save":
-            self._check_holds(args[0], TrainerCall.SAVE)
+            check_held(args[0], self._model.version, TrainerCall.SAVE)
         work: Mapping[str, Callable[..., object]] = {
             "state": self._state,
             "abort_train_step": self._steps.abort,
@@ -224,8 +225,8 @@ class FakeTrainer(Actor):
     def _step_call(self, call: SimulatedCall, kind: str) -> object:
         key: StepKey = call.args[0]
         during = _DURING[call.method]
-        if during is TrainerCall.BEGIN and key.step != self._model.version + 1:
-            raise StepOutOfOrder(str(key), f"the step after version {self._model.version}")
+        if during is TrainerCall.BEGIN:
+            check_next_step(key, self._model.version)
 
         def work() -> object:
             if effect_of(kind) is Effect.RAISES:
@@ -297,7 +298,7 @@ class FakeTrainer(Actor):
     # --- weights ---------------------------------------------------------------------------------
 
     def _publish(self, version: int) -> WeightRelease:
-        self._check_holds(version, TrainerCall.PUBLISH)
+        check_held(version, self._model.version, TrainerCall.PUBLISH)
         self.context.record(ReleasePublished, self.incarnation_number, version, self._model.digest)
         if self._shared is not None:
             self._shared.published = version, self._model.digest
@@ -332,12 +333,8 @@ class FakeTrainer(Actor):
             return None
         return Canary((), *invented(self._model.digest), tolerance("float32"))
 
-    def _check_holds(self, version: int, during: TrainerCall) -> None:
-        if version != self._model.version:
-            raise TrainStepFailed(0, version, during, f"it holds version {self._model.version}")
-
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
-        self._check_holds(version, TrainerCall.CHECKPOINT)
+        check_held(version, self._model.version, TrainerCall.CHECKPOINT)
         if self._steps.is_open:
             raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":

@@ -29,6 +29,7 @@ from offbeat.controller.events import (
     Unclaimed,
 )
 from offbeat.controller.steps_after import steps_after
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.simulation.auditor import Violation, audit
 from offbeat.plugins.simulation.records import (
@@ -130,18 +131,13 @@ class History:
 
     def generate(self, prompt_index: int) -> None:
         spans = (((self.serving, 3),),) * SAMPLES
-        receipt = Receipt(
-            prompt_index=prompt_index,
-            attempt=self.group_attempts[prompt_index],
+        receipt = make_receipt(
+            prompt_index,
+            self.group_attempts[prompt_index],
+            spans,
             engine=ENGINE,
             engine_incarnation=self.engine_incarnation,
-            rewards=(0.0, 1.0),
-            prompt_tokens=(2, 2),
-            response_tokens=(3, 3),
-            valid_tokens=(3, 3),
-            finish_reasons=("stop", "stop"),
-            version_spans=spans,
-            columns=("response_ids",),
+            prompt_tokens=(2,) * SAMPLES,
             payload_bytes=50,
         )
         self.receipts[prompt_index] = receipt

@@ -10,12 +10,12 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.controller.events import Dispatched
 from offbeat.controller.lifecycle import RunPhase
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from tests.support.fakes import (
     FakeGenerator,
-    FakePrompts,
     FakeRollouts,
 )
 from tests.support.virtual_time import run

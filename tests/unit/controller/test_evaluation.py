@@ -9,9 +9,10 @@ import pytest
 from offbeat.controller.evaluation import PREVIEW_BYTES
 from offbeat.controller.events import AnyEvent, StepIntent
 from offbeat.controller.ledger import Ledger
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.groups import Prompt, RolloutTask, SampleStatus
 from offbeat.messages.media import Thumbnail
-from tests.support.fakes import FakePrompts, FakeRollouts
+from tests.support.fakes import FakeRollouts
 from tests.support.world import World
 
 EVERY_FOURTH = {"eval": {"interval": 4, "prompts": 3}}

@@ -54,24 +54,11 @@ from offbeat.controller.journal import (
 from offbeat.controller.journal.frames import HEADER_BYTES, SEGMENT, frame, header
 from offbeat.controller.journal.reading import fold
 from offbeat.controller.ledger import Ledger
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
-from offbeat.messages.groups import Receipt
 from offbeat.run_files.disk import Disk
 
-RECEIPT = Receipt(
-    prompt_index=0,
-    attempt=1,
-    engine="generator-0",
-    engine_incarnation="incarnation-1",
-    rewards=(0.5,),
-    prompt_tokens=(3,),
-    response_tokens=(2,),
-    valid_tokens=(2,),
-    finish_reasons=("stop",),
-    version_spans=(((0, 1), (1, 1)),),
-    columns=("response_ids",),
-    payload_bytes=10,
-)
+RECEIPT = make_receipt(0, 1, (((0, 1), (1, 1)),), rewards=(0.5,), payload_bytes=10)
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
     Joined(Component.ENGINE, "generator-0", "incarnation-1"),

@@ -31,6 +31,7 @@ from offbeat.controller.journal import (
 )
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 from offbeat.messages.weights import WeightsAck
@@ -40,19 +41,11 @@ from offbeat.run_files.disk import Disk
 
 
 def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
-    return Receipt(
-        prompt_index=prompt_index,
-        attempt=attempt,
-        engine="generator-0",
-        engine_incarnation="incarnation-1",
-        rewards=(0.0, 1.0),
-        prompt_tokens=(3, 3),
-        response_tokens=(2, 2),
-        valid_tokens=(2, 2),
+    return make_receipt(
+        prompt_index,
+        attempt,
+        (((version, 2),), ((version, 1), (version + 1, 1))),
         finish_reasons=("stop", "length"),
-        version_spans=(((version, 2),), ((version, 1), (version + 1, 1))),
-        columns=("response_ids",),
-        payload_bytes=100,
     )
 
 

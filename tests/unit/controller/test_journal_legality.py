@@ -23,25 +23,13 @@ from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 
 
 def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
-    return Receipt(
-        prompt_index=prompt_index,
-        attempt=attempt,
-        engine="generator-0",
-        engine_incarnation="incarnation-1",
-        rewards=(0.5,),
-        prompt_tokens=(3,),
-        response_tokens=(2,),
-        valid_tokens=(2,),
-        finish_reasons=("stop",),
-        version_spans=(((version, 2),),),
-        columns=("response_ids",),
-        payload_bytes=100,
-    )
+    return make_receipt(prompt_index, attempt, (((version, 2),),), rewards=(0.5,))
 
 
 def history() -> list[AnyEvent]:

@@ -5,9 +5,10 @@ from typing import Any
 
 from offbeat.algorithms.advantages import ESTIMATORS
 from offbeat.controller.events import Dropped, Returned, StepApplied
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.messages.training import Chunk, ChunkResult
-from tests.support.fakes import FakePrompts, FakeTrainer
+from tests.support.fakes import FakeTrainer
 from tests.support.world import World
 
 FIRST_MASKED: dict[str, Any] = {

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from offbeat.controller.receipts import refusal
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 
 TASK = RolloutTask(Prompt(7, 0, 7, {}), 2, 2, "generator-0", 0, 60.0)
@@ -30,6 +31,11 @@ def judged(oldest_version: int = 5, trainer_version: int = 6, **forged: Any) -> 
 
 def test_an_honest_receipt_may_enter() -> None:
     assert judged() is None
+
+
+def test_a_receipt_of_the_fakes_may_enter() -> None:
+    made = make_receipt(7, 2, HONEST.version_spans, finish_reasons=HONEST.finish_reasons)
+    assert made == HONEST
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from offbeat.controller.events import Committed
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompts import StubPrompts
+from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.groups import Prompt
-from tests.support.fakes import FakePrompts
 from tests.support.world import World
 
 

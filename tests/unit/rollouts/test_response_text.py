@@ -3,27 +3,14 @@
 import msgspec
 import numpy as np
 
-from offbeat.messages.groups import Receipt
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.text import SAMPLE_CHARACTERS, bounded
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.response_text import response_texts
 from offbeat.transfer_queue.schema import RESPONSE_IDS, RESPONSE_OFFSETS
 from tests.support.environment_fakes import CharTokenizer
 
-RECEIPT = Receipt(
-    prompt_index=0,
-    attempt=1,
-    engine="engine-0",
-    engine_incarnation="engine-0-a",
-    rewards=(1.0, 0.0),
-    prompt_tokens=(3, 3),
-    response_tokens=(2, 1),
-    valid_tokens=(2, 1),
-    finish_reasons=("stop", "stop"),
-    version_spans=(((1, 2),), ((1, 1),)),
-    columns=(),
-    payload_bytes=0,
-)
+RECEIPT = make_receipt(0, 1, (((1, 2),), ((1, 1),)), rewards=(1.0, 0.0))
 
 
 def columns(*rows: str) -> Columns:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from offbeat.config.sections.filters import FilterConfig
 from offbeat.config.sections.rollout import RolloutConfig
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt, SampleStatus
 from offbeat.rollouts.truncation import by_length
 from offbeat.sampler.filters import GroupFilter
@@ -25,19 +26,13 @@ def group(lengths: tuple[int, ...], reasons: tuple[str, ...]) -> tuple[Receipt, 
         schema.LOSS_MASK: np.ones(sum(lengths), dtype=np.bool_),
         schema.REWARDS: rewards,
     }
-    receipt = Receipt(
-        prompt_index=7,
-        attempt=1,
-        engine="engine-0",
-        engine_incarnation="engine-0-a",
+    receipt = make_receipt(
+        7,
+        1,
+        tuple(((0, length),) for length in lengths),
         rewards=tuple(rewards.tolist()),
-        prompt_tokens=(1,) * samples,
-        response_tokens=lengths,
-        valid_tokens=lengths,
         finish_reasons=reasons,
-        version_spans=tuple(((0, length),) for length in lengths),
         columns=tuple(columns),
-        payload_bytes=1,
     )
     return receipt, columns
 

@@ -6,25 +6,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from offbeat.config.sections.filters import FilterConfig
+from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt, SampleStatus
 from offbeat.sampler.filters import GroupFilter
 
 
 def finished(rewards: tuple[float, ...], reasons: tuple[str, ...] = ()) -> Receipt:
     samples = len(rewards)
-    return Receipt(
-        prompt_index=0,
-        attempt=1,
-        engine="generator-0",
-        engine_incarnation="incarnation-1",
-        rewards=rewards,
-        prompt_tokens=(3,) * samples,
-        response_tokens=(2,) * samples,
-        valid_tokens=(2,) * samples,
-        finish_reasons=reasons or ("stop",) * samples,
-        version_spans=(((0, 2),),) * samples,
-        columns=("response_ids",),
-        payload_bytes=100,
+    return make_receipt(
+        0, 1, (((0, 2),),) * samples, rewards=rewards, finish_reasons=reasons or ("stop",) * samples
     )
 
 

@@ -1,0 +1,35 @@
+"""Correct receipts of groups that nobody sampled: tests, planning and the simulator share them."""
+
+from typing import Any, Final
+
+from offbeat.messages.groups import Receipt, VersionSpans
+
+INCARNATION: Final = "incarnation-1"
+"""Incarnation of an engine that is never replaced."""
+
+
+def make_receipt(
+    prompt_index: int,
+    attempt: int,
+    version_spans: tuple[VersionSpans, ...],
+    **facts: Any,  # noqa: ANN401 -- fields of a receipt
+) -> Receipt:
+    """Return a receipt that agrees with itself: one sample per entry of ``version_spans``.
+
+    The spans decide how many tokens a sample has; all of them are valid. Rewards are 0 and 1 in
+    turn, unless ``facts`` has others.
+    """
+    n = len(version_spans)
+    lengths = tuple([sum([tokens for _, tokens in spans]) for spans in version_spans])
+    usual: dict[str, Any] = {
+        "engine": "generator-0",
+        "engine_incarnation": INCARNATION,
+        "rewards": (0.0, 1.0) * (n // 2) + (0.0,) * (n % 2),
+        "prompt_tokens": (3,) * n,
+        "response_tokens": lengths,
+        "valid_tokens": lengths,
+        "finish_reasons": ("stop",) * n,
+        "columns": ("response_ids",),
+        "payload_bytes": 100,
+    }
+    return Receipt(prompt_index, attempt, version_spans=version_spans, **(usual | facts))

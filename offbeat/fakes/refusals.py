@@ -1,0 +1,31 @@
+"""Versions and epochs that fakes refuse, written apart from the trainers' and engines' own checks.
+
+A fake that ran a check of the product could not show that it is wrong.
+"""
+
+from offbeat.messages.failures import (
+    StepOutOfOrder,
+    TrainerCall,
+    TrainStepFailed,
+    WeightSyncFailed,
+)
+from offbeat.messages.fences import StepKey
+
+
+def check_next_step(key: StepKey, held: int) -> None:
+    """Raise StepOutOfOrder unless a step follows the version that the trainer holds."""
+    if key.step != held + 1:
+        raise StepOutOfOrder(str(key), f"the step after version {held}")
+
+
+def check_held(version: int, held: int, during: TrainerCall) -> None:
+    """Raise TrainStepFailed unless a call names the version that the trainer holds."""
+    if version != held:
+        raise TrainStepFailed(0, version, during, f"it holds version {held}")
+
+
+def check_newest_transfer(engine: str, epoch: int, version: int, newest: int) -> None:
+    """Raise WeightSyncFailed unless a transfer is newer than the newest one of its engine."""
+    if epoch <= newest:
+        problem = f"a newer transfer was begun: epoch {newest}"
+        raise WeightSyncFailed(engine, epoch, version, problem)
