@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from following import Follower
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 from tensordict import TensorDict, TensorDictBase
 
@@ -22,7 +23,6 @@ from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import RESPONSE_IDS, Columns
 from tests.support.architecture import traced
-from tests.support.following import Follower
 from tests.support.no_address import no_address
 from tests.support.virtual_time import run
 from tests.support.world import World

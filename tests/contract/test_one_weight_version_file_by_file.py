@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import xxhash
+from following import Follower
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 
 from offbeat.actors.engine_actor import EmbeddedEngineActor
@@ -21,7 +22,6 @@ from offbeat.trainers.torch.choose import make_torch_rank
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.source import GatheredSource
 from tests.support.architecture import traced
-from tests.support.following import Follower
 from tests.support.world import World
 
 ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import pytest
 import torch
+from device_sender import Layers
 from torch import Tensor
 
 from offbeat.plugins.float8.precision import is_quantized
@@ -14,7 +15,6 @@ from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from tests.gpu.conftest import Measured
-from tests.support.device_sender import Layers
 
 WIDTH: Final = {"cuda": 2048, "cpu": 256}
 CHUNK_BYTES: Final = 64 * 2**20

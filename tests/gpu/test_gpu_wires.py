@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 import torch
+from device_sender import Layers, sending
 from torch import Tensor
 
 from offbeat.plugins.reshard.choose_wire import make_wire
@@ -16,7 +17,6 @@ from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import named_weights
 from tests.gpu.conftest import Measured
-from tests.support.device_sender import Layers, sending
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash_at import CRASHED
+from local_runs import run_locally
 
 from offbeat.controller.failpoints import Failpoint
 from offbeat.fakes.engine_server import StubEngineServer
@@ -30,9 +32,7 @@ from offbeat.run_files.sharing import WriteLocation
 from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
-from tests.support.crash_at import CRASHED
 from tests.support.live_run import offbeat
-from tests.support.local_runs import run_locally
 from tests.support.no_address import no_address
 from tests.support.own_logging import own_logging
 from tests.support.run_records import RunRecords
@@ -201,7 +201,7 @@ def test_a_process_that_ends_at_a_crash_point_is_resumed_without_a_loss(
 ) -> None:
     run_dir = tmp_path / "run"
     settings = [*QUICK, "runtime=local", "checkpoint.interval=2", "wandb.mode=disabled"]
-    command = [sys.executable, "-m", "tests.support.crash_at", point.value, "3", str(run_dir)]
+    command = [sys.executable, "-m", "tests.live.crash_at", point.value, "3", str(run_dir)]
     crashed = subprocess.run(
         [*command, str(STUB), *settings], check=False, timeout=100, capture_output=True
     )

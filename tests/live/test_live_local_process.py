@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from local_runs import LIMIT_S, drive_locally, started
 
 from offbeat.controller.failpoints import Failpoint
 from offbeat.local.parts import Makers
 from offbeat.messages.failures import RemoteBug
 from offbeat.telemetry.summary import Summary
 from tests.support.live_run import offbeat, until
-from tests.support.local_runs import LIMIT_S, drive_locally, started
 from tests.support.own_logging import own_logging
 
 STEPS = 3

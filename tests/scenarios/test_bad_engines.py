@@ -1,13 +1,38 @@
 """Engines whose probes succeed and whose requests fail. Cases of NeMo-RL, issue 3590."""
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
 from offbeat.controller.events import Dispatched, Dropped
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
-from tests.support.scenarios import RefusedRollouts, aborted_generation, play, use_rollouts
+from offbeat.messages.fences import Fence
+from offbeat.messages.groups import Receipt, RolloutTask
+from tests.support.fakes import FakeGenerator, FakeRollouts, infrastructure
+from tests.support.scenarios import aborted_generation, play, use_rollouts
 from tests.support.world import World
 
 REASONS = ["engine_unavailable", "engine_lost", "engine_answer", "generation_aborted"]
+
+
+@dataclass
+class RefusedRollouts(FakeRollouts):
+    """Requests to the engine ``refusing`` fail at once with ``reason``; its probes and syncs succeed."""
+
+    engines: Mapping[str, FakeGenerator] = field(default_factory=dict[str, FakeGenerator])
+    refusing: str = "generator-1"
+    reason: str = "engine_answer"
+    refused: int = 0
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        if task.engine == self.refusing and self.engines[self.refusing].version is not None:
+            await asyncio.sleep(0.01)
+            self.refused += 1
+            raise infrastructure(task, self.reason)
+        return await super().rollout(fence, task)
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -16,16 +16,11 @@ from offbeat.controller.health import Health
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.weights import EngineState, WeightRelease
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.scenarios import (
     SAMPLERS,
     DiesAfterSync,
-    EngineOfACutMachine,
-    EngineOfALostNode,
-    HangsInTransfer,
-    PausingEngine,
-    RolloutsAcrossACut,
     outcome,
     play,
     use_engine,
@@ -48,6 +43,88 @@ class RecordingRollouts(FakeRollouts):
         if not engine.dead:
             self.served.append((engine.name, engine.incarnation, engine.version, engine.digest))
         return await super().rollout(fence, task)
+
+
+@dataclass
+class EngineOfALostNode(FakeGenerator):
+    """Engine that never comes back once it died: its node is gone."""
+
+    def die(self) -> None:
+        self.dead, self.version, self.digest = True, None, None
+
+
+@dataclass
+class EngineOfACutMachine(FakeGenerator):
+    """Engine from which nothing is heard any more once ``cut`` is set: not even that it is lost."""
+
+    cut: bool = False
+
+    async def _answer(self, incarnation_number: int | None = None) -> None:
+        await never_if(self.cut)
+        await super()._answer(incarnation_number)
+
+    async def restart(self) -> None:
+        if not self.cut:
+            await super().restart()
+
+
+@dataclass
+class RolloutsAcrossACut(FakeRollouts):
+    """Workers that wait for an engine of a machine that is cut off."""
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        answer = await super().rollout(fence, task)
+        engine = self.engines[task.engine]
+        await never_if(isinstance(engine, EngineOfACutMachine) and engine.cut)
+        return answer
+
+
+async def never_if(cut: bool) -> None:
+    """Never return across a cut."""
+    if cut:
+        await asyncio.Event().wait()
+
+
+@dataclass
+class HangsInTransfer(FakeGenerator):
+    """Engine that answers probes and requests; a transfer to it never ends, from ``after`` on.
+
+    With ``for_good`` every process of it does so, otherwise only the first one.
+    """
+
+    after: int = 1
+    for_good: bool = True
+    transfers: int = 0
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        self.transfers += 1
+        if self.transfers > self.after and (self.for_good or self.incarnation_number == 1):
+            await asyncio.Event().wait()
+        return await super().load_weights(fence, epoch, release)
+
+
+@dataclass
+class PausingEngine(FakeGenerator):
+    """Engine that answers nothing for ``pause_s``, then goes on: a compilation, a collection."""
+
+    pause_s: float = 12.0
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def pause(self) -> None:
+        self.silent = True
+        asyncio.get_running_loop().call_later(self.pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self.silent = False
+        self.resumed.set()
+
+    async def _answer(self, incarnation_number: int | None = None) -> None:
+        if self.silent:
+            waits = [asyncio.ensure_future(event.wait()) for event in (self.killed, self.resumed)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        await super()._answer(incarnation_number)
 
 
 @pytest.mark.parametrize("moment_s", [0.2, 0.7, 3.3, 5.0, 6.1])

@@ -42,38 +42,6 @@ STRIPS_EARLIER_THINKING: Final = CHATML.replace(
     "{{ message.content }}",
     "{{ message.content if loop.last else message.content.split('</think>')[-1] }}",
 )
-STRIPS_ALL_THINKING: Final = CHATML.replace(
-    "{{ message.content }}", "{{ message.content.split('</think>')[-1] }}"
-)
-SHORTENS_EARLIER_ANSWERS: Final = CHATML.replace(
-    "{{ message.content }}",
-    "{{ message.content[:-1] if message.role == 'assistant' and not loop.last"
-    " else message.content }}",
-)
-COUNTS_MESSAGES: Final = "{{ messages | length }} messages\n" + CHATML
-KEEPS_THINKING_SINCE_THE_LAST_QUESTION: Final = """\
-{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
-{%- set seen = namespace(question=0) %}
-{%- for message in messages %}{% if message.role == "user" %}
-{%- set seen.question = loop.index0 %}{% endif %}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}
-{%- if loop.first or messages[loop.index0 - 1].role != "tool" %}<|im_start|>user{% endif %}
-{{- "\\n<tool_response>\\n" + message.content + "\\n</tool_response>" }}
-{%- if loop.last or messages[loop.index0 + 1].role != "tool" %}<|im_end|>
-{% endif %}
-{%- else %}<|im_start|>{{ message.role }}
-{{ message.content if loop.index0 >= seen.question else message.content.split("</think>")[-1] }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""As Qwen3's: tools answer in one user turn, and a new question forgets what was thought before."""
 
 NO_END_TOKENS: Final = """\
 {%- for message in messages %}{{ message.role }}: {{ message.content }}

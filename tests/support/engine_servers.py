@@ -20,6 +20,7 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.source import GatheredSource
+from tests.support.trainer_fixtures import SIZES
 
 FENCE: Final = Fence("run", 1)
 TOLERANCE: Final = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
@@ -29,19 +30,7 @@ Use = Callable[[EmbeddedEngineServer], Awaitable[None]]
 def save_tiny_qwen3(path: Path, **settings: Any) -> Path:
     """Save a random model of two layers, whose every weight matters to its logprobs."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        **settings,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **settings})).save_pretrained(path)
     return path
 
 

@@ -156,63 +156,6 @@ class PoisonedRollouts(FakeRollouts):
 
 
 @dataclass
-class RefusedRollouts(FakeRollouts):
-    """Requests to the engine ``refusing`` fail at once with ``reason``; its probes and syncs succeed."""
-
-    engines: Mapping[str, FakeGenerator] = field(default_factory=dict[str, FakeGenerator])
-    refusing: str = "generator-1"
-    reason: str = "engine_answer"
-    refused: int = 0
-
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        if task.engine == self.refusing and self.engines[self.refusing].version is not None:
-            await asyncio.sleep(0.01)
-            self.refused += 1
-            raise infrastructure(task, self.reason)
-        return await super().rollout(fence, task)
-
-
-@dataclass
-class EngineOfALostNode(FakeGenerator):
-    """Engine that never comes back once it died: its node is gone."""
-
-    def die(self) -> None:
-        self.dead, self.version, self.digest = True, None, None
-
-
-@dataclass
-class EngineOfACutMachine(FakeGenerator):
-    """Engine from which nothing is heard any more once ``cut`` is set: not even that it is lost."""
-
-    cut: bool = False
-
-    async def _answer(self, incarnation_number: int | None = None) -> None:
-        await never_if(self.cut)
-        await super()._answer(incarnation_number)
-
-    async def restart(self) -> None:
-        if not self.cut:
-            await super().restart()
-
-
-@dataclass
-class RolloutsAcrossACut(FakeRollouts):
-    """Workers that wait for an engine of a machine that is cut off."""
-
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        answer = await super().rollout(fence, task)
-        engine = self.engines[task.engine]
-        await never_if(isinstance(engine, EngineOfACutMachine) and engine.cut)
-        return answer
-
-
-async def never_if(cut: bool) -> None:
-    """Never return across a cut."""
-    if cut:
-        await asyncio.Event().wait()
-
-
-@dataclass
 class DiesAfterSync(FakeGenerator):
     """Engine that starts, takes weights, and dies a moment later, every time."""
 
@@ -220,45 +163,3 @@ class DiesAfterSync(FakeGenerator):
         ack = await super().load_weights(fence, epoch, release)
         asyncio.get_running_loop().call_later(0.2, self.die)
         return ack
-
-
-@dataclass
-class HangsInTransfer(FakeGenerator):
-    """Engine that answers probes and requests; a transfer to it never ends, from ``after`` on.
-
-    With ``for_good`` every process of it does so, otherwise only the first one.
-    """
-
-    after: int = 1
-    for_good: bool = True
-    transfers: int = 0
-
-    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        self.transfers += 1
-        if self.transfers > self.after and (self.for_good or self.incarnation_number == 1):
-            await asyncio.Event().wait()
-        return await super().load_weights(fence, epoch, release)
-
-
-@dataclass
-class PausingEngine(FakeGenerator):
-    """Engine that answers nothing for ``pause_s``, then goes on: a compilation, a collection."""
-
-    pause_s: float = 12.0
-    resumed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def pause(self) -> None:
-        self.silent = True
-        asyncio.get_running_loop().call_later(self.pause_s, self._resume)
-
-    def _resume(self) -> None:
-        self.silent = False
-        self.resumed.set()
-
-    async def _answer(self, incarnation_number: int | None = None) -> None:
-        if self.silent:
-            waits = [asyncio.ensure_future(event.wait()) for event in (self.killed, self.resumed)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        await super()._answer(incarnation_number)

@@ -67,6 +67,7 @@ def test_a_reader_opens_no_more_files_than_promised(section: str) -> None:
         "docs/supervision.md",
         "docs/invariants.md",
         "docs/requirements.md",
+        "tests/support/README.md",
         "README.md",
     ],
 )
@@ -113,6 +114,13 @@ def test_every_test_file_that_a_page_names_exists(page: Path) -> None:
     ]
     named = set(re.findall(r"(?:\w+/)*test_\w+\.py", page.read_text()))
     assert {name for name in named if not any(test.endswith(f"/{name}") for test in tests)} == set()
+
+
+def test_the_page_of_helpers_names_each_of_them() -> None:
+    page = (ROOT / "tests/support/README.md").read_text()
+    named = {word for each in re.findall(r"`([\w.]+)`", page) for word in each.split(".")}
+    helpers = {path.stem for path in (ROOT / "tests/support").glob("*.py")} - {"__init__"}
+    assert helpers - named == set()
 
 
 def test_every_requirement_has_a_row() -> None:

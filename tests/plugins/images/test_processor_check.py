@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 
+from picture_models import write_gemma3, write_qwen
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding
 from offbeat.plugins.images.prompt_check import check_pictures
 from tests.support.image_text_models import make
-from tests.support.picture_models import write_gemma3, write_qwen
 
 _TOKENS = {
     "image_token_id": "<|image_pad|>",

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 
+from picture_models import write_gemma3, write_qwen
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
@@ -23,7 +24,6 @@ from offbeat.plugins.images.errors import (
 from offbeat.plugins.images.pictures import MediaKind, Pictures
 from offbeat.plugins.images.processors import PictureProcessor, load_processor
 from offbeat.plugins.images.thumbnails import thumbnails
-from tests.support.picture_models import write_gemma3, write_qwen
 
 TINY_DIGITS = "models/tiny-digits"
 

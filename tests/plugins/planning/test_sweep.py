@@ -206,7 +206,7 @@ def test_the_estimate_stands_beside_the_measurement_also_of_a_point_that_did_not
 def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
     tmp_path: Path, kind: str, ranks: int, deadline_s: float, outcome: Outcome, detail: str
 ) -> None:
-    command = (sys.executable, "-m", "tests.support.sweep_ranks", kind)
+    command = (sys.executable, "-m", "tests.plugins.planning.sweep_ranks", kind)
     replies = run_ranks(tasks(ranks), deadline_s, tmp_path / "log", command)
     point = outcome_of(("a=1",), replies, deadline_s)
     assert point.outcome == outcome
@@ -221,7 +221,7 @@ def test_under_a_limit_what_fits_does_not_depend_on_the_order_of_frees_or_on_thr
 ) -> None:
     [free] = tasks(1)
     limited = msgspec.structs.replace(free, memory_mib=100)
-    command = (sys.executable, "-m", "tests.support.sweep_ranks", "names_its_allocator")
+    command = (sys.executable, "-m", "tests.plugins.planning.sweep_ranks", "names_its_allocator")
     for task, allocator in ((free, "unset unset"), (limited, "65536 1")):
         [reply] = run_ranks([task], 60, tmp_path / "log", command)
         assert reply == RankFailed(out_of_memory=False, error=allocator)
@@ -229,7 +229,7 @@ def test_under_a_limit_what_fits_does_not_depend_on_the_order_of_frees_or_on_thr
 
 A_SWEEP = """
 import os, subprocess, sys
-rank = (sys.executable, "-m", "tests.support.sweep_ranks", "says_half_a_word_and_hangs")
+rank = (sys.executable, "-m", "tests.plugins.planning.sweep_ranks", "says_half_a_word_and_hangs")
 process = subprocess.Popen(
     [*rank, sys.argv[1], str(os.getpid())],
     stdin=subprocess.PIPE, pass_fds=[int(sys.argv[1])], start_new_session=True,

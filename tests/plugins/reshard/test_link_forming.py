@@ -73,7 +73,7 @@ def test_a_peer_that_is_lost_before_the_first_message_is_an_error_and_the_proces
     route = msgspec.msgpack.encode(store).hex()
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.support.link_survivor", route, str(survivor)],
+            [sys.executable, "-m", "tests.plugins.reshard.link_survivor", route, str(survivor)],
             cwd=ROOT,
             capture_output=True,
             text=True,

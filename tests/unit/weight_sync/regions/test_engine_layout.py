@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from region_target import UNREAD, RegionTarget, metas, packed, receive
 from torch import Tensor
 
 from offbeat.weight_sync.buckets import (
@@ -24,7 +25,6 @@ from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.region_tensors import RegionTensors, groups_of
 from offbeat.weight_sync.transaction import Transaction
-from tests.support.region_target import UNREAD, RegionTarget, metas, packed, receive
 
 NAMES = ("w", "v")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from region_target import RegionTarget, metas, packed, receive
 from torch import Tensor
 
 from offbeat.weight_sync.buckets import plan_buckets
@@ -19,7 +20,6 @@ from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.recorder import record
 from offbeat.weight_sync.region import Region, chunk_cuts
-from tests.support.region_target import RegionTarget, metas, packed, receive
 
 HIDDEN, EXPERTS = 4, 12
 Model = Mapping[str, Tensor]

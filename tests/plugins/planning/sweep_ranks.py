@@ -1,4 +1,4 @@
-"""Ranks of a sweep point that do not measure: ``python -m tests.support.sweep_ranks KIND DESCRIPTOR PARENT``."""
+"""Ranks of a sweep point that do not measure: ``python -m tests.plugins.planning.sweep_ranks KIND DESCRIPTOR PARENT``."""
 
 import os
 import signal

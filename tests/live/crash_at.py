@@ -1,6 +1,6 @@
 """Runs ``offbeat train`` in one process that ends at a failpoint of the controller, as if killed.
 
-python -m tests.support.crash_at POINT NTH RUN_DIR RECIPE [KEY=VALUE]...
+python -m tests.live.crash_at POINT NTH RUN_DIR RECIPE [KEY=VALUE]...
 """
 
 import os

@@ -1,6 +1,6 @@
 """A process whose peer is lost while their group is formed: writes what it gets, and ends as any process does.
 
-python -m tests.support.link_survivor ROUTE RANK      # ROUTE: of the store, msgpack in hex
+python -m tests.plugins.reshard.link_survivor ROUTE RANK      # ROUTE: of the store, msgpack in hex
 """
 
 import sys
