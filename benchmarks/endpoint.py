@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint_client import PROMPT, Calls
+from offbeat.fakes.results import make_result
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
@@ -206,16 +206,7 @@ def _request(id_: str, new_tokens: int) -> GenerateRequest:
 
 
 async def _at_once(request: GenerateRequest) -> GenerateResult:
-    return GenerateResult(
-        request.request_id,
-        np.array([7], np.int32),
-        np.array([-0.5], np.float32),
-        np.array([0, 1], np.int64),
-        ("length",),
-        (((0, 1),),),
-        "engine",
-        "1",
-    )
+    return make_result(request.request_id, [[7]], finish_reasons=("length",))
 
 
 def _engine(model: Path, max_sequences: int) -> EmbeddedEngine:

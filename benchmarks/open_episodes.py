@@ -12,12 +12,12 @@ import math
 from pathlib import Path
 from typing import Final, Self
 
-import numpy as np
 import psutil
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint import CHAT, MODEL
 from offbeat.environments.frames import RewardTarget
+from offbeat.fakes.results import make_result
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
@@ -89,16 +89,7 @@ class _AllAtOnce:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         if await self._open.wait() == 0:
             self.footprint = Footprint.now()
-        return GenerateResult(
-            request.request_id,
-            np.array([7], np.int32),
-            np.array([-0.5], np.float32),
-            np.array([0, 1], np.int64),
-            ("length",),
-            (((0, 1),),),
-            "engine",
-            "1",
-        )
+        return make_result(request.request_id, [[7]], finish_reasons=("length",))
 
 
 if __name__ == "__main__":

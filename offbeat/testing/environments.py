@@ -3,13 +3,11 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Final
-
-import numpy as np
 
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
+from offbeat.fakes.results import make_result
 from offbeat.messages.failures import FixableError, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -130,16 +128,6 @@ def _answering(
     async def generate(request: GenerateRequest) -> GenerateResult:
         sample = request.request_id.removeprefix(of_group).lstrip("-").split("-")[0]
         samples = [ids[int(sample)]] if sample else ids
-        flat = [token for sample in samples for token in sample]
-        return GenerateResult(
-            request_id=request.request_id,
-            token_ids=np.array(flat, np.int32),
-            logprobs=np.full(len(flat), -0.5, np.float32),
-            offsets=np.array([0, *accumulate(map(len, samples))], np.int64),
-            finish_reasons=("stop",) * len(samples),
-            version_spans=tuple(((0, len(sample)),) for sample in samples),
-            engine="engine-0",
-            incarnation="engine-0-a",
-        )
+        return make_result(request.request_id, samples)
 
     return generate

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from offbeat.fakes.results import make_result
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
     STOPPED_AT_STRING,
@@ -97,15 +98,12 @@ class DrawnBytes:
         logprobs = [-next(self.numbers) / 1024 for _ in ids]  # exact in float32
         self.calls.append((request, ids, logprobs))
         self.version += 1
-        return GenerateResult(
-            request_id=request.request_id,
-            token_ids=np.array(ids, np.int32),
+        return make_result(
+            request.request_id,
+            [ids],
             logprobs=np.array(logprobs, np.float32),
-            offsets=np.array([0, len(ids)], np.int64),
             finish_reasons=(reason,),
             version_spans=(((self.version, len(ids)),),),
-            engine="engine-0",
-            incarnation="first",
         )
 
     def _random(self, seed: int | None) -> str:

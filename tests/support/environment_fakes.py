@@ -1,11 +1,9 @@
 """A tokenizer of characters, and engines that answer at once."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
+from offbeat.fakes.results import make_result
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask, VersionSpans
 
@@ -90,16 +88,11 @@ def result(
 ) -> GenerateResult:
     """Each text followed by the end of sequence, unless ``finish`` says it was cut."""
     ids = [[ord(char) for char in text] + [EOS_ID] * (finish == "stop") for text in texts]
-    flat = [token_id for sample in ids for token_id in sample]
-    return GenerateResult(
-        request_id=request_id,
-        token_ids=np.array(flat, dtype=np.int32),
-        logprobs=np.full(len(flat), -0.5, dtype=np.float32),
-        offsets=np.array([0, *accumulate(map(len, ids))], dtype=np.int64),
+    return make_result(
+        request_id,
+        ids,
         finish_reasons=(finish,) * len(ids),
         version_spans=tuple(spans or [((3, len(sample)),) for sample in ids]),
-        engine="engine-0",
-        incarnation="engine-0-a",
         kept_kv=kept_kv,
     )
 

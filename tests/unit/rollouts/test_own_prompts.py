@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.controller.receipts import refusal
+from offbeat.fakes.results import make_result
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import SampleStatus
@@ -24,16 +25,7 @@ TURN = st.tuples(
 
 
 def drawn(ids: list[int], version: int) -> GenerateResult:
-    return GenerateResult(
-        request_id="7-1",
-        token_ids=np.array(ids, np.int32),
-        logprobs=np.array([-0.5] * len(ids), np.float32),
-        offsets=np.array([0, len(ids)], np.int64),
-        finish_reasons=("stop",),
-        version_spans=(((version, len(ids)),),),
-        engine="engine-0",
-        incarnation="first",
-    )
+    return make_result("7-1", [ids], version_spans=(((version, len(ids)),),))
 
 
 @st.composite
