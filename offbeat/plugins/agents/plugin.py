@@ -77,7 +77,7 @@ class AgentPlugin(PluginOfAgents):
 class AgentsAtEndpoint:
     """Plays and checks the agents of any environment whose episodes call the model over HTTP.
 
-    ``rollouts.agents`` and ``launch.checks.agents`` declare its methods.
+    ``rollouts.worker`` and ``launch.checks.agents`` declare its methods.
     """
 
     def make_agents(
