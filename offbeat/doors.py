@@ -1,4 +1,4 @@
-"""Finds plug-ins by kind and name, so that the core imports none of them.
+"""Finds code by name: plug-ins, so that the core imports none of them, and user code and packages.
 
 A plug-in of this package is a folder of ``offbeat/plugins``, whose ``plugin.py`` has one object of each
 kind that it brings, such as ``TRACKER``. Another package declares an entry point ``KIND.NAME`` in the
@@ -35,7 +35,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from offbeat.messages.failures import FixableError
@@ -211,19 +214,58 @@ def find_problems() -> list[PluginUnusable]:
     return broken
 
 
+def import_object(target: str) -> Any:  # noqa: ANN401 -- of any kind
+    """Import ``module:name``, or a module if there is no ``:name``. All errors are raised as they are."""
+    module_name, _, attribute = target.partition(":")
+    module = import_module(module_name)
+    return getattr(module, attribute) if attribute else module
+
+
+def find_module(module: str, working_dir: Path) -> Path | None:
+    """Return the file that ``module`` comes from; none of the packages around it is imported."""
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _find_spec(top)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # By its last name only: for a dotted one the finder wants the package imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return Path(spec.origin or "built in") if spec is not None else None
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; it is not imported."""
+    return _find_spec(package) is not None
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version in the metadata of a package, or None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @cache
 def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
     """Return a plug-in of this package, why it is unusable, or None if its folder is not there."""
-    module_name, _, attribute = _IN_TREE[kind][name].partition(":")
+    target = _IN_TREE[kind][name]
     try:
-        module = import_module(module_name)
+        return import_object(target)
     except Exception as error:  # noqa: BLE001 -- a broken plug-in breaks nothing else
         is_missing = isinstance(error, ModuleNotFoundError)
-        if is_missing and f"{module_name}.".startswith(f"{error.name}."):
+        if is_missing and f"{target.partition(':')[0]}.".startswith(f"{error.name}."):
             return None
         fix = f"Install it: pip install 'offbeat[{name}]'" if is_missing else "Reinstall offbeat"
         return _broken(f"{kind} {name}", error, fix)
-    return getattr(module, attribute) if attribute else module
+
+
+def _find_spec(package: str) -> ModuleSpec | None:
+    """Find a package with all finders: an editable install adds one of its own."""
+    try:
+        return find_spec(package)
+    except ValueError:  # loaded already, and without a spec: __main__
+        return None
 
 
 def _only(entries: Sequence[EntryPoint], kind: str, name: str) -> EntryPoint:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
@@ -47,7 +46,9 @@ class EmbeddedEngineActor(EngineActor, EmbeddedEngineServer):
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
         with pause_collections():
-            import_module("offbeat.generators.embedded.start")  # imports torch
+            from offbeat.generators.embedded import start  # noqa: PLC0415 -- it imports torch
+
+            del start  # the server imports it again, without the cost
         super().__init__(spec)
 
 

@@ -1,13 +1,14 @@
 """Imports code that a user names, and locates its failures."""
 
-import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from offbeat.config.by_value import given, is_by_value
+from offbeat.doors import import_object
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
 
@@ -81,7 +82,7 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
         sys.path.insert(0, str(working_dir))
     _importing.append(module_name)
     try:
-        module = importlib.import_module(module_name)
+        module: ModuleType = import_object(module_name)
     except StartedByTarget as error:
         raise TargetNotFound(target, str(working_dir), error.problem, error.fix) from error
     except BaseException as error:  # a module may raise anything while it is imported

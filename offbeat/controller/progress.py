@@ -1,10 +1,8 @@
 """Figures for the display, the summary and the utilization metrics."""
 
-import contextlib
 import platform
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 from typing import Literal
 
@@ -16,6 +14,7 @@ from offbeat.controller.pending_waits import Pump
 from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
+from offbeat.doors import installed_version
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
@@ -208,8 +207,6 @@ def _last_steps() -> deque[float]:
 
 def _versions() -> dict[str, str]:
     """Return the installed versions of the libraries that the run uses."""
-    found = {"python": platform.python_version()}
-    for name in ("offbeat", "ray", "torch", "transformers"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    packages = ("offbeat", "ray", "torch", "transformers")
+    found = {"python": platform.python_version()} | {p: installed_version(p) for p in packages}
+    return {name: version for name, version in found.items() if version is not None}

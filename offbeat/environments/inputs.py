@@ -6,16 +6,14 @@ compares their content with that at the start of the run.
 
 import ast
 import hashlib
-import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Final
 
 from offbeat.config.by_value import digest_in_name, is_by_value
+from offbeat.doors import find_module
 from offbeat.messages.failures import OffbeatError
 
 DATA: Final = "data.path"
@@ -77,29 +75,9 @@ def source_digest(target: str, working_dir: Path) -> str | None:
         return None  # the import reports the problem
 
 
-def find_module(module: str, working_dir: Path) -> Path | None:
-    """Return the file that ``module`` comes from; none of the packages around it is imported."""
-    top, *inner = module.split(".")
-    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        # By its last name only: for a dotted one the finder wants the package imported.
-        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return Path(spec.origin or "built in") if spec is not None else None
-
-
 def resolved_program(name: str, working_dir: Path) -> str | None:
     """Return the path of a program: below ``working_dir`` if it names a folder, else on the PATH."""
     return shutil.which(str(working_dir / name) if os.sep in name else name)
-
-
-def _installed(name: str) -> ModuleSpec | None:
-    """Find a module with all finders: an editable install adds one of its own."""
-    try:
-        return importlib.util.find_spec(name)
-    except ValueError:  # loaded already, and without a spec: __main__
-        return None
 
 
 def _sources(module: str, working_dir: Path) -> list[Path]:

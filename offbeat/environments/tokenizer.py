@@ -3,11 +3,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.doors import import_object
 from offbeat.messages.delayed_interrupt import delay_interrupt
 
 
@@ -34,7 +34,7 @@ def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> A
     model = config.model
     if chosen is not None:
         try:
-            kind = getattr(import_module(chosen.module), chosen.name)
+            kind = import_object(f"{chosen.module}:{chosen.name}")
         except (ImportError, AttributeError):
             pass  # this machine has another version of transformers
         else:

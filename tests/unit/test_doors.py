@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from offbeat.doors import PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.doors import (
+    PluginUnusable,
+    find_module,
+    find_plugin,
+    find_problems,
+    import_object,
+    installed_version,
+    is_installed,
+    plugins_of,
+)
 from offbeat.launch.commands.main import app
 from offbeat.telemetry.tracker import Tracker
 from tests.support.installed_package import install_package, module_of
@@ -130,3 +139,25 @@ def test_every_plugin_can_be_imported_whatever_module_a_program_imports_first(fi
 def test_the_folder_of_a_plugin_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_offbeat("planning") == 2
     assert "No such command 'planning'" in capsys.readouterr().err
+
+
+def test_an_object_is_imported_by_the_name_of_its_module_and_its_own() -> None:
+    assert import_object("offbeat.doors") is sys.modules["offbeat.doors"]
+    assert import_object("offbeat.doors:find_plugin") is find_plugin
+    with pytest.raises(AttributeError, match="nothing"):
+        import_object("offbeat.doors:nothing")
+
+
+def test_the_file_of_a_module_is_found_without_importing_it_or_its_package(tmp_path: Path) -> None:
+    package = tmp_path / "unloaded_package"
+    package.mkdir()
+    for name in ("__init__", "inner"):
+        (package / f"{name}.py").write_text("raise RuntimeError")
+    assert find_module("unloaded_package.inner", tmp_path) == package / "inner.py"
+    assert find_module("unloaded_package.absent", tmp_path) is None
+    assert find_module("unloaded_package.inner.below", tmp_path) is None
+
+
+def test_what_is_installed_is_known_without_importing_it() -> None:
+    assert is_installed("typer") and not is_installed("no_package_of_this_name")
+    assert installed_version("typer") and installed_version("no-package-of-this-name") is None

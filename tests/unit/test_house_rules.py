@@ -305,6 +305,20 @@ def test_the_docstring_of_a_room_lists_only_modules_that_exist() -> None:
     assert gone == []
 
 
+def test_only_the_doors_import_code_by_name() -> None:
+    by_name = {"import_module", "__import__", "find_spec", "importlib", "importlib.util"}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(parsed(path.read_text()))
+        if (
+            isinstance(node, ast.Import | ast.ImportFrom) and by_name & {a.name for a in node.names}
+        )
+        or (isinstance(node, ast.Name) and node.id == "__import__")
+    ]
+    assert {place.partition(":")[0] for place in found} == {"offbeat/doors.py"}, found
+
+
 def test_a_public_class_name_stands_once_in_the_package() -> None:
     files_by_name: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -1,13 +1,12 @@
 """Checks of packages, W&B, the cluster and devices that the run needs."""
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
 from offbeat.config.limits import encoder_ranks, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.doors import find_problems
+from offbeat.doors import find_problems, installed_version
 from offbeat.launch.gcs_watch import connect
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
@@ -23,19 +22,19 @@ _CONNECT_S: Final = 5.0
 
 
 def check_packages(
-    config: RunConfig, version_of: Callable[[str], str] = importlib.metadata.version
+    config: RunConfig, find_version: Callable[[str], str | None] = installed_version
 ) -> Iterator[Finding]:
     """Check that packages are installed, by their metadata: nothing is imported.
 
-    ``version_of`` returns the version of a package, or raises PackageNotFoundError.
+    ``find_version`` returns the version of a package, or None if it is not installed.
     """
     extras = _extras(config)
     runtime = ("ray",) if config.runtime.backend == "ray" else ()
     log = ("pyarrow",) if config.rollout.log else ()
     for name in (*runtime, *_NEEDED, *log, *extras):
-        try:
-            yield _check_version(config, name, version_of(name))
-        except importlib.metadata.PackageNotFoundError:
+        if (version := find_version(name)) is not None:
+            yield _check_version(config, name, version)
+        else:
             of = f"[{extras[name]}]" if name in extras else "[ray]" if name == "ray" else ""
             fix = f"Install it: pip install 'offbeat{of}'"
             if name == "ray":

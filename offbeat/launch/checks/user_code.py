@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import importlib.util
 import inspect
 import os
 import textwrap
@@ -20,7 +19,8 @@ from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import GIVE_AGAIN, MAIN_GUARD
-from offbeat.environments.inputs import ADVANTAGE, find_module
+from offbeat.doors import find_module, is_installed
+from offbeat.environments.inputs import ADVANTAGE
 from offbeat.messages.finding import Finding, error, ok, warning
 
 _EXTRAS: Final = {
@@ -365,7 +365,7 @@ def check_variables(config: RunConfig) -> Iterator[Finding]:
 def _installed(name: str) -> Finding:
     """Check that the package of a grader can be imported."""
     grader = GRADERS[name]
-    if grader.package and importlib.util.find_spec(grader.package) is None:
+    if grader.package and not is_installed(grader.package):
         return error(
             "environment",
             f"environment.target={name} needs the package {grader.package}, which is not installed",

@@ -5,12 +5,12 @@ import os
 import shlex
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NoReturn
 
 import typer
 
+from offbeat.doors import is_installed
 from offbeat.launch.commands.arguments import refuse
 from offbeat.messages.text import list_names
 
@@ -89,7 +89,7 @@ def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
 def _next_steps(folder: Path, written: int, starter: Starter) -> str:
     start = [] if folder.resolve() == Path.cwd() else [f"  cd {shlex.quote(str(folder))}"]
     is_agent = starter is Starter.AGENT
-    if is_agent and find_spec("openai") is None:
+    if is_agent and not is_installed("openai"):
         start.append("  pip install 'offbeat[agents]'   OpenAI's client, which agent.py imports")
     checked = "model, tasks, agent" if is_agent else "model, prompts, reward"
     lasts = "some minutes" if is_agent else "a minute"

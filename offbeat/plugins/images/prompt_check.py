@@ -5,11 +5,11 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
+from offbeat.doors import is_installed
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
@@ -98,7 +98,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
     images = config.environment.images
     if images is None or config.environment.name == "stub":
         return
-    if find_spec("PIL") is None:
+    if not is_installed("PIL"):
         yield error(_SUBJECT, "Pillow is not installed", "pip install 'offbeat[vision]'")
         return
     # Of transformers and Pillow.

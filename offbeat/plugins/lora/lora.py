@@ -9,7 +9,6 @@ own matrix under ``X.base_layer.weight``, which never changes, and its adapter u
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # peft is an extra, and leaves its functions untyped.
 
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from offbeat.doors import import_object
 from offbeat.plugins.lora.release import AdapterPart, merged
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.manifest import Identity
@@ -297,6 +297,6 @@ def _config(library: Any, targeted: str | Sequence[str], lora: LoraConfig, base:
 
 def _peft(submodule: str = "") -> Any:  # noqa: ANN401 -- it may not be installed
     try:
-        return importlib.import_module(f"peft{submodule}")
+        return import_object(f"peft{submodule}")
     except ImportError as error:
         raise PeftMissing(str(error)) from error

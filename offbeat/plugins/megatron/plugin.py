@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -92,7 +91,9 @@ class MegatronPlugin(TrainerPlugin):
             from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 
             stack.enter_context(cpu_stands_in(trainer.device))
-        import_module("offbeat.plugins.megatron.choose")
+        from offbeat.plugins.megatron import choose
+
+        del choose  # the makers below import it again, without the cost
 
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "BoxedTrainer":
         """Create the trainer of a rank."""

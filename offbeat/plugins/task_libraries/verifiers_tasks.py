@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,6 +18,7 @@ import msgspec
 
 from offbeat.config.run import RunConfig
 from offbeat.config.user_code import describe
+from offbeat.doors import is_installed
 from offbeat.environments.inputs import DATA, check_same
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.messages.text import printable
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def _written(request: TasksRequest, file: Path) -> TasksReport:
-    if find_spec("verifiers") is None:
+    if not is_installed("verifiers"):
         return TasksReport(problem=NOT_INSTALLED)
     from offbeat.plugins.task_libraries.verifiers_library import (  # noqa: PLC0415 - the extra, and seconds
         made_environment,

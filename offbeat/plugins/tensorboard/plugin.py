@@ -1,10 +1,10 @@
 """TensorBoard as a tracker: files of events in the run's directory."""
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from offbeat.doors import is_installed
 from offbeat.messages.failures import FixableError
 from offbeat.messages.finding import Finding, error, ok
 from offbeat.plugins.tensorboard.section import TensorBoardConfig
@@ -37,7 +37,7 @@ class TensorBoardTracker(Tracker[TensorBoardConfig]):
         del environ
         if not section.enabled:
             return
-        if find_spec("tensorboard") is None:
+        if not is_installed("tensorboard"):
             fix = (
                 "Install it with pip install 'offbeat[tensorboard]', or set "
                 "tensorboard.enabled=false."

@@ -3,13 +3,13 @@
 Modules that need vLLM are imported on use: they import torch and transformers, which takes seconds.
 """
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offbeat.config.base import of_kind
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
+from offbeat.doors import is_installed
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
@@ -19,7 +19,7 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
     from offbeat.plugins.vllm.errors import INSTALL
     from offbeat.plugins.vllm.lazy_import import vllm_version
 
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed("vllm"):
         yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
         return
     yield check_version(vllm_version())

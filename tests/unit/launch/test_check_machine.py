@@ -1,7 +1,5 @@
 """What ``offbeat check`` says of this machine; every finding that is not ok names a fix."""
 
-import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -17,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
+from offbeat.doors import installed_version, is_installed
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.machine import (
@@ -641,10 +640,8 @@ def of_package(name: str, version: str, **values: Any) -> Finding:
 
 
 def test_pyarrow_is_needed_only_for_the_log_of_groups() -> None:
-    def find_version(name: str) -> str:
-        if name == "pyarrow":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return importlib.metadata.version(name)
+    def find_version(name: str) -> str | None:
+        return None if name == "pyarrow" else installed_version(name)
 
     (missing,) = (
         each for each in check_packages(config(), find_version) if each.level is Level.ERROR
@@ -720,7 +717,7 @@ def test_user_code_is_found_without_being_run(user_code: Path, module: str, leve
 def test_a_grader_of_the_package_is_found_if_its_extra_is_installed(tmp_path: Path) -> None:
     run = config(environment={"name": "function", "target": "math_verify"})
     finding = one(check_targets(run, tmp_path))
-    if importlib.util.find_spec("math_verify") is None:
+    if not is_installed("math_verify"):
         assert finding.level is Level.ERROR
         assert finding.fix == "Install it: pip install 'offbeat[math]'."
     else:
@@ -892,7 +889,7 @@ def test_limits_of_calls_at_once_are_of_no_use_to_a_reward_that_is_not_async(
 
 def test_an_absent_package_that_an_extra_brings_is_named_with_it(tmp_path: Path) -> None:
     extras = {"smolagents": "smolagents", "openai": "agents", "math_verify": "math"}
-    absent = next((each for each in extras if importlib.util.find_spec(each) is None), "")
+    absent = next((each for each in extras if not is_installed(each)), "")
     if not absent:
         pytest.skip("every extra is installed")
     (tmp_path / "mine.py").write_text(f"import {absent}\nasync def run(task, client): ...\n")

@@ -5,13 +5,13 @@
 # renderers is an extra, unknown where it is not installed.
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, Final
 
 import jinja2
 import msgspec
 
 from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.doors import is_installed
 from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.text import UnreadByTemplate, for_template, template_options
 from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
@@ -107,7 +107,7 @@ def make_renderer(
         BadEnvironment: The library is not installed, has no such renderer, or the renderer does not
             fit the tokenizer or continues no conversation.
     """
-    if find_spec("renderers") is None:
+    if not is_installed("renderers"):
         problem = "the package renderers is not installed: pip install 'offbeat[renderers]'"
         raise BadEnvironment(_KEY, problem)
     from pydantic import TypeAdapter  # noqa: PLC0415 - with the extra, which takes a second
