@@ -43,6 +43,12 @@ class TrainerPlugin(ABC):
     loads_parts: ClassVar[bool] = False
     """Whether each rank loads its part of the model, so that none has to hold the whole model."""
 
+    gathers_everywhere: ClassVar[bool] = False
+    """Whether every rank gathers the whole model before rank 0 sends it, encoder ranks too."""
+
+    cuts_heads: ClassVar[bool] = False
+    """Whether tensor ranks beyond the number of key-value heads hold a part of a head each."""
+
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings that do not go together; a dry run does without them."""
         del config

@@ -32,6 +32,8 @@ class MegatronPlugin(TrainerPlugin):
     packages: ClassVar = {"megatron-core": "megatron"}
     why_not_local = "its global state belongs to one process per rank"
     loads_parts = True
+    gathers_everywhere = True
+    cuts_heads = True
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield parallel sizes that cannot work together."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.reshard.section import wire_of
 from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
-from offbeat.trainers.trainer_plugin import find_trainer
+from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer, known_trainers
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import LayoutRefused
@@ -65,7 +65,6 @@ class NothingToPlan(OffbeatError):
         return f"no weight sync to plan: {self.problem}"
 
 
-Trainer = Literal["torch", "megatron"]
 OPTION_NAMES: Final = SizeNames("--senders tensor", "--senders encoders")
 """Names of sizes in errors, where the option gives them."""
 
@@ -83,8 +82,8 @@ class SyncLayouts:
     recorded: EngineLayout | None = None
     """Regions that each rank of an engine loads, as its own loader was recorded; None: ``receivers``
     says it by the names of tensors."""
-    trainer: Trainer = "torch"
-    """Trainer of the senders, where their sizes alone do not say it."""
+    trainer: TrainerPlugin | None = None
+    """Plug-in of the recipe's trainer; None: the torch trainer, or there is no recipe."""
 
     names: SizeNames = RECIPE_NAMES  # of the senders' sizes, in what is refused
     wire: str = "tcp"  # what carries the buckets
@@ -231,7 +230,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         _receivers(config),
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
-        trainer=config.trainer.backend,
+        trainer=find_trainer(config.trainer.backend),
         wire=wire_of(config.sync),
     )
 
@@ -245,8 +244,8 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         LayoutRefused: The layouts do not divide the model.
     """
     source, target = layouts.senders, layouts.receivers
-    # Every sender of the megatron trainer gathers the whole model, encoder ranks too
-    everywhere = (trainer_of(source) or layouts.trainer) == "megatron"
+    trainer = _trainer_of(source, layouts.trainer)
+    everywhere = trainer is not None and trainer.gathers_everywhere
     tensors, sizes = model_tensors(
         layouts.model,
         layouts.policy,
@@ -258,7 +257,8 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         want = "0 for a model with experts beside the torch trainer"
         raise LayoutRefused("encoders", str(source.encoders), want).of("senders")
     heads = sizes.key_value_heads
-    if layouts.trainer == "megatron" and source.tensor > heads and source.tensor % heads == 0:
+    cuts_heads = layouts.trainer is not None and layouts.trainer.cuts_heads
+    if cuts_heads and source.tensor > heads and source.tensor % heads == 0:
         want = f"at most the {heads} key-value heads: a plan knows no rows of part of a head"
         raise LayoutRefused("tensor", str(source.tensor), want).of("senders")
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
@@ -301,11 +301,13 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
     return plan, report
 
 
-def trainer_of(senders: ModelGrid) -> Trainer | None:
-    """Return the trainer whose ranks are laid out like this; None if both have such ranks."""
+def _trainer_of(senders: ModelGrid, of_recipe: TrainerPlugin | None) -> TrainerPlugin | None:
+    """Return the plug-in of the trainer whose ranks are laid out like this; None: the torch trainer."""
     if senders.shards > 1 or senders.own_plan:
-        return "torch"
-    return "megatron" if senders.ranks_without_encoders > 1 else None
+        return None
+    if of_recipe is None and senders.ranks_without_encoders > 1:  # the torch trainer would shard
+        return next(iter(known_trainers().values()), None)
+    return of_recipe
 
 
 def with_recorded(layouts: SyncLayouts, recorded: EngineLayout) -> SyncLayouts:

@@ -18,6 +18,7 @@ from offbeat.plugins.planning.grid_text import parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
 from offbeat.trainers.sides import Side
+from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
@@ -174,7 +175,7 @@ def test_what_encoder_ranks_do_not_go_with_is_refused_by_name(
 def test_encoder_ranks_of_a_text_model_of_experts_are_refused() -> None:
     layouts = SyncLayouts(Path(EXPERTS), WirePolicy(), ModelGrid(encoders=1), ModelGrid(), 8, PIECE)
     with pytest.raises(LayoutRefused, match="encoders is 1, expected 0 for a model without"):
-        plan_of(replace(layouts, trainer="megatron"))
+        plan_of(replace(layouts, trainer=find_trainer("megatron")))
 
 
 @pytest.fixture(scope="module")
