@@ -58,6 +58,7 @@ from offbeat.config.sync_plugins import (
 )
 from offbeat.config.trainer_backends import find_trainer_rules
 from offbeat.config.trainer_parts import (
+    freezing_keys,
     has_part,
     model_is_frozen,
     part_clashes,
@@ -880,7 +881,7 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield parallel sizes that cannot work together, or beside another setting."""
     trainer = config.trainer
     size = trainer.tensor_parallel if isinstance(trainer, TorchTrainerConfig) else 1
-    if size > 1 and not has_part("tensor_ranks"):
+    if size > 1 and not has_part("tensor_parallel"):
         yield Clash(
             ("trainer.tensor_parallel",),
             f"trainer.tensor_parallel={size}: no plug-in that divides matrices over "
@@ -959,11 +960,14 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
 def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
     """A release can only be merged from adapters."""
     if config.sync.adapter == "merged" and not model_is_frozen(config):
+        keys = freezing_keys()
+        missing = " or ".join(keys) or "a plug-in of adapters"
+        other = f"set {missing}" if keys else "reinstall offbeat"
         yield Clash(
-            ("sync.adapter", "trainer.lora"),
-            "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "
+            ("sync.adapter", *keys),
+            f"sync.adapter=merged has nothing to merge: without {missing}, every release is the "
             "whole model",
-            "Leave sync.adapter out, or set trainer.lora.",
+            f"Leave sync.adapter out, or {other}.",
         )
 
 

@@ -11,6 +11,7 @@ from offbeat.config.peer_keys import find_note, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.sections.algorithm import AdvantageName
+from offbeat.config.trainer_parts import common_keys
 from offbeat.config.tree import Leaf, Node, Section
 from offbeat.doors import PluginUnusable, TargetKind, find_target
 
@@ -22,9 +23,9 @@ _MOST_PLACES: Final = 3
 _OF_ALL_LIBRARIES: Final = (
     *("seed", "model.trust_remote_code", "generator.max_model_len", "generator.sampling"),
     *("trainer.activation_checkpointing", "trainer.sequence_parallel"),
-    *("trainer.lora", "trainer.optimizer"),
+    "trainer.optimizer",
 )
-"""Keys, and sections of keys, whose names other libraries use, too."""
+"""Keys, and sections of keys, of the core whose names other libraries use, too."""
 
 _SHORT_FORMS: Final = {"runtime": "backend"}
 """Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
@@ -255,7 +256,7 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
 def _places() -> dict[str, str]:
     """Return keys of a recipe by their last part, if other libraries have the same names for them."""
     places = dict[str, str]()
-    for name in _OF_ALL_LIBRARIES:
+    for name in (*_OF_ALL_LIBRARIES, *common_keys()):
         below = [key.key for key in schema.children(name)]
         places |= {key.rpartition(".")[2]: key for key in below or [name]}
     return places

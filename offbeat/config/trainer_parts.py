@@ -26,6 +26,7 @@ class _TrainerPart(Protocol):
     backend: str | None
     freezes_model: bool
     is_fixed: bool
+    has_common_name: bool
 
     def is_used(self, trainer: Config) -> bool: ...
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]: ...
@@ -87,9 +88,19 @@ def fixed_keys() -> list[str]:
     return [f"trainer.{part.key}" for part in _parts().values() if part.is_fixed]
 
 
-def has_part(name: str) -> bool:
-    """Return whether there is a part of this name."""
-    return name in _parts()
+def freezing_keys() -> list[str]:
+    """Return the keys of parts that freeze the model and train weights next to it."""
+    return [f"trainer.{part.key}" for part in _parts().values() if part.freezes_model]
+
+
+def common_keys() -> list[str]:
+    """Return the keys of parts whose names other libraries use, too."""
+    return [f"trainer.{part.key}" for part in _parts().values() if part.has_common_name]
+
+
+def has_part(key: str) -> bool:
+    """Return whether there is a part with this key of section ``trainer``."""
+    return any(part.key == key for part in _parts().values())
 
 
 def _parts() -> dict[str, _TrainerPart]:

@@ -57,6 +57,9 @@ class TrainerPart(ABC):
     is_fixed: ClassVar[bool] = False
     """Whether the section cannot change when a run resumes."""
 
+    has_common_name: ClassVar[bool] = False
+    """Whether other libraries have a section of this name, too: an unknown key may mean it."""
+
     packages: ClassVar[Mapping[str, str]] = {}
     """Packages that only this part needs, with the extra of offbeat that installs each."""
 

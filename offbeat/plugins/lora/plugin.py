@@ -27,6 +27,7 @@ class Lora(TrainerPart):
     doc = "Train adapters instead of the model: less memory, smaller releases (docs/lora.md)."
     backend = "torch"
     is_fixed = True
+    has_common_name = True
     packages: ClassVar[Mapping[str, str]] = {"peft": "lora"}
     freezes_model = True
     additions = "adapters"

@@ -52,10 +52,15 @@ def adapters(**values: Any) -> list[str]:
     return [f"{each.message}. {each.hint}" for each in clashes(RunConfig.model_validate(given))]
 
 
+def test_a_merged_release_without_adapters_is_refused() -> None:
+    (text,) = adapters(sync={"adapter": "merged"})
+    assert "sync.adapter=merged has nothing to merge" in text and "Leave sync.adapter out" in text
+
+
 @pytest.mark.plugins
 def test_a_merged_release_needs_adapters_to_merge() -> None:
     (text,) = adapters(sync={"adapter": "merged"})
-    assert "sync.adapter=merged has nothing to merge" in text
+    assert text.endswith("Leave sync.adapter out, or set trainer.lora.")
     assert adapters(sync={"adapter": "merged"}, trainer={"lora": {}}) == []
     assert adapters(trainer={"lora": {}}) == []
 
