@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.algorithms.advantages import AdvantageEstimator, Advantages, Rewards, estimator
+from offbeat.config.call_form import ADVANTAGE
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.user_code import TargetNotFound, describe, load_target
 from offbeat.messages.failures import UserCodeRefused
@@ -71,7 +72,7 @@ def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstim
     if target is None:
         return estimator(config.advantage, pass_k=config.pass_k)
     try:
-        function = load_target(target, working_dir)
+        function = load_target(target, working_dir, ADVANTAGE)
     except TargetNotFound as error:
         raise AdvantageRefused(target, error.problem, error.fix) from error
     formula = CustomFormula(function, target, working_dir)

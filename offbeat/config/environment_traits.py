@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from offbeat.config.call_form import REWARD, CallForm
 from offbeat.config.clash import Clash
 from offbeat.doors import find_plugin, plugins_of
 
@@ -21,20 +22,6 @@ class PromptFile:
 
     rows: str
     """The file and its rows, behind "Set data.path to a"."""
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncForm:
-    """The form of an async function with two arguments that a user writes."""
-
-    parameters: str
-    """Its two parameters, as in a signature."""
-
-    arguments: str
-    """A sentence on its arguments, without a full stop."""
-
-    change: str
-    """What to do about a function of another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +43,8 @@ class EnvironmentTraits:
     user_code: str = ""
     """The object that ``environment.target`` names, as messages call it; empty: it reads no target."""
 
-    async_form: AsyncForm | None = None
-    """The form of the function that ``environment.target`` names, or None if it is not this one."""
+    call_form: CallForm | None = None
+    """The form of the function that ``environment.target`` names, or None if it names none."""
 
     prompt_file: PromptFile | None = None
     """The file that it needs, or None if it needs no file, or says so itself."""
@@ -84,12 +71,15 @@ CORE_ENVIRONMENTS: Final[Mapping[str, EnvironmentTraits]] = {
     "function": EnvironmentTraits(
         "a Python reward function.",
         user_code="the reward function",
+        call_form=REWARD,
         prompt_file=PromptFile(
             "prompts: a reward function makes none",
             "file with a `prompt` or `messages` in each row",
         ),
     ),
-    "custom": EnvironmentTraits("an Environment class.", user_code="your Environment class"),
+    "custom": EnvironmentTraits(
+        "an Environment class.", user_code="your Environment class", call_form=CallForm()
+    ),
     "demonstrations": EnvironmentTraits(
         "train on completions or conversations from a file, without engines."
     ),

@@ -1,13 +1,16 @@
 """Imports code that a user names, and locates its failures."""
 
+import difflib
 import os
 import sys
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from offbeat.config.by_value import given, is_by_value
+from offbeat.config.call_form import CallForm, find_form_problem
 from offbeat.doors import import_object
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
@@ -22,6 +25,18 @@ GIVE_AGAIN: Final = (
     "module and name it module:name in a new run"
 )
 
+NAME_FIX: Final = "Name it module:name, the module being importable from the working directory"
+
+_EXTRAS: Final = {
+    "agents": "openai-agents",
+    "httpx": "agents",
+    "math_verify": "math",
+    "openai": "agents",
+    "reasoning_gym": "reasoning-gym",
+    "smolagents": "smolagents",
+}
+"""Extra of this package that brings a package which user code imports."""
+
 MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"
 
 
@@ -31,7 +46,7 @@ class TargetNotFound(OffbeatError):
     target: str
     working_dir: str
     problem: str
-    fix: str = "Name it module:name, the module being importable from the working directory"
+    fix: str = NAME_FIX
 
     def __str__(self) -> str:
         return (
@@ -63,12 +78,35 @@ def check_starts_run() -> None:
         raise StartedByTarget(problem, "Name another program in environment.command")
 
 
-def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user's object
+def load_target(
+    target: str,
+    working_dir: Path,
+    form: CallForm | None = None,
+    options: Collection[str] = (),
+) -> Any:  # noqa: ANN401 - the user's object
     """Import ``module:name``, looking in ``working_dir`` first.
 
+    Args:
+        target: Its name, or that of an object which was given by value.
+        working_dir: Where the user's modules are.
+        form: How a run calls the object; None: it is not looked at.
+        options: Keyword arguments of each call.
+
     Raises:
-        TargetNotFound: For any failure, including errors of the module itself.
+        TargetNotFound: For any failure, including errors of the module itself, and for an object of
+            another form.
     """
+    found = _load(target, working_dir)
+    if not callable(found):
+        problem = f"it has the type {type(found).__name__}, which cannot be called"
+        raise TargetNotFound(target, str(working_dir), problem, "Give a function, or a class")
+    if form is not None and (refusal := find_form_problem(found, form, options)):
+        problem, fix = refusal
+        raise TargetNotFound(target, str(working_dir), problem, fix.removesuffix("."))
+    return found
+
+
+def _load(target: str, working_dir: Path) -> object:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise TargetNotFound(target, str(working_dir), "it is not of the form module:name")
@@ -83,18 +121,46 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
     _importing.append(module_name)
     try:
         module: ModuleType = import_object(module_name)
-    except StartedByTarget as error:
-        raise TargetNotFound(target, str(working_dir), error.problem, error.fix) from error
     except BaseException as error:  # a module may raise anything while it is imported
-        raise TargetNotFound(target, str(working_dir), describe(error, working_dir)) from error
+        why = _explain_import(error, target, working_dir)
+        raise TargetNotFound(target, str(working_dir), *why) from error
     finally:
         _importing.pop()
     found: Any = vars(module).get(name)
     if not callable(found):
         kind = "" if found is None else f" that can be called, but a {type(found).__name__}"
-        problem = f"module {module_name} has no {name!r}{kind}"
+        named = [each for each, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches(name, named, n=1) if found is None else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        problem = f"module {module_name} has no {name!r}{kind}{hint}"
         raise TargetNotFound(target, str(working_dir), problem)
     return found
+
+
+def _explain_import(error: BaseException, target: str, working_dir: Path) -> tuple[str, str]:
+    """Return why a module cannot be imported, and the fix."""
+    module, _, name = target.partition(":")
+    match error:
+        case StartedByTarget():
+            return error.problem, error.fix
+        case SyntaxError():
+            file = Path(error.filename or module).name
+            return f"{error.msg}, in line {error.lineno} of {file}", f"Fix {error.filename}"
+        case ModuleNotFoundError(name=str() as absent) if f"{module}.".startswith(f"{absent}."):
+            fix = "Start offbeat in the directory that holds it, or install it"
+            if module.endswith(".py"):
+                dotted = module.removesuffix(".py").replace("/", ".")
+                fix = f"Write the module without .py: {dotted}:{name}"
+            return f"no module {module} from {working_dir}", fix
+        case ModuleNotFoundError(name=str() as absent):
+            package = absent.partition(".")[0]
+            extra = f": pip install 'offbeat[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
+            frames = traceback.extract_tb(error.__traceback__)
+            files = [each.filename for each in frames if not each.filename.startswith("<")]
+            fix = f"Install it in the environment that runs offbeat{extra}"
+            return f"{Path(files[-1]).name} imports {absent}, which is not installed", fix
+        case _:
+            return describe(error, working_dir), NAME_FIX
 
 
 def describe(error: BaseException, user_dir: Path | None = None) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from offbeat.config.by_value import unpack
 from offbeat.config.user_code import TargetNotFound, describe, load_target
-from offbeat.environments.frames import Refused, RewardTarget
+from offbeat.environments.frames import Ready, Refused, RewardTarget
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
@@ -40,8 +40,9 @@ def receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
 
 def limit_memory(target: RewardTarget) -> None:
     """Limit the address space of this process."""
-    limit = target.memory_mib << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if target.memory_mib is not None:
+        limit = target.memory_mib << 20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def import_function(
@@ -51,24 +52,27 @@ def import_function(
 ) -> "partial[Any] | None":
     """Import the target and return it with its options; or send why it is refused and return None.
 
-    ``adapt`` changes the form of the function; it raises TypeError if the function has another form.
+    ``adapt`` changes the form of the function.
     """
     working_dir = target.working_dir
     try:
         function = partial(_function_of(target, adapt), **target.options)
     except TargetNotFound as error:
-        send(Refused(str(error)))
+        send(Refused(str(error), error.problem, error.fix))
         return None
     source = source_digest(target.target, working_dir)  # digest of what has just been imported
     if target.source and source is not None and source != target.source:
-        send(Refused(str(InputChanged(ENVIRONMENT, target.target))))
+        changed = str(InputChanged(ENVIRONMENT, target.target))
+        send(Refused(changed, changed, ""))
         return None
     return function
 
 
-def is_concurrent(function: "partial[Any]") -> bool:
-    """Return whether a function is async, so that its calls run together."""
-    return inspect.iscoroutinefunction(function.func)
+def describe_target(target: Callable[..., Any]) -> Ready:
+    """Return the facts about an imported target that its parent needs."""
+    bases = target.__mro__ if isinstance(target, type) else ()
+    is_async = inspect.iscoroutinefunction(target)
+    return Ready(is_async, tuple(each.__name__ for each in bases))
 
 
 def restrict_to_this_process(send: Send) -> Send:
@@ -92,7 +96,7 @@ def _function_of(
     """Import the target.
 
     Raises:
-        TargetNotFound: For any failure; also of a function that ``adapt`` refuses.
+        TargetNotFound: For any failure; also of a function of another form.
     """
     if target.value is not None:
         try:
@@ -100,8 +104,5 @@ def _function_of(
         except BaseException as error:  # it imports modules of the user
             problem = describe(error, target.working_dir)
             raise TargetNotFound(target.target, str(target.working_dir), problem) from error
-    function = load_target(target.target, target.working_dir)
-    try:
-        return adapt(function)
-    except TypeError as error:
-        raise TargetNotFound(target.target, str(target.working_dir), str(error)) from error
+    function = load_target(target.target, target.working_dir, target.form, target.options)
+    return adapt(function)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from offbeat.config.by_value import pack
+from offbeat.config.environment_traits import find_traits
 from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
@@ -322,6 +323,7 @@ def make_reward_target(
         source=source,
         limits=limits,
         value=next(iter(pack([target])), None),
+        form=find_traits(config.name).call_form,
     )
     return replace(made, **changes)
 
@@ -329,7 +331,7 @@ def make_reward_target(
 def _custom(
     config: EnvironmentConfig, target: str, tokenizer: Tokenizer, working_dir: Path
 ) -> Environment:
-    make = load_target(target, working_dir)
+    make = load_target(target, working_dir, find_traits(config.name).call_form, config.options)
     with exits_as_errors():
         environment: object = make(tokenizer, **config.options)
     if not isinstance(environment, SingleTurn | MultiTurn):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.by_value import PackedValue
+from offbeat.config.call_form import CallForm
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.reward_value import BadReward, NamedRewards
 from offbeat.messages import framing
@@ -26,7 +27,7 @@ class RewardTarget:
     target: str  # module:name
     working_dir: Path
     options: dict[str, Any]  # keyword arguments of every call
-    memory_mib: int  # address space
+    memory_mib: int | None  # address space; None: no limit
     deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
     start_s: float  # to start the process and import the target in it
     source: str = ""  # digest of the target's source when the run began; empty: not known
@@ -34,6 +35,7 @@ class RewardTarget:
     limits: CallLimits | None = None  # of an async function's calls; None: none
     may_be_none: bool = False  # whether it may return None: it does not apply to the sample
     value: PackedValue | None = None  # the function, if it was given by value
+    form: CallForm | None = None  # how it is called; None: its form is not looked at
 
 
 class RewardCall(msgspec.Struct, frozen=True, tag=True):
@@ -51,12 +53,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """
 
     concurrent: bool
+    bases: tuple[str, ...] = ()  # names of the bases of a class
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The target could not be imported."""
+    """The target could not be imported, or has another form."""
 
-    detail: str
+    detail: str  # the problem and the fix in a sentence
+    problem: str
+    fix: str
 
 
 class TryBegun(msgspec.Struct, frozen=True, tag=True):

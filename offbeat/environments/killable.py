@@ -58,6 +58,7 @@ class RewardFailed(OffbeatError):
     fault: RewardFault = RewardFault.SAMPLE
     traceback: str = ""  # of what user code raised
     sample: int | None = None  # that has no reward; None: not known
+    refusal: tuple[str, str] | None = None  # problem and fix of a target that cannot be imported
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -103,7 +104,8 @@ class Child:
         self._target, self._process, self._count = target, process, count
         self._reader, self._writer = streams
         self._on_call_end, self._on_change = on_call_end, on_change
-        self._is_concurrent = False  # whether the function is async: samples are scored together
+        self.ready = Ready(concurrent=False)
+        """Facts about the target, once it is imported."""
         self._open: dict[int, OpenCall] = {}
         self._begun = 0
         self._is_draining = False
@@ -223,22 +225,24 @@ class Child:
             detail = f"importing {target.target} took longer than {limit}; raise it"
             raise RewardFailed(_IMPORT_FAILED, detail, RewardFault.IMPORT) from None
         if isinstance(reply, Refused):
-            raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
-        self._is_concurrent = isinstance(reply, Ready) and reply.concurrent
+            why = reply.problem, reply.fix
+            raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT, refusal=why)
+        if isinstance(reply, Ready):
+            self.ready = reply
 
     def _send(self, message: RewardTarget | msgspec.Struct) -> None:
         self._writer.write(framed(message))
 
     def _begin_sample(self, call: OpenCall) -> None:
         """Count the call of the next sample of a plain function, and set its deadline."""
-        self._count.made += not self._is_concurrent
+        self._count.made += not self.ready.concurrent
         if self._target.deadline_s is not None:
             now = asyncio.get_running_loop().time()
             call.deadline.reschedule(now + self._target.deadline_s)
 
     def _running(self, call: OpenCall) -> int | None:
         """Return the sample whose call is running, or None if several are."""
-        return None if self._is_concurrent else len(call.replies)
+        return None if self.ready.concurrent else len(call.replies)
 
     def _cancel(self, number: int) -> None:
         """End a call that is still open and whose caller has left."""
@@ -300,7 +304,7 @@ class Child:
         elif len(call.replies) == call.samples:
             replies = [call.replies[sample] for sample in range(call.samples)]
             call.answers.set_result([each.rewards for each in replies])
-        elif not self._is_concurrent:
+        elif not self.ready.concurrent:
             self._begin_sample(call)
         if len(call.replies) == call.samples and (self.outlives_calls or problem is None):
             self._close_call(reply.call)

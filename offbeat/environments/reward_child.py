@@ -18,14 +18,14 @@ import msgspec
 from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.child_setup import (
     Send,
+    describe_target,
     import_function,
-    is_concurrent,
     limit_memory,
     open_channel,
     receive,
     restrict_to_this_process,
 )
-from offbeat.environments.frames import Ready, RewardCall, RewardTarget, TryBegun, framed
+from offbeat.environments.frames import RewardCall, RewardTarget, TryBegun, framed
 from offbeat.environments.reward_replies import reply_to_raise, reply_with, row_of
 
 
@@ -47,12 +47,13 @@ def _serve(target: RewardTarget, channel: socket.socket, frames: BinaryIO) -> No
     reward = import_function(target, send)
     if reward is None:
         return
-    concurrent, working_dir = is_concurrent(reward), target.working_dir
+    ready, working_dir = describe_target(reward.func), target.working_dir
+    concurrent = ready.concurrent
     reply = restrict_to_this_process(send)
     announce = partial(reply, TryBegun())
     limits = target.limits
     at_once = AsyncCalls(reward, limits, announce).call if concurrent and limits else reward
-    send(Ready(concurrent))
+    send(ready)
     with asyncio.Runner() as runner:
         while (call := receive(frames, RewardCall)) is not None:
             if concurrent:

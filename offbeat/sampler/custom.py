@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.config.user_code import StartedByTarget, TargetNotFound, describe, load_target
+from offbeat.config.user_code import NAME_FIX, TargetNotFound, describe, load_target
 from offbeat.messages.failures import FixableError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
@@ -43,7 +43,7 @@ def load_custom(
     try:
         make = load_target(config.target, working_dir)
     except TargetNotFound as error:
-        fix = error.fix if isinstance(error.__cause__, StartedByTarget) else _NAME_FIX
+        fix = _NAME_FIX if error.fix == NAME_FIX else error.fix
         raise SamplerNotLoaded(config.target, error.problem, fix) from error
     arguments = {**config.options, **_given(config, groups_per_step)}
     try:

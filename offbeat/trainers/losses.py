@@ -11,9 +11,10 @@ from offbeat.algorithms.loss_proof import prove_loss
 from offbeat.algorithms.losses import LOSSES
 from offbeat.algorithms.tokens import Loss
 from offbeat.config.by_value import unpack
+from offbeat.config.call_form import LOSS as LOSS_FORM
 from offbeat.config.limits import trainer_device
 from offbeat.config.sections.loss import CustomLossConfig
-from offbeat.config.user_code import GIVE_AGAIN, StartedByTarget, TargetNotFound, load_target
+from offbeat.config.user_code import NAME_FIX, TargetNotFound, load_target
 from offbeat.environments.inputs import LOSS, check_same, source_digest
 from offbeat.trainers.spec import TrainerSpec
 
@@ -40,8 +41,7 @@ def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
 
 def _function(target: str, working_dir: Path) -> Any:  # noqa: ANN401 -- the user's object
     try:
-        return load_target(target, working_dir)
+        return load_target(target, working_dir, LOSS_FORM)
     except TargetNotFound as error:
-        has_own_fix = isinstance(error.__cause__, StartedByTarget) or error.fix == GIVE_AGAIN
-        fix = error.fix if has_own_fix else _NAME_FIX
+        fix = _NAME_FIX if error.fix == NAME_FIX else error.fix
         raise LossRefused(target, error.problem, fix) from error

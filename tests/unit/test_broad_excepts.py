@@ -59,7 +59,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "plugins/images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",
         "config/by_value.py give",  # a class of the user that cannot be pickled
-        "config/user_code.py load_target",
+        "config/user_code.py _load",
         "generators/module_server.py ModuleEngineServer._commit",
         "generators/module_server.py ModuleEngineServer._commit",
         "plugins/vllm/calls.py Calls.however_long",

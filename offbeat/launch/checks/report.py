@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,6 +19,7 @@ from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.launch.checks.agents import agent_checks
 from offbeat.launch.checks.algorithm import (
@@ -129,14 +131,21 @@ def find(
             yield error("prompts", str(late), "Download the files first, with hf download.")
     for path, commit in (commits or {}).items():
         yield ok("prompts", f"{path} at commit {commit}")
-    yield from find_beside_model(config, run_dir, commits)
+    yield from find_beside_model(config, run_dir, commits, calls_rewards=True)
     yield from find_of_model(config, commits)
 
 
 def find_beside_model(
-    config: RunConfig, run_dir: Path | None, commits: Mapping[str, str] | None
+    config: RunConfig,
+    run_dir: Path | None,
+    commits: Mapping[str, str] | None,
+    *,
+    calls_rewards: bool = False,
 ) -> Iterator[Finding]:
-    """Yield findings about everything but the model's class and tokenizer. Loads no torch."""
+    """Yield findings about everything but the model's class and tokenizer. Loads no torch.
+
+    With ``calls_rewards`` each reward of the user is called once: a run calls it soon anyway.
+    """
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     if is_on_hub(config.model.path):
@@ -150,7 +159,7 @@ def find_beside_model(
         about_model,
         check_weights(config) if model else (),
         check_lengths(config, model) if model else (),
-        _of_each_environment(config, commits),
+        _of_each_environment(config, commits, calls_rewards=calls_rewards),
         check_checkpoints(config),
         check_failed_samples(config),
         check_algorithm(config),
@@ -223,16 +232,22 @@ def has_model(config: RunConfig) -> bool:
     return config.trainer.backend != "stub" or config.generator.backend != "stub"
 
 
-def _of_each_environment(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
+def _of_each_environment(
+    config: RunConfig, commits: Mapping[str, str] | None, *, calls_rewards: bool
+) -> Iterator[Finding]:
     """Yield the findings about prompts and code of each environment; of several, with its name."""
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():
         plugin, read = find_environment(view.environment.name), dict[str, FilePrompts]()
+        found = list[Finding]()
         share = weights[name] / sum(weights.values()) if name else 1.0
+        if commits is not None:
+            found = list(check_prompts(view, commits, share=share, read=read))
+        row = _first_row(read) if calls_rewards else None
         for finding in chain(
-            check_prompts(view, commits, share=share, read=read) if commits is not None else (),
-            check_targets(view, Path.cwd()),
+            found,
+            check_targets(view, Path.cwd(), row),
             () if plugin is None else plugin.check(view),
             check_variables(view),
         ):
@@ -240,6 +255,12 @@ def _of_each_environment(config: RunConfig, commits: Mapping[str, str] | None) -
         for key, prompts in read.items():
             (trained if key == DATA else held)[key_in(name, key)] = prompts
     yield from check_overlap(config, trained, held)
+
+
+def _first_row(read: Mapping[str, FilePrompts]) -> dict[str, Any] | None:
+    """Return the first row that a run draws, as a reward gets it; None: there is no file."""
+    prompt = read[DATA].prompt(0) if DATA in read else None
+    return None if prompt is None else media_prompts().without_content(prompt.data)
 
 
 def _tokens_of_each_environment(

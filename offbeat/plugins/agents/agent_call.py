@@ -1,6 +1,5 @@
 """One call of a user's agent function, in its child process."""
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
@@ -28,12 +27,7 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
     """Return an async agent function in the form of an async reward function.
 
     What a reward function gets as response is here an ``AgentClient`` as JSON.
-
-    Raises:
-        TypeError: The function is not ``async def``.
     """
-    if not inspect.iscoroutinefunction(run):
-        raise TypeError("it is not async: write async def run(task, client)")
 
     async def scored(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
         try:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from offbeat.config.call_form import CallForm
 from offbeat.config.clash import Clash
-from offbeat.config.environment_traits import AsyncForm, EnvironmentTraits, PromptFile
+from offbeat.config.environment_traits import EnvironmentTraits, PromptFile
 from offbeat.environments.environment_plugin import Agent, PluginOfAgents
 from offbeat.messages.finding import Finding
 
@@ -22,10 +23,12 @@ class AgentPlugin(PluginOfAgents):
         "an async function or program that calls the model over HTTP.",
         is_agent=True,
         user_code="your agent function",
-        async_form=AsyncForm(
-            "task, client",
+        call_form=CallForm(
             "an agent gets a task and a client",
-            "Write it as async def agent(task, client), and return one number.",
+            count=2,
+            change="Write it as async def agent(task, client), and return one number.",
+            is_async=True,
+            parameters="task, client",
         ),
         prompt_file=PromptFile(
             "tasks: an agent makes none",

@@ -313,5 +313,5 @@ def test_an_agent_inherits_no_variable_that_is_not_named() -> None:
 
 
 def test_an_agent_that_is_not_async_is_refused_at_start() -> None:
-    with pytest.raises(RewardFailed, match="is not async: write async def run"):
+    with pytest.raises(RewardFailed, match="is not async: write async def is_not_async"):
         play("is_not_async")

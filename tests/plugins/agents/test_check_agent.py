@@ -88,7 +88,7 @@ def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
             "needs 'tool': add it to its options; an agent gets a task and a client",
         ),
         ("async def run(task, client, tool, depth=1): ...", "needs 'tool'"),
-        ("run = 5", "is a constant, and cannot be called"),
+        ("run = 5", "has no 'run' that can be called, but a int"),
     ],
 )
 def test_an_agent_that_cannot_be_called_is_refused_before_a_run(

@@ -308,7 +308,7 @@ def members_of(group: int) -> list[psutil.Process]:
         ("user_rewards:PLAIN", "no 'PLAIN' that can be called, but a float"),
         ("starts_a_run:reward", r"starts_a_run.py starts a run when it is imported. Put the start"),
         ("ends_at_import:reward", r"ends_at_import.py:5 in <module>: SystemExit: 3"),
-        ("no_such_module:reward", "No module named 'no_such_module'"),
+        ("no_such_module:reward", "no module no_such_module from"),
         ("user_rewards", "not of the form module:name"),
     ],
 )

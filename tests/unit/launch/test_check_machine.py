@@ -689,9 +689,9 @@ def test_several_ranks_of_a_torch_that_cannot_shard_are_an_error() -> None:
 def user_code(tmp_path: Path) -> Path:
     package = tmp_path / "mine" / "rewards"
     package.mkdir(parents=True)
-    (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('user code was run')")
+    (tmp_path / "mine" / "__init__.py").write_text("")
     (package / "math.py").write_text(
-        "raise RuntimeError('user code was run')\ndef f(row, text): ...\n"
+        "import sys\nassert 'pytest' not in sys.modules\ndef f(row, text): ...\n"
     )
     (package / "policy.py").write_text("class Policy: ...\n")
     return tmp_path
@@ -704,12 +704,14 @@ def user_code(tmp_path: Path) -> Path:
         ("mine.rewards.maths", Level.ERROR),
         ("mine.rewards.math.x", Level.ERROR),
         ("yours", Level.ERROR),
-        ("json.decoder", Level.OK),
+        ("shutil", Level.OK),
         ("__main__.x", Level.ERROR),
     ],
 )
-def test_user_code_is_found_without_being_run(user_code: Path, module: str, level: Level) -> None:
-    name = "JSONDecoder" if module == "json.decoder" else "f"
+def test_user_code_is_imported_in_a_child_process(
+    user_code: Path, module: str, level: Level
+) -> None:
+    name = "copy" if module == "shutil" else "f"
     run = config(environment={"name": "function", "target": f"{module}:{name}"})
     assert one(check_targets(run, user_code)).level is level
 
@@ -736,36 +738,38 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
     ("code", "problem"),
     [
         ("x = 1\ndef f(:\n", "invalid syntax, in line 2"),
-        ("def g(): ...\n", "nothing in it is called 'f'"),
+        ("def g(): ...\n", "module mine has no 'f'"),
         (
             "import offbeat\ncode = offbeat.run_recipe('r.yaml')\ndef f(a, b): ...\n",
-            "line 2 starts a run when it is imported. Put the start of the run under",
+            "mine.py starts a run when it is imported. Put the start of the run under",
         ),
         (
             "import offbeat\nrun = offbeat.train(steps=1)\ndef f(a, b): ...\n",
-            "line 2 starts a run when it is imported. Put the start of the run under",
+            "mine.py starts a run when it is imported. Put the start of the run under",
         ),
-        ("model = make()\nmodel.train()\ndef f(a, b): ...\n", ""),
+        ("class Model:\n    def train(self): ...\nModel().train()\ndef f(a, b): ...\n", ""),
+        ("rate = 1 / 0\ndef f(a, b): ...\n", "mine.py:1 in <module>: ZeroDivisionError"),
+        ("import os\nos._exit(3)\n", "the process of mine:f ended with exit code 3"),
         (
             "def f(data_source, solution_str, ground_truth=None, extra_info=None): ...\n",
             "has the arguments of a reward of verl",
         ),
         ("def f(completions, **more): ...\n", "this is the form of TRL, for a batch"),
-        ("g = 'as f does'\n", "nothing in it is called 'f'"),
+        ("f = 'as f does'\n", "has no 'f' that can be called, but a str"),
         ("x = '\0'\n", "null bytes"),
-        ("from json import *\n", ""),
-        ("globals().update(f=1)\n", ""),
+        ("from shutil import copy as f\n", ""),
+        ("globals().update(f=print)\n", ""),
         ("import sys\nsys.modules[__name__].f = print\n", ""),
     ],
 )
-def test_code_that_cannot_hold_its_target_is_told_without_being_run(
+def test_code_that_does_not_hold_its_target_is_refused(
     tmp_path: Path, code: str, problem: str
 ) -> None:
     (tmp_path / "mine.py").write_text(code)
     run = config(environment={"name": "function", "target": "mine:f"})
     finding = one(check_targets(run, tmp_path))
     assert (finding.level is Level.ERROR) is bool(problem)
-    assert problem in finding.message
+    assert problem in f"{finding.message}. {finding.fix}"
 
 
 @pytest.mark.parametrize(
@@ -773,7 +777,7 @@ def test_code_that_cannot_hold_its_target_is_told_without_being_run(
     [
         ("import json, no_such.client\n", "no_such"),
         ("from no_such.client import Client\n", "no_such"),
-        ("from os import path\nfrom . import mine\n", ""),
+        ("from os import path\nimport mine\n", ""),
         ("if False:\n    import no_such\n", ""),
     ],
 )
@@ -803,7 +807,10 @@ def test_an_option_that_an_agent_does_not_take_is_named(tmp_path: Path) -> None:
 def test_a_multi_turn_environment_whose_episodes_end_after_one_turn_is_warned_of(
     tmp_path: Path, base: str, max_turns: int, *, is_warned: bool
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"class Game({base}): ...\n")
+    code = (
+        "from offbeat.environments import protocol\nfrom offbeat.environments.protocol import *\n"
+    )
+    (tmp_path / "mine.py").write_text(f"{code}class Game({base}): ...\n")
     section = {"name": "custom", "target": "mine:Game", "max_turns": max_turns}
     findings = list(check_targets(config(environment=section), tmp_path))
     assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
@@ -859,12 +866,26 @@ def test_a_reward_that_cannot_be_called_is_refused_before_a_run(
     assert problem in finding.message
 
 
-def test_a_reward_that_is_written_for_a_batch_is_warned_of(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def f(prompts, completions, **rest): ...\n")
-    section = {"name": "function", "target": "mine:f"}
-    found, warned = check_targets(config(environment=section), tmp_path)
-    assert (found.level, warned.level) == (Level.OK, Level.WARNING)
-    assert "called once per response" in warned.message
+@pytest.mark.parametrize(
+    ("body", "level", "problem"),
+    [
+        ("return len(row['prompt'])", None, ""),
+        ("return [1.0 for _ in row]", Level.ERROR, "the reward is list [1.0]; return a float"),
+        ("return float('nan')", Level.ERROR, "the reward is nan"),
+        ("return float(row['answer'])", Level.WARNING, "mine.py:2 in f: KeyError: 'answer'"),
+        ("return None if not text else 1.0", Level.WARNING, "the reward is None"),
+        ("while True: pass", Level.WARNING, "ran longer than 0.2 s; killed"),
+    ],
+)
+def test_a_reward_is_called_once_for_a_row_and_an_empty_response(
+    tmp_path: Path, body: str, level: Level | None, problem: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def f(row, text):\n    {body}\n")
+    section = {"name": "function", "target": "mine:f", "reward_deadline_s": 0.2}
+    found, *called = check_targets(config(environment=section), tmp_path, {"prompt": "1+1="})
+    assert found.level is Level.OK
+    assert [each.level for each in called] == ([] if level is None else [level])
+    assert all(problem in each.message for each in called)
 
 
 def test_a_reward_of_a_near_name_is_offered(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from offbeat.messages.finding import Finding, Level
 Row = Mapping[str, Any]
 
 
-def findings(reward: Callable[..., Any]) -> list[Finding]:
+def findings(reward: Callable[..., Any], row: dict[str, Any] | None = None) -> list[Finding]:
     environment = {"name": "function", "target": give(reward)}
     recipe = RunConfig.model_validate(
         {"steps": 1, "model": {"path": "nowhere"}, "data": {"path": "rows.jsonl"},
          "environment": environment}
     )  # fmt: skip
-    return list(check_targets(recipe, Path.cwd()))
+    return list(check_targets(recipe, Path.cwd(), row))
 
 
 class OfTrl:
@@ -55,9 +55,9 @@ def with_answer(row: Row, response: str, answer: str) -> float:
         (OfTrl(), "one at a time; this is the form of TRL"),
         (lambda response: 0.0, "takes 1 positional argument; a reward gets a row and a response"),
         (len, "len() takes 1 positional argument; a reward gets a row and a response"),
-        (by_keyword, "by_keyword() takes 0 positional arguments"),
+        (by_keyword, "takes 0 positional arguments; a reward gets a row and a response"),
         (Grader, "Grader is a class: a call of it returns no number"),
-        (with_answer, "with_answer() needs 'answer': use row['answer'] if it is of the row"),
+        (with_answer, "needs 'answer': use row['answer'] if it is of the row"),
     ],
 )  # fmt: skip
 def test_a_reward_that_gets_no_row_and_response_is_refused_with_the_fix(
@@ -87,22 +87,12 @@ class Batched:
         return [0.0 for _ in completions]
 
 
-class BatchedObject:
-    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
-        return [0.0 for _ in completions]
-
-
-@pytest.mark.parametrize("reward", [collected, comprehended, Batched().score, BatchedObject()])
+@pytest.mark.parametrize("reward", [collected, comprehended, Batched(), Batched().score])
 def test_a_reward_of_a_batch_that_returns_a_list_is_refused(reward: Callable[..., Any]) -> None:
-    refused = findings(reward)[-1]
+    refused = findings(reward, {"prompt": "1+1="})[-1]
     assert refused.level is Level.ERROR
-    assert "is written for prompts and completions of a batch" in refused.message
-
-
-def test_of_an_object_whose_list_is_made_elsewhere_a_check_warns() -> None:
-    warned = findings(Batched())[-1]
-    assert warned.level is Level.WARNING
-    assert "__call__() in line" in warned.message
+    assert "the reward is list []; return a float" in refused.message
+    assert "def reward(row, response)" in refused.fix
 
 
 def swapped(completion: str, answer: Row) -> float:
