@@ -2,10 +2,13 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from offbeat.config.clash import Clash
 
 
 class RelativeToRecipe:
@@ -106,6 +109,10 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    def find_clashes(self) -> Iterator[Clash]:
+        """Yield keys of this section that cannot work together; a rule over sections is elsewhere."""
+        yield from ()
 
 
 def choice_of(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from offbeat.config.algorithm_checks import algorithm_clashes
-from offbeat.config.base import is_uri
-from offbeat.config.by_value import is_by_value
-from offbeat.config.clash import Clash
+from offbeat.config.base import Config, is_uri
+from offbeat.config.clash import Clash, target_clashes
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
@@ -45,7 +44,6 @@ from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
-from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -79,6 +77,14 @@ def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
         yield from check(config)
 
 
+def section_clashes(section: Config) -> Iterator[Clash]:
+    """Yield what each section finds among its own keys; a section in a mapping is not looked at."""
+    yield from section.find_clashes()
+    for _, value in section:
+        if isinstance(value, Config):
+            yield from section_clashes(value)
+
+
 # --- staleness, buffer and flow ------------------------------------------------------------------
 
 
@@ -109,20 +115,6 @@ def _stubs_come_together(config: RunConfig) -> Iterator[Clash]:
             f"{' and '.join(f'{key}={chosen[key]}' for key in real)}: stubs make up tokens and "
             "weights that nothing real can use",
             "Set all three to stub, or none; offbeat dry-run does it for any recipe.",
-        )
-
-
-def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
-    sampler = config.sampler
-    if not isinstance(sampler, InOrderConfig) or sampler.max_lookahead is None:
-        return
-    if sampler.max_lookahead > sampler.max_staleness:
-        yield Clash(
-            ("sampler.max_lookahead", "sampler.max_staleness"),
-            f"sampler.max_lookahead={sampler.max_lookahead} can never be reached: a batch more than "
-            f"sampler.max_staleness={sampler.max_staleness} ahead would be too old when it is trained",
-            f"Set sampler.max_lookahead to {sampler.max_staleness} or less, or raise "
-            "sampler.max_staleness.",
         )
 
 
@@ -167,33 +159,6 @@ def _buffer_holds_what_is_over_sampled(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _sampler_target_names_a_class(config: RunConfig) -> Iterator[Clash]:
-    sampler = config.sampler
-    if isinstance(sampler, CustomSamplerConfig) and not _names_an_object(sampler.target):
-        yield Clash(
-            ("sampler.target",),
-            f"sampler.target={sampler.target} does not name a class in a module",
-            "Write module:Class, as in samplers.mine:ShortestFirst.",
-        )
-
-
-def _loss_target_names_a_function(config: RunConfig) -> Iterator[Clash]:
-    loss = config.algorithm.loss
-    if isinstance(loss, CustomLossConfig) and not _names_an_object(loss.target):
-        yield Clash(
-            ("algorithm.loss.target",),
-            f"algorithm.loss.target={loss.target} does not name a function in a module",
-            "Write module:function, as in my_loss:loss. algorithm.loss.name chooses a loss of offbeat.",
-        )
-
-
-def _names_an_object(target: str) -> bool:
-    if is_by_value(target):
-        return True
-    module, _, name = target.partition(":")
-    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
-
-
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
     group = max_group_bytes(config)
     needed = config.groups_per_step * group
@@ -213,17 +178,6 @@ def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
             f"Set buffer.capacity_mib to {-(-needed // _MIB)} or more, or lower groups_per_step, "
             f"{''.join(f'{key}, ' for key in media)}samples_per_group, generator.max_model_len or "
             "generator.sampling.max_new_tokens.",
-        )
-
-
-def _backoff_grows(config: RunConfig) -> Iterator[Clash]:
-    first, longest = config.rollout.backoff_s, config.rollout.backoff_max_s
-    if first > longest:
-        yield Clash(
-            ("rollout.backoff_s", "rollout.backoff_max_s"),
-            f"rollout.backoff_s={first:g} is longer than rollout.backoff_max_s={longest:g}, the longest "
-            "wait allowed",
-            f"Set rollout.backoff_max_s to {first:g} or more.",
         )
 
 
@@ -312,15 +266,12 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
             f"environment.name={name} needs environment.target: nothing names {user_code}",
             "Set environment.target to module:name, importable from the working directory.",
         )
-    elif user_code and target is not None and not all(target.partition(":")):
-        if name == "function" and target in GRADERS:
-            return
-        yield Clash(
-            ("environment.target",),
-            f"environment.target={target} does not name an object in a module",
+    elif user_code and target is not None and not (name == "function" and target in GRADERS):
+        hint = (
             "Write module:name, as in rewards.math:exact_match; built-in rewards of "
-            f"environment.name=function: {', '.join(GRADERS)}.",
+            f"environment.name=function: {', '.join(GRADERS)}."
         )
+        yield from target_clashes("environment.target", target, "an object", hint)
     elif not user_code and target is not None:
         *others, last = (each for each, traits in known_environments().items() if traits.user_code)
         yield Clash(
@@ -445,22 +396,6 @@ def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
                 f"{section}.columns is not used: there is no {section}.path",
                 f"Set {section}.path to the file that has these columns, or leave them out.",
             )
-
-
-def eval_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings of all evaluations that do not go together."""
-    if config.eval.sets and config.eval.path is not None:
-        yield Clash(
-            ("eval.path", "eval.sets"),
-            "eval.path is not used: eval.sets names the sets that are scored",
-            "Make it a set of its own, as in eval.sets.held_out.path, or leave it out.",
-        )
-    if config.eval.at_start and not config.eval.interval:
-        yield Clash(
-            ("eval.at_start", "eval.interval"),
-            "eval.at_start does nothing with eval.interval=0: nothing is evaluated",
-            "Set eval.interval to the steps between two evaluations.",
-        )
 
 
 def in_each_environment(
@@ -640,12 +575,10 @@ def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
             f"Give the reward to train on a weight, as in environment.rewards.{first}.weight=1.",
         )
     for name, each in environment.rewards.items():
-        if not all(each.target.partition(":")) and each.target not in GRADERS:
-            yield Clash(
-                (f"environment.rewards.{name}.target",),
-                f"environment.rewards.{name}.target={each.target} does not name a function in a module",
-                f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}.",
-            )
+        if each.target not in GRADERS:
+            key = f"environment.rewards.{name}.target"
+            hint = f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}."
+            yield from target_clashes(key, each.target, "a function", hint)
 
 
 def reward_call_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -666,12 +599,6 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield a budget of calls that bounds nothing, or that does not cover the first step."""
     budget = config.rollout.reward_call_budget
     if budget is None:
-        if config.rollout.on_reward_budget_spent != "fail":
-            yield Clash(
-                ("rollout.on_reward_budget_spent", "rollout.reward_call_budget"),
-                "rollout.on_reward_budget_spent is not used: there is no rollout.reward_call_budget",
-                "Set rollout.reward_call_budget, or leave it out.",
-            )
         return
     per_group, scored = max_reward_calls(config), max_evaluation_calls(config)
     if not per_group:
@@ -717,14 +644,6 @@ def _overlong_clashes(config: RunConfig) -> Iterator[Clash]:
     stretch, longest = config.rollout.overlong_tokens, config.generator.sampling.max_new_tokens
     environment = config.environment
     if stretch is None:
-        if config.rollout.overlong_penalty != type(config.rollout)().overlong_penalty:
-            yield Clash(
-                ("rollout.overlong_penalty", "rollout.overlong_tokens"),
-                f"rollout.overlong_penalty={config.rollout.overlong_penalty:g} is not used: there is no "
-                "rollout.overlong_tokens",
-                "Set rollout.overlong_tokens to the length of the stretch, or leave "
-                "rollout.overlong_penalty out.",
-            )
         return
     if stretch > longest:
         yield Clash(
@@ -785,23 +704,8 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
     if config.trainer.backend == "stub":
         return
     given = config.trainer.optimizer
-    yield from _counted_once(given)
     optimizer = schedule_in_steps(config, given)
-    least, decay = optimizer.min_learning_rate, optimizer.decay_steps
-    if least > optimizer.learning_rate:
-        yield Clash(
-            (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.learning_rate"),
-            f"{_OPTIMIZER}.min_learning_rate={least:g} is above the peak, "
-            f"{_OPTIMIZER}.learning_rate={optimizer.learning_rate:g}: the rate would rise",
-            f"Set {_OPTIMIZER}.min_learning_rate to less.",
-        )
-    if least and optimizer.schedule == "constant":
-        yield Clash(
-            (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.schedule"),
-            f"{_OPTIMIZER}.min_learning_rate={least:g} is not used: "
-            f"{_OPTIMIZER}.schedule=constant never falls",
-            f"Set {_OPTIMIZER}.schedule to cosine, linear or wsd, or leave it out.",
-        )
+    decay = optimizer.decay_steps
     decays, warms = _phase("decay", given, optimizer), _phase("warmup", given, optimizer)
     if decay is None and optimizer.schedule == "wsd":
         yield Clash(
@@ -859,21 +763,6 @@ def _phase(
     return _Phase(f"{_OPTIMIZER}.{what}_samples", samples, steps)
 
 
-def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:
-    pairs = (
-        ("warmup", optimizer.warmup_steps, optimizer.warmup_samples),
-        ("decay", optimizer.decay_steps, optimizer.decay_samples),
-    )
-    for what, steps, samples in pairs:
-        if steps and samples:
-            yield Clash(
-                (f"{_OPTIMIZER}.{what}_steps", f"{_OPTIMIZER}.{what}_samples"),
-                f"{_OPTIMIZER}.{what}_steps={steps} and {_OPTIMIZER}.{what}_samples={samples} are two "
-                "lengths of one phase",
-                "Leave one of them out.",
-            )
-
-
 # --- sizes of trainer and fleet -------------------------------------------------------------------
 
 
@@ -894,19 +783,6 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
 
 MOST_TRAINER_RANKS: Final = 1 << 17
 """More GPUs than any machine for training has; what is computed for each rank still takes seconds."""
-
-
-def fleet_clashes(config: RunConfig) -> Iterator[Clash]:
-    """More engines are required than the run has."""
-    engines, fewest = config.generator.engines, config.generator.min_engines
-    if fewest > engines:
-        yield Clash(
-            ("generator.min_engines", "generator.engines"),
-            f"generator.min_engines={fewest} is more than generator.engines={engines}: the run has "
-            "fewer engines than it may go on with",
-            f"Set generator.min_engines to {engines} or less, or generator.engines to {fewest} or "
-            "more.",
-        )
 
 
 def rank_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -1000,20 +876,16 @@ def _run_dir_is_a_path(config: RunConfig) -> Iterator[Clash]:
 
 
 _ALWAYS = (
+    section_clashes,
     plugin_clashes,
     sync_plugin_clashes,
     _staleness_covers_the_sync_interval,
     transport_clashes,
-    fleet_clashes,
     rank_clashes,
-    _lookahead_is_within_staleness,
     _in_flight_is_reachable,
     _buffer_holds_the_groups_of_a_step,
     _buffer_holds_what_is_over_sampled,
-    _sampler_target_names_a_class,
-    _loss_target_names_a_function,
     _buffer_holds_the_bytes_of_a_step,
-    _backoff_grows,
     _a_response_leaves_room_for_its_prompt,
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
@@ -1034,7 +906,6 @@ _ALWAYS = (
     in_each_environment(data_clashes),
     in_each_environment(image_clashes),
     in_each_environment(eval_set_clashes),
-    eval_clashes,
     demonstration_clashes,
 )
 _REAL_RUNS = (

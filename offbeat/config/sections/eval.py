@@ -1,10 +1,12 @@
 """Defines section ``eval`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 
 from offbeat.config.base import Config, RecipePath, SectionName
+from offbeat.config.clash import Clash
 
 
 class EvalSetConfig(Config):
@@ -59,6 +61,20 @@ class EvalConfig(Config):
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of an evaluation, after which it is given up."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if self.sets and self.path is not None:
+            yield Clash(
+                ("eval.path", "eval.sets"),
+                "eval.path is not used: eval.sets names the sets that are scored",
+                "Make it a set of its own, as in eval.sets.held_out.path, or leave it out.",
+            )
+        if self.at_start and not self.interval:
+            yield Clash(
+                ("eval.at_start", "eval.interval"),
+                "eval.at_start does nothing with eval.interval=0: nothing is evaluated",
+                "Set eval.interval to the steps between two evaluations.",
+            )
 
     @property
     def paths(self) -> dict[str, str]:

@@ -3,12 +3,13 @@
 Plug-ins derive theirs from ``PluginGeneratorConfig``; ``offbeat.config.generator_kinds`` has all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.config.clash import Clash
 from offbeat.config.sections.sampling import SamplingConfig
 
 
@@ -67,6 +68,16 @@ class _Generator(Config):
     def sampling_settings(self) -> Mapping[str, Any]:
         """Return settings of this kind alone on which the tokens of a group depend."""
         return {}
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if self.min_engines > self.engines:
+            yield Clash(
+                ("generator.min_engines", "generator.engines"),
+                f"generator.min_engines={self.min_engines} is more than "
+                f"generator.engines={self.engines}: the run has fewer engines than it may go on with",
+                f"Set generator.min_engines to {self.engines} or less, or generator.engines to "
+                f"{self.min_engines} or more.",
+            )
 
 
 class ModelGeneratorConfig(_Generator):

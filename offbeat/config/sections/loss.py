@@ -1,13 +1,21 @@
 """Defines section ``algorithm.loss`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, RecipePath, default_choice
+from offbeat.config.clash import Clash, target_clashes
+
+_LOSS = "algorithm.loss"
 
 Ratio = Annotated[float, Field(ge=0)]
 Normalize = Literal["tokens", "sequences", "constant"]
+
+
+def _written(band: tuple[float, float]) -> str:
+    return f"[{band[0]:g}, {band[1]:g}]"
 
 
 class AnyLossConfig(Config):
@@ -49,6 +57,30 @@ class AnyLossConfig(Config):
     def teacher_path(self) -> str | None:
         """Return the model whose logprobs the trainer computes before the step; None without one."""
         return None
+
+    def find_clashes(self) -> Iterator[Clash]:
+        yield from self._a_kl_penalty_is_there()
+        yield from self._a_constant_has_a_use()
+
+    def _a_kl_penalty_is_there(self) -> Iterator[Clash]:
+        changed = self.model_dump(
+            include={"kl_kind", "kl_clamp", "kl_gradient"}, exclude_defaults=True
+        )
+        for name, value in changed.items() if not self.kl_coef else ():
+            yield Clash(
+                (f"{_LOSS}.{name}", f"{_LOSS}.kl_coef"),
+                f"{_LOSS}.{name}={value} is not used: {_LOSS}.kl_coef=0",
+                f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.{name} out.",
+            )
+
+    def _a_constant_has_a_use(self) -> Iterator[Clash]:
+        if self.constant_tokens is not None and self.normalize != "constant":
+            yield Clash(
+                (f"{_LOSS}.constant_tokens", f"{_LOSS}.normalize"),
+                f"{_LOSS}.constant_tokens={self.constant_tokens} is not used: {_LOSS}.normalize="
+                f"{self.normalize}",
+                f"Set {_LOSS}.normalize to constant, or leave {_LOSS}.constant_tokens out.",
+            )
 
 
 class PolicyGradientLossConfig(AnyLossConfig):
@@ -123,6 +155,145 @@ class PolicyGradientLossConfig(AnyLossConfig):
     def teacher_path(self) -> str | None:
         return self.teacher
 
+    def find_clashes(self) -> Iterator[Clash]:
+        yield from self._corrections_have_something_to_correct()
+        yield from self._bands_hold_what_is_on_policy()
+        yield from self._the_cap_is_inside_the_band()
+        yield from self._a_sequence_has_one_weight()
+        yield from self._the_kl_has_one_gradient()
+        yield from self._a_deviation_divides_advantages_only()
+        yield from self._a_teacher_is_there()
+        yield from super().find_clashes()
+
+    def _corrections(self) -> dict[str, str]:
+        """The corrections that are on, as they are written."""
+        caps = {"tis_cap": self.tis_cap, "sequence_cap": self.sequence_cap}
+        written = {name: f"{cap:g}" for name, cap in caps.items() if cap is not None}
+        return written | {name: _written(band) for name, band in self._bands()}
+
+    def _bands(self) -> list[tuple[str, tuple[float, float]]]:
+        bands = {"icepop_band": self.icepop_band, "sequence_band": self.sequence_band}
+        return [(name, band) for name, band in bands.items() if band is not None]
+
+    def _corrections_have_something_to_correct(self) -> Iterator[Clash]:
+        for name, value in self._corrections().items():
+            if self.old_logprobs == "generation":
+                yield Clash(
+                    (f"{_LOSS}.{name}", f"{_LOSS}.old_logprobs"),
+                    f"{_LOSS}.{name}={value} has nothing to correct with "
+                    f"{_LOSS}.old_logprobs={self.old_logprobs}: it weighs by exp(old - generation logprob), "
+                    "which is 1",
+                    f"Set {_LOSS}.old_logprobs to policy or current, or leave {_LOSS}.{name} out.",
+                )
+
+    def _bands_hold_what_is_on_policy(self) -> Iterator[Clash]:
+        for name, band in self._bands():
+            if not band[0] < 1 < band[1]:
+                yield Clash(
+                    (f"{_LOSS}.{name}",),
+                    f"{_LOSS}.{name}={_written(band)} does not hold 1: it would drop exactly what the engine "
+                    "and the trainer agree on",
+                    "Write the lower bound first, under 1, and the upper one over 1, as in [0.5, 5].",
+                )
+
+    def _the_cap_is_inside_the_band(self) -> Iterator[Clash]:
+        cap, band = self.tis_cap, self.icepop_band
+        if cap is not None and band is not None and cap >= band[1]:
+            yield Clash(
+                (f"{_LOSS}.tis_cap", f"{_LOSS}.icepop_band"),
+                f"{_LOSS}.tis_cap={cap:g} never caps anything: {_LOSS}.icepop_band={_written(band)} drops "
+                "a token before its weight gets there",
+                f"Set {_LOSS}.tis_cap to less than {band[1]:g}, or leave it out.",
+            )
+
+    def _a_sequence_has_one_weight(self) -> Iterator[Clash]:
+        by_token = {
+            name: value
+            for name, value in self._corrections().items()
+            if name in ("tis_cap", "icepop_band")
+        }
+        weights = {"sequence_weights": "true"} if self.sequence_weights else {}
+        for name, value in (by_token | weights).items() if self.sequence_cap is not None else ():
+            yield Clash(
+                (f"{_LOSS}.sequence_cap", f"{_LOSS}.{name}"),
+                f"{_LOSS}.sequence_cap={self.sequence_cap:g} and {_LOSS}.{name}={value} correct for the same "
+                "difference twice",
+                "Leave one of them out.",
+            )
+        if not self.sequence_weights:
+            return
+        if self.sequence_band is None or self.sequence_statistic != "product":
+            yield Clash(
+                (f"{_LOSS}.sequence_weights", f"{_LOSS}.sequence_band"),
+                f"{_LOSS}.sequence_weights=true has no weight to give: the importance weight of a sequence is "
+                "the product of its tokens', and only a band bounds it",
+                f"Set {_LOSS}.sequence_statistic to product and {_LOSS}.sequence_band to its bounds, as in "
+                f"[0, 2], or leave {_LOSS}.sequence_weights out.",
+            )
+        for name, value in by_token.items():
+            yield Clash(
+                (f"{_LOSS}.sequence_weights", f"{_LOSS}.{name}"),
+                f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={value} correct for the same difference "
+                "twice: by sequence and by token",
+                "Leave one of them out.",
+            )
+
+    def _the_kl_has_one_gradient(self) -> Iterator[Clash]:
+        if self.kl_gradient == "unbiased" and self.kl_coef and self.kl_kind == "k2":
+            yield Clash(
+                (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_kind"),
+                f"{_LOSS}.kl_gradient=unbiased does not go with {_LOSS}.kl_kind=k2: the mean of k2 is "
+                "not the KL, and its own gradient already pulls as the KL does",
+                f"Set {_LOSS}.kl_kind to k3, or {_LOSS}.kl_gradient to estimator.",
+            )
+
+    def _a_deviation_divides_advantages_only(self) -> Iterator[Clash]:
+        """Refuse ``step_std`` for other losses.
+
+        It is known when the step is complete, and divides its whole gradient.
+        """
+        if not self.step_std:
+            return
+        if self.kl_coef:
+            yield Clash(
+                (f"{_LOSS}.step_std", f"{_LOSS}.kl_coef"),
+                f"{_LOSS}.step_std=true would divide the KL penalty of {_LOSS}.kl_coef={self.kl_coef:g} too: "
+                "the deviation is known only when the gradients of both have been added up",
+                f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
+            )
+        if self.kl_reward_coef:
+            yield Clash(
+                (f"{_LOSS}.step_std", f"{_LOSS}.kl_reward_coef"),
+                f"{_LOSS}.step_std=true takes the mean of the step's advantages to be 0, and "
+                f"{_LOSS}.kl_reward_coef={self.kl_reward_coef:g} moves it",
+                f"Set {_LOSS}.kl_reward_coef to 0, or {_LOSS}.step_std to false.",
+            )
+        if self.entropy_coef:
+            yield Clash(
+                (f"{_LOSS}.step_std", f"{_LOSS}.entropy_coef"),
+                f"{_LOSS}.step_std=true would divide the bonus of {_LOSS}.entropy_coef="
+                f"{self.entropy_coef:g} too",
+                f"Set {_LOSS}.entropy_coef to 0, or {_LOSS}.step_std to false.",
+            )
+        if self.teacher is not None:
+            yield Clash(
+                (f"{_LOSS}.step_std", f"{_LOSS}.teacher"),
+                f"{_LOSS}.step_std=true would divide the teacher's part by the deviation of the rewards' "
+                "advantages, which is 0 where they are equal",
+                f"Set {_LOSS}.step_std to false, or leave {_LOSS}.teacher out.",
+            )
+
+    def _a_teacher_is_there(self) -> Iterator[Clash]:
+        if self.teacher is None:
+            for name in self.model_dump(
+                include={"teacher_coef", "teacher_reward_coef"}, exclude_defaults=True
+            ):
+                yield Clash(
+                    (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),
+                    f"{_LOSS}.{name} is not used: there is no teacher",
+                    f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
+                )
+
 
 class ClipRangeLossConfig(PolicyGradientLossConfig):
     """Keys of the losses that clip the importance ratio."""
@@ -139,6 +310,20 @@ class PessimisticLossConfig(ClipRangeLossConfig):
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """A token with negative advantage has no gradient above this ratio; 3 is usual."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        yield from self._dual_clip_is_outside_the_clip_range()
+        yield from super().find_clashes()
+
+    def _dual_clip_is_outside_the_clip_range(self) -> Iterator[Clash]:
+        dual = self.dual_clip
+        if dual is not None and dual <= 1 + self.clip_high:
+            yield Clash(
+                (f"{_LOSS}.dual_clip", f"{_LOSS}.clip_high"),
+                f"{_LOSS}.dual_clip={dual:g} is inside the clip range, which ends at "
+                f"{1 + self.clip_high:g}: it would stop tokens that have not moved far",
+                f"Set {_LOSS}.dual_clip to more than {1 + self.clip_high:g}; 3 is a usual choice.",
+            )
 
 
 class ClippedPgLossConfig(PessimisticLossConfig):
@@ -196,6 +381,11 @@ class CustomLossConfig(PolicyGradientLossConfig):
     @property
     def needs_reference_logprobs(self) -> bool:
         return self.reference or super().needs_reference_logprobs
+
+    def find_clashes(self) -> Iterator[Clash]:
+        hint = "Write module:function, as in my_loss:loss. algorithm.loss.name chooses a loss of offbeat."
+        yield from target_clashes(f"{_LOSS}.target", self.target, "a function", hint)
+        yield from super().find_clashes()
 
 
 class SftLossConfig(AnyLossConfig):

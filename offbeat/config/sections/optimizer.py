@@ -1,10 +1,14 @@
 """Defines section ``trainer.optimizer`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.config.clash import Clash
+
+_OPTIMIZER = "trainer.optimizer"
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -52,3 +56,32 @@ class OptimizerConfig(Config):
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Limit of the global gradient norm. null: no clipping."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        lengths = {
+            "warmup": (self.warmup_steps, self.warmup_samples),
+            "decay": (self.decay_steps, self.decay_samples),
+        }
+        for phase, (steps, samples) in lengths.items():
+            if steps and samples:
+                yield Clash(
+                    (f"{_OPTIMIZER}.{phase}_steps", f"{_OPTIMIZER}.{phase}_samples"),
+                    f"{_OPTIMIZER}.{phase}_steps={steps} and {_OPTIMIZER}.{phase}_samples={samples} are "
+                    "two lengths of one phase",
+                    "Leave one of them out.",
+                )
+        least = self.min_learning_rate
+        if least > self.learning_rate:
+            yield Clash(
+                (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.learning_rate"),
+                f"{_OPTIMIZER}.min_learning_rate={least:g} is above the peak, "
+                f"{_OPTIMIZER}.learning_rate={self.learning_rate:g}: the rate would rise",
+                f"Set {_OPTIMIZER}.min_learning_rate to less.",
+            )
+        if least and self.schedule == "constant":
+            yield Clash(
+                (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.schedule"),
+                f"{_OPTIMIZER}.min_learning_rate={least:g} is not used: "
+                f"{_OPTIMIZER}.schedule=constant never falls",
+                f"Set {_OPTIMIZER}.schedule to cosine, linear or wsd, or leave it out.",
+            )

@@ -1,10 +1,12 @@
 """Defines section ``rollout`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.config.clash import Clash
 
 OnFailedSample = Literal["fail_group", "retry", "mask"]
 
@@ -106,3 +108,26 @@ class RolloutConfig(Config):
 
     backoff_max_s: Annotated[float, Field(gt=0)] = 10.0
     """Longest wait between rollout attempts."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if self.backoff_s > self.backoff_max_s:
+            yield Clash(
+                ("rollout.backoff_s", "rollout.backoff_max_s"),
+                f"rollout.backoff_s={self.backoff_s:g} is longer than "
+                f"rollout.backoff_max_s={self.backoff_max_s:g}, the longest wait allowed",
+                f"Set rollout.backoff_max_s to {self.backoff_s:g} or more.",
+            )
+        if self.overlong_tokens is None and self.overlong_penalty != type(self)().overlong_penalty:
+            yield Clash(
+                ("rollout.overlong_penalty", "rollout.overlong_tokens"),
+                f"rollout.overlong_penalty={self.overlong_penalty:g} is not used: there is no "
+                "rollout.overlong_tokens",
+                "Set rollout.overlong_tokens to the length of the stretch, or leave "
+                "rollout.overlong_penalty out.",
+            )
+        if self.reward_call_budget is None and self.on_reward_budget_spent != "fail":
+            yield Clash(
+                ("rollout.on_reward_budget_spent", "rollout.reward_call_budget"),
+                "rollout.on_reward_budget_spent is not used: there is no rollout.reward_call_budget",
+                "Set rollout.reward_call_budget, or leave it out.",
+            )

@@ -1,10 +1,12 @@
 """Defines section ``sampler`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, default_choice
+from offbeat.config.clash import Clash, target_clashes
 
 
 class InOrderConfig(Config):
@@ -20,6 +22,16 @@ class InOrderConfig(Config):
     max_lookahead: Annotated[int, Field(ge=0)] | None = None
     """Batches generated ahead of the one in training. null: `max_staleness`. Fewer give fresher
     samples, more hide longer rollouts."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if self.max_lookahead is not None and self.max_lookahead > self.max_staleness:
+            yield Clash(
+                ("sampler.max_lookahead", "sampler.max_staleness"),
+                f"sampler.max_lookahead={self.max_lookahead} can never be reached: a batch more than "
+                f"sampler.max_staleness={self.max_staleness} ahead would be too old when it is trained",
+                f"Set sampler.max_lookahead to {self.max_staleness} or less, or raise "
+                "sampler.max_staleness.",
+            )
 
 
 class ReadyFirstConfig(Config):
@@ -86,6 +98,10 @@ class CustomSamplerConfig(Config):
 
     options: Options = {}
     """Further keyword arguments of the class."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        hint = "Write module:Class, as in samplers.mine:ShortestFirst."
+        yield from target_clashes("sampler.target", self.target, "a class", hint)
 
 
 SamplerConfig = Annotated[
