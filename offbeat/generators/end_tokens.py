@@ -33,6 +33,9 @@ def end_ids_of(model_path: str | Path) -> list[int]:
     return []
 
 
+STOP_IDS_FIX: Final = "Take ids of the model's tokenizer"
+
+
 def end_ids_problem(
     model_path: str | Path, stop_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
 ) -> str:
@@ -57,6 +60,12 @@ def end_ids_problem(
             "a model that was trained to end with the tokenizer's are cut off"
         )
     return ""
+
+
+def stop_ids_problem(stop_token_ids: Sequence[int], vocabulary: int) -> str:
+    """Return which ids no token of a vocabulary of this size has; empty if there are none."""
+    outside = [each for each in stop_token_ids if not 0 <= each < vocabulary]
+    return f"stop_token_ids={outside} are outside the vocabulary of {vocabulary}" if outside else ""
 
 
 def warn_of_end_ids(

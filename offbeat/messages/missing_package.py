@@ -25,9 +25,18 @@ class PackageMissing(ShortInNotebooks, OffbeatError):
 
     package: str
 
+    @property
+    def problem(self) -> str:
+        """Return the error without its fix."""
+        return f"the package {self.package} is needed here and is not installed"
+
+    @property
+    def fix(self) -> str:
+        """Return what to install."""
+        return _FIXES.get(self.package, f"Install it: pip install {self.package}")
+
     def __str__(self) -> str:
-        fix = _FIXES.get(self.package, f"Install it: pip install {self.package}")
-        return f"the package {self.package} is needed here and is not installed. {fix}"
+        return f"{self.problem}. {self.fix}"
 
 
 @contextmanager

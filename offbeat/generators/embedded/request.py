@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.generators.end_tokens import STOP_IDS_FIX, stop_ids_problem
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import (
@@ -59,9 +60,8 @@ class RequestLimits:
             )
         if sampling.max_new_tokens < 1:
             yield f"max_new_tokens={sampling.max_new_tokens}", "Ask for at least one token"
-        if outside := [each for each in sampling.stop_token_ids if not 0 <= each < self.vocabulary]:
-            problem = f"stop_token_ids={outside} are outside the vocabulary of {self.vocabulary}"
-            yield problem, "Take ids of the model's tokenizer"
+        if problem := stop_ids_problem(sampling.stop_token_ids, self.vocabulary):
+            yield problem, STOP_IDS_FIX
         if "" in sampling.stop:
             yield "stop holds an empty string", "Leave it out"
         yield from _distribution_problems(sampling)

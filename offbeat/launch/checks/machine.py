@@ -19,11 +19,11 @@ from offbeat.config.trainer_parts import model_is_frozen, sends_additions
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.trainers.trainer_part import freezing_part
+from offbeat.weight_sync.dtypes import ITEMSIZE
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20
 """Memory of one actor with torch and transformers imported, before it holds a model, in bytes."""
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _STORE_OF_MEMORY: Final = 0.3
 _STORE_OF_SHARED: Final = 0.95
 _LARGEST_STORE: Final = 200e9
@@ -90,7 +90,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         trained: Parameters that ``trainer.freeze`` leaves, or those of adapters: others have neither
             gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
-    each = DTYPE_BYTES[config.model.dtype]
+    each = ITEMSIZE[config.model.dtype]
     merges = sends_additions(config)
     copies = 0 if merges or shares_weights(config) else 1  # the published weights
     bases = config.sync.delta
@@ -112,7 +112,7 @@ def _held_bytes(config: RunConfig, model: ModelFiles, trained: int | None, *, on
 
     Weights that trainer and engines share are counted once.
     """
-    each = DTYPE_BYTES[config.model.dtype]
+    each = ITEMSIZE[config.model.dtype]
     copies = states = 0
     if config.trainer.backend != "stub" and _on_gpu(config.trainer.device) == on_gpu:
         loss, adapts = config.algorithm.loss, model_is_frozen(config)
@@ -191,7 +191,7 @@ def release_bytes(config: RunConfig, model: ModelFiles) -> int:
     sends = config.generator.has_engines and config.sync.transport == "object_store"
     if not sends or sends_additions(config):
         return 0
-    each = DTYPE_BYTES[config.sync.wire_dtype or config.model.dtype]
+    each = ITEMSIZE[config.sync.wire_dtype or config.model.dtype]
     return model.parameters * (1 if config.sync.quantize else each)
 
 

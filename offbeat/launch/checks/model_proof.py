@@ -17,7 +17,13 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
-from offbeat.generators.end_tokens import end_ids_of, end_ids_problem, has_tokenizer
+from offbeat.generators.end_tokens import (
+    STOP_IDS_FIX,
+    end_ids_of,
+    end_ids_problem,
+    has_tokenizer,
+    stop_ids_problem,
+)
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
 from offbeat.launch.checks.media import media_checks
 from offbeat.messages.finding import Finding, error, ok, warning
@@ -174,9 +180,8 @@ def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
 def _stop_tokens(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:
     known = model.get_input_embeddings().get_parameter("weight").shape[0]
     stops = config.generator.sampling.stop_token_ids
-    if outside := [each for each in stops if not 0 <= each < known]:
-        seen = f"generator.sampling.stop_token_ids={outside} are outside the vocabulary of {known}"
-        yield error(_ENDS, seen, "Take ids of the model's tokenizer.")
+    if problem := stop_ids_problem(stops, known):
+        yield error(_ENDS, f"generator.sampling.{problem}", f"{STOP_IDS_FIX}.")
 
 
 def _vocabulary(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:

@@ -40,7 +40,6 @@ from offbeat.launch.checks.files import (
 )
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.machine import (
-    DTYPE_BYTES,
     check_cores,
     check_memory,
     check_one_gpu,
@@ -48,7 +47,7 @@ from offbeat.launch.checks.machine import (
     this_machine,
 )
 from offbeat.launch.checks.media import media_checks
-from offbeat.launch.checks.model_files import check_lengths, check_weights, read_model
+from offbeat.launch.checks.model_files import ModelFiles, check_lengths, check_weights, read_model
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.software import (
     check_gpus,
@@ -72,10 +71,12 @@ from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded, FixableError
 from offbeat.messages.finding import Finding, Level, error, ok
+from offbeat.messages.missing_package import PackageMissing, named_if_missing
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
 from offbeat.trainers.trainer_part import parts_of
 from offbeat.trainers.trainer_plugin import find_trainer
+from offbeat.weight_sync.dtypes import ITEMSIZE
 
 _ORDER = (Level.ERROR, Level.WARNING, Level.OK)
 _COLOURS = {
@@ -131,8 +132,18 @@ def find(
             yield error("prompts", str(late), "Download the files first, with hf download.")
     for path, commit in (commits or {}).items():
         yield ok("prompts", f"{path} at commit {commit}")
-    yield from find_beside_model(config, run_dir, commits, calls_rewards=True)
-    yield from find_of_model(config, commits)
+    beside_model = find_beside_model(config, run_dir, commits, calls_rewards=True)
+    yield from _until_package_is_missing("checks of the recipe and this machine", beside_model)
+    yield from _until_package_is_missing("checks of the model", find_of_model(config, commits))
+
+
+def _until_package_is_missing(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings; if one needs a package that is not installed, report that the rest is skipped."""
+    try:
+        with named_if_missing():
+            yield from findings
+    except PackageMissing as missing:
+        yield error("skipped", f"{name}, all or a part: {missing.problem}", f"{missing.fix}.")
 
 
 def find_beside_model(
@@ -146,13 +157,12 @@ def find_beside_model(
 
     With ``calls_rewards`` each reward of the user is called once: a run calls it soon anyway.
     """
-    folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     if is_on_hub(config.model.path):
         about_model = []  # whoever downloads it has said why it is not here
     machine = this_machine()
     engines = find_engine(config.generator.backend)
-    is_local, checkpoint = config.runtime.backend == "local", config.checkpoint
+    is_local = config.runtime.backend == "local"
     yield from chain(
         check_packages(config),
         engines.check(config) if engines is not None else (),
@@ -175,14 +185,7 @@ def find_beside_model(
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config, os.environ),
         check_not_a_uri(run_dir),
-        check_run_dir(
-            folder,
-            model,
-            requested=run_dir is not None,
-            # The newest state is written next to the states that are kept.
-            checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
-            adapter_bytes=_adapter_bytes(config) if model else None,
-        ),
+        _check_run_dir(config, run_dir, model),
         check_trackers(config, os.environ),
         check_one_process(os.environ) if is_local else check_ray_address(os.environ),
     )
@@ -217,6 +220,20 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
         yield from _tokens_of_each_environment(config, commits)
 
 
+def _check_run_dir(
+    config: RunConfig, run_dir: Path | None, model: ModelFiles | None
+) -> Iterator[Finding]:
+    checkpoint = config.checkpoint
+    yield from check_run_dir(
+        run_dir.absolute() if run_dir is not None else resolve_run_dir(config),
+        model,
+        requested=run_dir is not None,
+        # The newest state is written next to the states that are kept.
+        checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
+        adapter_bytes=_adapter_bytes(config) if model else None,
+    )
+
+
 def _adapter_bytes(config: RunConfig) -> int | None:
     """Return the bytes of trained adapters, or None if there are none."""
     if not model_is_frozen(config) or not has_model(config):
@@ -224,7 +241,7 @@ def _adapter_bytes(config: RunConfig) -> int | None:
     from offbeat.launch.checks import model_proof
 
     trained = model_proof.trained_parameters(config)
-    return None if trained is None else trained * DTYPE_BYTES[config.model.dtype]
+    return None if trained is None else trained * ITEMSIZE[config.model.dtype]
 
 
 def has_model(config: RunConfig) -> bool:

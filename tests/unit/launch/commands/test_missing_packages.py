@@ -66,7 +66,6 @@ def test_what_needs_neither_torch_nor_ray_works_without_them(
     [
         ("ray", ("train", RECIPE), "ray"),
         ("ray", ("dry-run", RECIPE), "ray"),
-        (TORCH_AND_RAY, ("check", RECIPE), "torch"),
         (TORCH_AND_RAY, ("preview", RECIPE, "--local"), "transformers"),
     ],
 )
@@ -76,6 +75,17 @@ def test_a_command_names_the_package_that_it_misses(
     done = without(absent, tmp_path, *command)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"offbeat: {PackageMissing(package)}"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.plugins
+def test_a_check_says_what_it_skips_without_a_package_and_checks_the_rest(tmp_path: Path) -> None:
+    done = without(TORCH_AND_RAY, tmp_path, "check", RECIPE)
+    assert done.returncode == 2
+    skipped, fix, *others = done.stdout.splitlines()
+    assert "skipped: checks of the model, all or a part: the package torch is needed" in skipped
+    assert "-> Install it with transformers: pip install torch transformers." in fix
+    assert any("sequence length: generator.max_model_len=512" in line for line in others)
     assert "Traceback" not in done.stderr
 
 
