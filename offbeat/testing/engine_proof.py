@@ -6,9 +6,9 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
 from offbeat.testing.engines import EngineRefused
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
 from offbeat.weight_sync.manifest import release_digest
@@ -39,12 +39,19 @@ FENCE: Final = Fence("proof", 1)
 LOGPROB_ERROR: Final = 1e-3
 """Nats by which a float32 engine may differ from a plain forward pass."""
 
+T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20
 
 
-def prove(plugin: EnginePlugin, model: Path, generator: Mapping[str, Any]) -> None:
+class _Stuck(EngineRefused):
+    """An engine that leaves a call without an answer: closing it would hang as well."""
+
+
+def prove(
+    plugin: EnginePlugin, model: Path, generator: Mapping[str, Any], deadline_s: float
+) -> None:
     """Prove a kind of engine; see ``prove_engine``."""
-    proof = _Proof(type(plugin).__name__, model)
+    proof = _Proof(type(plugin).__name__, model, deadline_s)
     with tempfile.TemporaryDirectory() as run_dir:
         spec = EngineSpec(
             name="generator-0",
@@ -59,8 +66,12 @@ def prove(plugin: EnginePlugin, model: Path, generator: Mapping[str, Any]) -> No
             server: EngineServer = plugin.server_class()(spec)
             try:
                 await proof.run(server)
-            finally:
+            except _Stuck:
+                raise
+            except BaseException:
                 await server.close()
+                raise
+            await proof.answered(server.close(), "close")
             await proof.is_refused(server, "after close")
 
         asyncio.run(main())
@@ -69,8 +80,8 @@ def prove(plugin: EnginePlugin, model: Path, generator: Mapping[str, Any]) -> No
 class _Proof:
     """The engine's promises, one method each."""
 
-    def __init__(self, subject: str, model: Path) -> None:
-        self._subject = subject
+    def __init__(self, subject: str, model: Path, deadline_s: float) -> None:
+        self._subject, self._deadline_s = subject, deadline_s
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, local_files_only=True
         ).eval()
@@ -86,13 +97,17 @@ class _Proof:
         await self._serves(server, 2)
         await self._refuses(server, _damaged(self._release(3)), WeightSyncFailed, "is damaged")
         await self._serves(server, 2)
+        await self._draws_by_the_seed(server)
+        await self._ends_at_a_stop_token(server)
         await self._leaves_nothing_behind(server)
         old, self._epoch = self._epoch, 0
         await self._refuses(server, first, WeightSyncFailed, "is of an older epoch")
         self._epoch = old
+        open_call = await self._begin(server)
         await self._refuses(
             server, self._with_a_wrong_canary(4), CanaryFailed, "has a wrong canary"
         )
+        await self._stamps_no_lost_weights(open_call, 4)
         await self.is_refused(server, "after a canary that it failed")
         await self._loads(server, self._release(5))
         await self._serves(server, 5)
@@ -100,16 +115,41 @@ class _Proof:
     async def is_refused(self, server: EngineServer, when: str) -> None:
         """Check that the engine answers nothing."""
         try:
-            await server.generate(self._request())
+            await self._generate(server, self._request())
         except EngineUnavailable:
             return
         fix = "Keep EngineServer.generate, which asks for the version first"
         raise EngineRefused(self._subject, f"it answers {when}", fix)
 
-    async def _loads(self, server: EngineServer, release: WeightRelease) -> None:
-        self._epoch += 1
+    async def answered(self, call: Awaitable[T], name: str) -> T:
+        """Return the answer of a call, which comes within the deadline."""
         try:
-            ack = await server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
+            async with asyncio.timeout(self._deadline_s):
+                return await call
+        except TimeoutError:
+            problem = f"{name} had no answer within {self._deadline_s:g} s"
+            fix = "Return from step after each token; give a slow engine a longer deadline_s"
+            raise _Stuck(self._subject, problem, fix) from None
+
+    async def _begin(self, server: EngineServer) -> "asyncio.Future[GenerateResult]":
+        """Return a long request that has begun."""
+        call = asyncio.ensure_future(server.generate(self._request(tokens=48)))
+        await asyncio.wait((call,), timeout=0.01)
+        return call
+
+    async def _generate(self, server: EngineServer, request: GenerateRequest) -> GenerateResult:
+        return await self.answered(server.generate(request), "generate")
+
+    async def _load(self, server: EngineServer, release: WeightRelease) -> WeightsAck:
+        self._epoch += 1
+        call = server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
+        return await self.answered(call, f"load of version {release.version}")
+
+    async def _loads(self, server: EngineServer, release: WeightRelease) -> None:
+        try:
+            ack = await self._load(server, release)
+        except EngineRefused:
+            raise
         except OffbeatError as error:
             problem = f"it does not load version {release.version}: {error}"
             fix = "Serve the module's own tensors, and answer the canary with them"
@@ -127,9 +167,8 @@ class _Proof:
     async def _refuses(
         self, server: EngineServer, release: WeightRelease, error: type[OffbeatError], what: str
     ) -> None:
-        self._epoch += 1
         try:
-            await server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
+            await self._load(server, release)
         except error:
             return
         problem = f"it acknowledges a release that {what}"
@@ -138,29 +177,77 @@ class _Proof:
     async def _serves(self, server: EngineServer, version: int) -> None:
         """Check two requests at once: shapes, versions and every logprob."""
         asked = [self._request(1.0), self._request(0.7)]
-        for request, result in zip(
-            asked, await asyncio.gather(*map(server.generate, asked)), strict=True
-        ):
+        answers = asyncio.gather(*map(server.generate, asked))
+        for request, result in zip(asked, await self.answered(answers, "generate"), strict=True):
             self._check_form(request, result, version)
             for sample in range(request.samples):
                 self._check_logprobs(request, result, sample, version)
 
+    async def _draws_by_the_seed(self, server: EngineServer) -> None:
+        """Check that a seed brings the same tokens again, and that each sample draws its own."""
+        one, again, other = [
+            await self._generate(server, self._request(of=0, seed=seed)) for seed in (7, 7, 8)
+        ]
+        if not np.array_equal(one.token_ids, again.token_ids):
+            problem, fix = "a seed brings other tokens the second time", "Draw each by the seed"
+        elif np.array_equal(one.token_ids, other.token_ids):
+            problem, fix = "two seeds bring the same tokens", "Draw by SamplingParams.seed"
+        elif len({tuple(each) for each in _samples(one)}) == 1:
+            problem, fix = "all samples of a request are alike", "Draw each sample on its own"
+        else:
+            return
+        raise EngineRefused(self._subject, problem, fix)
+
+    async def _ends_at_a_stop_token(self, server: EngineServer) -> None:
+        """Check that a sample ends with a token of ``stop_token_ids``, which is kept."""
+        drawn = _samples(await self._generate(server, self._request(of=0, seed=7)))[0]
+        ended = await self._generate(server, self._request(of=0, seed=7, stop=(drawn[0],)))
+        if _samples(ended)[0] != drawn[:1] or ended.finish_reasons[0] != "stop":
+            problem = (
+                f"with stop_token_ids=({drawn[0]},) it drew {_samples(ended)[0]} and ended with "
+                f"{ended.finish_reasons[0]!r}"
+            )
+            fix = "End a sample with the first of stop_token_ids, keep the token, and say 'stop'"
+            raise EngineRefused(self._subject, problem, fix)
+
+    async def _stamps_no_lost_weights(
+        self, open_call: "asyncio.Future[GenerateResult]", lost: int
+    ) -> None:
+        """Check that a request which was open while a release failed ends, without its version."""
+        try:
+            result = await self.answered(open_call, "generate during a failing release")
+        except EngineUnavailable:
+            return
+        if any(version == lost for spans in result.version_spans for version, _ in spans):
+            problem = f"it stamps tokens with version {lost}, which it has not acknowledged"
+            raise EngineRefused(self._subject, problem, "Drop open requests in lose")
+
     async def _leaves_nothing_behind(self, server: EngineServer) -> None:
         """Check that a cancelled request ends."""
-        open_call = asyncio.ensure_future(server.generate(self._request(tokens=48)))
-        await asyncio.wait((open_call,), timeout=0.01)
+        open_call = await self._begin(server)
         open_call.cancel()
         await asyncio.wait((open_call,))
-        await server.generate(self._request(tokens=1))
+        await self._generate(server, self._request(tokens=1))
         state = await server.state(FENCE)
         if state.running or state.waiting:
             problem = f"{state.running} samples of a cancelled request are still running"
             raise EngineRefused(self._subject, problem, "Remove it in drop")
 
-    def _request(self, temperature: float = 1.0, tokens: int = 6) -> GenerateRequest:
+    def _request(
+        self,
+        temperature: float = 1.0,
+        tokens: int = 6,
+        *,
+        of: int | None = None,
+        seed: int | None = None,
+        stop: tuple[int, ...] = (),
+    ) -> GenerateRequest:
+        """Return the next request: of the next prompt, or of prompt ``of``."""
         self._requests += 1
-        ids = prompts(self._model.config.vocab_size)[self._requests % 4]
-        sampling = SamplingParams(temperature=temperature, max_new_tokens=tokens)
+        ids = prompts(self._model.config.vocab_size)[self._requests % 4 if of is None else of]
+        sampling = SamplingParams(
+            temperature=temperature, max_new_tokens=tokens, stop_token_ids=stop, seed=seed
+        )
         return GenerateRequest(f"proof-{self._requests}", ids, 3, sampling)
 
     def _check_form(self, request: GenerateRequest, result: GenerateResult, version: int) -> None:
@@ -180,7 +267,7 @@ class _Proof:
         }
         if bad := [name for name, is_wrong in wrong.items() if is_wrong]:
             problem = f"its answer has wrong {', '.join(bad)}"
-            raise EngineRefused(self._subject, problem, "See offbeat.messages.generation")
+            raise EngineRefused(self._subject, problem, "See GenerateResult")
 
     def _check_logprobs(
         self, request: GenerateRequest, result: GenerateResult, sample: int, version: int
@@ -237,6 +324,11 @@ class _Proof:
         with torch.no_grad():
             for parameter in self._model.parameters():
                 parameter.add_(0.5 * parameter.abs().mean() * draw(parameter))
+
+
+def _samples(result: GenerateResult) -> list[list[int]]:
+    """Return the token ids of each sample."""
+    return [each.tolist() for each in np.split(result.token_ids, result.offsets[1:-1])]
 
 
 def _damaged(release: WeightRelease) -> WeightRelease:

@@ -1,9 +1,11 @@
 """The proof of engines accepts the embedded engine, and refuses one for each promise that it breaks."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from offbeat.config.engine_plugin import EnginePlugin
@@ -11,6 +13,7 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig, PluginGen
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import LoadOutcome
 from offbeat.generators.module_server import ReleaseLoader
+from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import WeightRelease
 from offbeat.testing import EngineRefused, prove_engine
@@ -66,6 +69,75 @@ class ChecksNoCanary(EmbeddedEngineServer):
         return await super()._load_release(epoch, unchecked, chunks)
 
 
+class DropsNothing(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return await asyncio.shield(super().generate(request))
+
+
+class DrawsAnew(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        sampling = msgspec.structs.replace(request.sampling, seed=None)
+        return await super().generate(msgspec.structs.replace(request, sampling=sampling))
+
+
+class HasOneSeed(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        sampling = msgspec.structs.replace(request.sampling, seed=1)
+        return await super().generate(msgspec.structs.replace(request, sampling=sampling))
+
+
+class RepeatsASample(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        one = await super().generate(msgspec.structs.replace(request, samples=1))
+        count, length = request.samples, len(one.token_ids)
+        return msgspec.structs.replace(
+            one,
+            token_ids=np.tile(one.token_ids, count),
+            logprobs=np.tile(one.logprobs, count),
+            offsets=np.arange(count + 1, dtype=np.int64) * length,
+            finish_reasons=one.finish_reasons * count,
+            version_spans=one.version_spans * count,
+        )
+
+
+class StopsAtNoToken(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        sampling = msgspec.structs.replace(request.sampling, stop_token_ids=())
+        return await super().generate(msgspec.structs.replace(request, sampling=sampling))
+
+
+class NeverAnswers(EmbeddedEngineServer):
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        await super().generate(request)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+
+class StampsARefusedVersion(EmbeddedEngineServer):
+    _newest = 0
+
+    async def _load_release(self, epoch: int, release: WeightRelease, chunks: Any) -> LoadOutcome:
+        self._newest = release.version
+        return await super()._load_release(epoch, release, chunks)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        try:
+            return await super().generate(request)
+        except EngineUnavailable:
+            if self._newest <= 1:
+                raise
+        return GenerateResult(
+            request_id=request.request_id,
+            token_ids=np.zeros(3, np.int32),
+            logprobs=np.zeros(3, np.float32),
+            offsets=np.arange(4, dtype=np.int64),
+            finish_reasons=("length",) * 3,
+            version_spans=(((self._newest, 1),),) * 3,
+            engine=self._name,
+            incarnation="",
+        )
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
@@ -83,6 +155,12 @@ def test_the_embedded_engine_is_accepted(tiny: Path) -> None:
         (ScalesNoLogprobs, "a logprob of version 1 is .* nats from a plain forward pass"),
         (KeepsItsWeights, "it does not load version 2: .* canary"),
         (ChecksNoCanary, "the canary of release 1 was not checked"),
+        (DropsNothing, "samples of a cancelled request are still running"),
+        (DrawsAnew, "a seed brings other tokens the second time"),
+        (HasOneSeed, "two seeds bring the same tokens"),
+        (RepeatsASample, "all samples of a request are alike"),
+        (StampsARefusedVersion, "it stamps tokens with version 4, which it has not acknowledged"),
+        (StopsAtNoToken, "with stop_token_ids=.* and ended with 'length'"),
     ],
 )
 def test_an_engine_that_breaks_a_promise_is_refused(
@@ -90,3 +168,8 @@ def test_an_engine_that_breaks_a_promise_is_refused(
 ) -> None:
     with pytest.raises(EngineRefused, match=told):
         prove_engine(Plugin(server), tiny)
+
+
+def test_an_engine_that_never_answers_is_refused_after_the_deadline(tiny: Path) -> None:
+    with pytest.raises(EngineRefused, match=r"generate had no answer within 0\.5 s"):
+        prove_engine(Plugin(NeverAnswers), tiny, deadline_s=0.5)
