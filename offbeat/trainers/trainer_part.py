@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from offbeat.config.run import RunConfig
     from offbeat.trainers.spec import TrainerSpec
+    from offbeat.trainers.torch.parts import TorchParts
     from offbeat.weight_sync.transport import WeightSource
 
 T = TypeVar("T")
@@ -119,6 +120,11 @@ class TrainerPart(ABC):
         del config, model
         return 0
 
+    def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
+        """Return the parts of the torch trainer of a rank, with its own in the place of some."""
+        del config, rank
+        return parts
+
     def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any] | None:
         """Return the class of a rank's trainer; None: the class of the backend."""
         del config, rank
@@ -171,6 +177,13 @@ def choose_trainer(config: "RunConfig", rank: int, default: type[T]) -> type[T]:
     for part in parts_of(config):
         chosen = part.choose_trainer(config, rank) or chosen
     return chosen
+
+
+def replace_parts(config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
+    """Return the parts of the torch trainer of a rank, some of which plug-ins replace."""
+    for part in parts_of(config):
+        parts = part.replace_parts(config, rank, parts)
+    return parts
 
 
 def make_source(spec: "TrainerSpec", trainer: object) -> "WeightSource | None":

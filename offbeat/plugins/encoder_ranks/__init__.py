@@ -18,7 +18,8 @@ exchange        what trainers of both sides share, of any backend: rounds of mes
 encoding        trainers of encoder ranks: media of lanes, passes of the tower, gradients
 lane            what trainers of language ranks share: features that come, gradients that go back
 weights         mesh of a side, whole weights from both, loading
-trainer         what both sides share beside the torch trainer: the cut, its proof, checkpoints
+loading         makes the side of a model that a torch rank holds: cut, and proved
+trainer         what both sides share next to the torch trainer: checkpoints
 rank_bytes      bytes of the largest rank of each side, before anything is loaded
 choose          trainers of both sides next to the torch trainer, and the class of a rank
 errors          typed failures

@@ -15,11 +15,26 @@ from offbeat.plugins.encoder_ranks.provenance import list_digest
 from offbeat.plugins.encoder_ranks.tower_plan import SETTING
 from offbeat.plugins.tensor_ranks.tensor_proof import check_copies
 from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 
 T = TypeVar("T")
 _NAMES: Final = msgspec.msgpack.Decoder(list[str])
 _TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
+
+
+def prove_sides(peers: Peers, model: str, prove: Callable[[], tuple[float, str]]) -> None:
+    """Prove what the ranks of both sides have cut. All of them call it together.
+
+    Args:
+        peers: The ranks of the world.
+        model: Name of the model's class.
+        prove: Proves what this rank holds; returns what ``copies_gap`` does.
+
+    Raises:
+        UntrainableModel: Ranks compute something else than the whole model; on all ranks.
+    """
+    apart = run_on_all_ranks(peers, "the proof of the cut", prove)
+    check_copies(model, apart, peers, f"trainer.tensor_parallel or {SETTING}")
 
 
 class ExchangingTrainer(ModelTrainer):
@@ -34,19 +49,6 @@ class ExchangingTrainer(ModelTrainer):
         """Find this rank's place in the grid, before the first exchange."""
         self._grid, self._exchanges = side_grid(trainer), 0
         self._bridge = Bridge(self.peers.rank, torch.device(trainer.device))
-
-    def _prove_cut_sides(self, model: str, prove: Callable[[], tuple[float, str]]) -> None:
-        """Prove what the ranks of both sides have cut. All of them call it together.
-
-        Args:
-            model: Name of the model's class.
-            prove: Proves what this rank holds; returns what ``copies_gap`` does.
-
-        Raises:
-            UntrainableModel: Ranks compute something else than the whole model; on all ranks.
-        """
-        apart = run_on_all_ranks(self.peers, "the proof of the cut", prove)
-        check_copies(model, apart, self.peers, f"trainer.tensor_parallel or {SETTING}")
 
     def _begin(self, loss: LossSpec) -> None:
         self._bridge.traffic = Traffic()

@@ -1,6 +1,7 @@
 """Separate ranks for the vision tower, next to any backend of the trainer: ``trainer.encoder``."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.base import of_kind
@@ -11,6 +12,7 @@ from offbeat.trainers.trainer_part import TrainerPart
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
+    from offbeat.trainers.torch.parts import TorchParts
 
 
 class EncoderRanks(TrainerPart):
@@ -37,6 +39,13 @@ class EncoderRanks(TrainerPart):
         from offbeat.plugins.encoder_ranks.checks import check_encoder
 
         yield from check_encoder(config, gpu)
+
+    def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
+        """Make one side of the model on each rank."""
+        from offbeat.plugins.encoder_ranks.loading import GridLoader
+
+        del config, rank
+        return replace(parts, loader=GridLoader)
 
     def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any]:
         """Return the class of a rank's trainer: language ranks come first."""

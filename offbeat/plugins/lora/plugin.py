@@ -1,6 +1,7 @@
 """Adapters next to a frozen model, of the torch trainer: ``trainer.lora``."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from offbeat.config.clash import Clash
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from offbeat.config.run import RunConfig
-    from offbeat.plugins.lora.lora_trainer import LoraTrainer
     from offbeat.plugins.lora.release import BaseWeights
     from offbeat.trainers.spec import TrainerSpec
+    from offbeat.trainers.torch.parts import TorchParts
     from offbeat.weight_sync.source import GatheredSource
 
 
@@ -68,18 +69,18 @@ class Lora(TrainerPart):
 
         return adapter_parameters(model, lora_section(config.trainer))
 
-    def choose_trainer(self, config: "RunConfig", rank: int) -> "type[LoraTrainer]":
-        """Return the trainer of adapters."""
-        from offbeat.plugins.lora.lora_trainer import LoraTrainer
+    def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
+        """Train adapters, not the weights of the model."""
+        from offbeat.plugins.lora.adapters import Adapters
 
         del config, rank
-        return LoraTrainer
+        return replace(parts, trained=Adapters)
 
-    def make_source(self, spec: "TrainerSpec", trainer: Any) -> "GatheredSource":  # noqa: ANN401 -- a ``LoraTrainer``
+    def make_source(self, spec: "TrainerSpec", trainer: Any) -> "GatheredSource":  # noqa: ANN401 -- of any backend
         """Return the source of the adapters, or of the model with the adapters added."""
-        from offbeat.plugins.lora.lora_trainer import make_source
+        from offbeat.plugins.lora.adapters import make_source
 
-        return make_source(spec, trainer)
+        return make_source(spec, trainer.trained)
 
     def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
         """Return the modules of an adapted linear module."""

@@ -2,6 +2,8 @@
 
 choose         trainer and weight source of a rank, as the recipe asks for
 split_step     TorchTrainer: forward, backward and optimizer of a step, weights in and out
+loading        the model of a directory: read, proved, cut over the ranks
+parts          which of its parts a plug-in replaces: loading, and the weights that are trained
 forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward
 freezing       parameters that are not trained

@@ -11,8 +11,9 @@ from offbeat.trainers.ranks.assembly import (
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.trainer_part import choose_trainer, make_source
+from offbeat.trainers.trainer_part import choose_trainer, make_source, replace_parts
 from offbeat.weight_sync.transport import WeightSource
 
 
@@ -37,5 +38,6 @@ def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
         spec.config.model.path,
         trainer=in_steps(spec, config),
         max_model_len=spec.config.generator.max_model_len,
+        parts=replace_parts(spec.config, peers.rank, TorchParts()),
         **rank_options(spec, peers),
     )

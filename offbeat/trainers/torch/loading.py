@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 import torch
@@ -16,37 +16,71 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.models.plain import attend_by
 from offbeat.models.rope import freeze_rope
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import load_model, vocabulary
-from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
+from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows, prove_sharding
 from offbeat.trainers.torch.rank_mesh import RankMesh, rank_mesh
-from offbeat.trainers.torch.sharding import ShardedWeights, Weights
+from offbeat.trainers.torch.sharding import ShardedWeights, Weights, settle, settled
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
+from offbeat.trainers.weights import torch_dtype
+
+if TYPE_CHECKING:
+    from offbeat.trainers.torch.parts import TrainedParameters
 
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
 
-class ReloadableTrainer(ModelTrainer):
-    """A trainer that loads its model, again when it is reset, and once more as the reference."""
+class ModelLoader:
+    """Makes the model of a directory on the ranks of a torch trainer: as trained, and as the reference.
 
-    _config: TorchTrainerConfig
-    _model_config: ModelConfig
-    _max_model_len: int
-    _attention: str | None = None  # None: chosen by transformers
-    _axes: RankMesh | None = None  # None: the model is not cut by these, or not yet
+    ``read``, ``prove``, ``make`` and ``shard`` are called in this order, by all ranks together.
+    """
 
-    def _read_model(self, during: str) -> PreTrainedModel | None:
+    def __init__(
+        self,
+        path: Path,
+        trainer: TorchTrainerConfig,
+        model: ModelConfig,
+        *,
+        max_model_len: int,
+        seed: int,
+        peers: Peers,
+        trained: "TrainedParameters",
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            path: Hugging Face directory.
+            trainer: Device, freezing, packing and parallel sizes.
+            model: Dtype of the weights, and whether code of the directory may run.
+            max_model_len: Tokens of the longest sequence of the run.
+            seed: Seed of torch's generator, for weights that the files lack.
+            peers: The ranks of the world.
+            trained: Its weights that are trained, which it may lack before.
+        """
+        self.path, self.peers, self.trained = path, peers, trained
+        self.axes: RankMesh | None = None  # the model is not cut by these, or not yet
+        self._trainer, self._model = trainer, model
+        self._max_model_len, self._seed = max_model_len, seed
+        self._dtype = torch_dtype(model.dtype)
+        self._attention: str | None = None  # chosen by transformers
+
+    def read(self, during: str) -> PreTrainedModel | None:
         """Return the whole model of the files on rank 0; None on the others."""
-        return run_on_all_ranks(
-            self.peers, during, lambda: self._load_model() if self.is_first else None
-        )
+        is_first = self.peers.rank == 0
+        return run_on_all_ranks(self.peers, during, lambda: self.load() if is_first else None)
 
-    def _proved(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
-        """Prove the rows of the whole model on rank 0; return the result on all ranks."""
-        shared_prompt, length = self._config.shared_prompt, self._max_model_len
+    def prove(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
+        """Prove the rows of the whole model on rank 0; return the result on all ranks.
+
+        Models that are made afterwards attend as was proved.
+
+        Raises:
+            UntrainableModel: Packed rows of the model are not exact.
+        """
+        shared_prompt, length = self._trainer.shared_prompt, self._max_model_len
 
         def prove() -> tuple[RowProof, Witness] | None:
             if whole is None:
@@ -54,93 +88,119 @@ class ReloadableTrainer(ModelTrainer):
             return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
 
         proved = run_on_all_ranks(self.peers, "the proof of the model", prove)
-        return self.peers.broadcast(cast("tuple[RowProof, Witness]", proved), _PROVED)
+        rows, witness = self.peers.broadcast(cast("tuple[RowProof, Witness]", proved), _PROVED)
+        self._attention = rows.attention
+        return rows, witness
 
-    def _unfilled(self, whole: PreTrainedModel | None) -> PreTrainedModel:
+    def make(self, whole: PreTrainedModel | None) -> PreTrainedModel:
         """Return the model as it was read; with several ranks one without memory, to be sharded."""
         if self.peers.size == 1 and whole is not None:
             return whole
-        shell = self._shell()
+        shell = self.shell()
         if whole is not None:
             fill_like(whole, shell)
         return shell
 
-    def _shell(self) -> PreTrainedModel:
-        """Return the model that ``_load_model`` loads, without memory."""
-        remote_code = self._model_config.trust_remote_code
-        shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
-        if self._attention:
-            attend_by(shell, self._attention)
-        freeze(shell, self._config.freeze)
-        return shell
-
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+    def shard(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
         """Keep the model whole on one rank, or shard it over several and fill each rank's part."""
         if self.peers.size == 1:
             return Weights(model)
-        weights = self._sharded(model)
-        spread(whole, model, weights, torch.device(self._config.device))
+        weights = self.cut(model)
+        spread(whole, model, weights, torch.device(self._trainer.device))
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
 
-    def _sharded(self, model: PreTrainedModel) -> Weights:
-        """Shard a model without memory, and allocate this rank's part. All ranks call it together."""
-        if self._axes is None:
-            ranks, tensor = self.peers.size, self._config.tensor_parallel
-            self._axes = rank_mesh(self._config.device, ranks, tensor, self.peers.timeout_s)
-        mesh = self._axes.tensor
-        plan = {} if mesh is None else find_division().plan(model, mesh.size())
-        return self._sharded_over(self._axes, model, plan)
+    def prove_shards(self, model: PreTrainedModel, witness: Witness) -> None:
+        """Prove that the ranks together compute what the whole model did. All ranks call it.
 
-    def _sharded_over(
-        self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
-    ) -> ShardedWeights:
-        """Shard as ``_sharded`` over these axes, whose tensor ranks divide matrices by a plan."""
+        Raises:
+            UntrainableModel: They do not.
+        """
+        prove_sharding(model, witness, self._dtype)
+        settle(model)
+        if self.axes is not None and self.axes.tensor is not None:
+            with self.trained.proving(), settled(model):
+                find_division().prove_copies(model, witness, self._dtype, self.axes, self.peers)
 
-        def divide(cut: PreTrainedModel) -> None:
-            if axes.tensor is not None:
-                find_division().divide(cut, axes.tensor, plan)
+    def refill(self, model: PreTrainedModel, weights: Weights) -> None:
+        """Fill the weights of a model from the files again."""
+        whole = self.read("reset")
+        if self.peers.size > 1:
+            spread(whole, model, weights, model.device)
+            torch.manual_seed(self._seed)
+        elif whole is not None:
+            weights.fill(dict(Weights(whole).named()))
 
-        return ShardedWeights(
-            model, axes.data, lambda cut: make_room(cut, self._config.device), divide
-        )
-
-    def _load_teacher(self, path: str, shared_prompt: bool) -> PreTrainedModel:  # noqa: FBT001
+    def load_teacher(
+        self, path: str, vocabulary_size: int, *, shared_prompt: bool
+    ) -> PreTrainedModel:
         """Load a frozen model of another directory, exact in the rows of the trained one.
 
         Raises:
             UntrainableModel: It is not, or it has another vocabulary.
         """
-        config = self._model_config
-        teacher = load_model(
-            Path(path),
-            config.dtype,
-            self._config.device,
-            trust_remote_code=config.trust_remote_code,
-        ).requires_grad_(requires_grad=False)
-        freeze_rope(teacher, self._max_model_len)
+        teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(
             teacher, self._max_model_len, dtype=self._dtype, shared_prompt=shared_prompt
         )
         if shared_prompt and not proof.shared_prompt:
             problem = f"cannot share prompts as the trained model does: {proof.problem}"
             raise UntrainableModel(path, problem, "Set trainer.shared_prompt to false")
-        if vocabulary(teacher) < self.vocabulary:
-            problem = f"knows {vocabulary(teacher)} tokens, and the trained model {self.vocabulary}"
+        if vocabulary(teacher) < vocabulary_size:
+            problem = f"knows {vocabulary(teacher)} tokens, and the trained model {vocabulary_size}"
             raise UntrainableModel(path, problem, "Name a teacher of the same vocabulary")
         return teacher
 
-    def _load_model(self) -> PreTrainedModel:
-        config = self._model_config
-        model = load_model(
-            self.model_path,
-            config.dtype,
-            self._config.device,
-            trust_remote_code=config.trust_remote_code,
-        )
-        freeze_rope(model, self._max_model_len)
+    # --- one model, and its cut --------------------------------------------------------------------
+
+    def load(self) -> PreTrainedModel:
+        """Load the whole model on this rank."""
+        model = self._load(self.path)
         if self._attention:
             attend_by(model, self._attention)
-        freeze(model, self._config.freeze)
+        freeze(model, self._trainer.freeze)
+        self.trained.add_to(model)
+        return model
+
+    def shell(self) -> PreTrainedModel:
+        """Return the model that ``load`` loads, without memory."""
+        remote_code = self._model.trust_remote_code
+        shell = shell_of(self.path, self._dtype, trust_remote_code=remote_code)
+        if self._attention:
+            attend_by(shell, self._attention)
+        freeze(shell, self._trainer.freeze)
+        self.trained.add_to(shell)
+        return shell
+
+    def cut(self, model: PreTrainedModel) -> Weights:
+        """Shard a model without memory, and allocate this rank's part. All ranks call it together."""
+        if self.axes is None:
+            ranks, tensor = self.peers.size, self._trainer.tensor_parallel
+            self.axes = rank_mesh(self._trainer.device, ranks, tensor, self.peers.timeout_s)
+        mesh = self.axes.tensor
+        plan = {} if mesh is None else find_division().plan(model, mesh.size())
+        return self.cut_over(self.axes, model, plan)
+
+    def cut_over(
+        self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
+    ) -> ShardedWeights:
+        """Shard as ``cut`` over these axes, whose tensor ranks divide matrices by a plan."""
+
+        def divide(cut: PreTrainedModel) -> None:
+            if axes.tensor is not None:
+                find_division().divide(cut, axes.tensor, plan)
+
+        return ShardedWeights(
+            model, axes.data, lambda cut: make_room(cut, self._trainer.device), divide
+        )
+
+    def _load(self, path: Path) -> PreTrainedModel:
+        model = load_model(
+            path,
+            self._model.dtype,
+            self._trainer.device,
+            trust_remote_code=self._model.trust_remote_code,
+        )
+        freeze_rope(model, self._max_model_len)
         return model

@@ -29,7 +29,7 @@ from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import SHARES
-from offbeat.trainers.model_trainer import LossOf, RankOptions
+from offbeat.trainers.model_trainer import LossOf, ModelTrainer, RankOptions
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
@@ -41,27 +41,27 @@ from offbeat.trainers.torch.forward import (
     packed_logprobs_and_entropies,
     top_logprobs,
 )
-from offbeat.trainers.torch.loading import ReloadableTrainer
 from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import (
     call_to_pair_ratio,
-    identity,
     linear_to_pair_ratio,
     vocabulary,
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
-from offbeat.trainers.torch.proof import Witness, prove_sharding
-from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
 from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
-from offbeat.trainers.torch.sharding import Weights, settle, settled
+from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.trainers.torch.split_attention import register_split_attention
-from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.weights import TrainedWeights, shared_digest
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
+from offbeat.transfer_queue.schema import (
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
+)
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 
@@ -70,8 +70,11 @@ _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
 
 
-class TorchTrainer(ReloadableTrainer):
-    """Trainer of one model with one optimizer. Its weight tensors keep their identity."""
+class TorchTrainer(ModelTrainer):
+    """Trainer of one model with one optimizer. Its weight tensors keep their identity.
+
+    Its model is made by ``ModelLoader``, and ``TrainedParameters`` are the weights that it trains.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class TorchTrainer(ReloadableTrainer):
         *,
         trainer: TorchTrainerConfig,
         max_model_len: int,
+        parts: TorchParts | None = None,
         **options: Unpack[RankOptions],
     ) -> None:
         """Load the model, and shard it if there are several ranks.
@@ -87,6 +91,7 @@ class TorchTrainer(ReloadableTrainer):
             model_path: Hugging Face directory. The KL penalty pulls towards this model.
             trainer: Device, packing, and optimizer. The caller sets the number of threads.
             max_model_len: Tokens of the longest sequence of the run.
+            parts: Parts that differ from the default ones.
             options: The model and the world of ranks.
 
         Raises:
@@ -96,16 +101,24 @@ class TorchTrainer(ReloadableTrainer):
         super().__init__(model_path, trainer.optimizer, **options)
         torch.manual_seed(self._seed)
         register_split_attention()
-        self._config, self._model_config = trainer, options["model"]
-        self._max_model_len = max_model_len
+        self._config, parts = trainer, parts or TorchParts()
+        self.trained = parts.trained(trainer, self.model_path, self.peers)
+        self._loader = parts.loader(
+            self.model_path,
+            trainer,
+            options["model"],
+            max_model_len=max_model_len,
+            seed=self._seed,
+            peers=self.peers,
+            trained=self.trained,
+        )
         self._prepare()
         # Source of the features of media; None: the model's own encoder
         self._features_of: FeaturesOf | None = None
-        whole = self._read_model("its start")
-        rows, witness = self._proved(whole)
-        self._attention = rows.attention
+        whole = self._loader.read("its start")
+        rows, witness = self._loader.prove(whole)
         self._plain_head = rows.plain_head
-        self._model = self._unfilled(whole)
+        self._model = self._loader.make(whole)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
         self._planner = MicrobatchPlanner(
@@ -118,32 +131,39 @@ class TorchTrainer(ReloadableTrainer):
         )
         self._flops = model_flops(self._model)
         check_routers(self._model, trainer.moe)
-        self._identity = identity(self._model)
-        self._weights = self._cut(self._model, whole)
+        self._identity = self.trained.identify(self._model)
+        self._weights = self._loader.shard(self._model, whole)
         del whole
+        self._hold()
         self._routing = ModelRouting(self._model, trainer.moe)
         self.expert_load = self._routing.load
         if self.peers.size > 1:
-            self._prove_cut(witness)
-        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers, self._axes)
+            self._loader.prove_shards(self._model, witness)
+        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers, self._loader.axes)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
         self._room = PassRoom(self._device)
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
-        self.initial_digest = self._digest_of_initial()
+        # With a base alone: a resume with other additions is refused by their checkpoint, which says so.
+        self.initial_digest = self.trained.base or self.current_digest()
 
     def _prepare(self) -> None:
-        """Prepare what loading needs of the ranks, whose settings are known; nothing by default."""
+        """Prepare for loading; nothing by default."""
+
+    def _hold(self) -> None:
+        """Find the weights that are trained in the model, as this rank holds it."""
+        self.trained.hold(self._model, self._weights)
 
     @property
     def vocabulary(self) -> int:
-        return vocabulary(self._model)
+        return self._planner.vocabulary
 
     @property
     def media_rules(self) -> MediaRules:
         return media_rules(self._model.config)
 
     def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        return top_logprobs(self._model, prompts, count, self._features_of)
+        with self.trained.as_served():
+            return top_logprobs(self._model, prompts, count, self._features_of)
 
     def _quantized_matrices(self, wire_format: WireFormat) -> AbstractContextManager[None]:
         return wire_format.trained_pass(self._model)
@@ -157,8 +177,8 @@ class TorchTrainer(ReloadableTrainer):
 
     @property
     def weights(self) -> TrainedWeights:
-        """Return the weights that are trained, under their Hugging Face names."""
-        return self._weights
+        """Return the weights that are trained."""
+        return self.trained.weights
 
     @property
     def shares_prompts(self) -> bool:
@@ -174,6 +194,10 @@ class TorchTrainer(ReloadableTrainer):
         """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
         return self.weights.named()
 
+    def weights_digest(self) -> str:
+        """Compute one digest over the trained weights, and their base. All ranks call it together."""
+        return shared_digest(self.named_weights(), self.peers, self.trained.base)
+
     def held_regions(self) -> list[TensorRegion]:
         """Return this rank's regions of the weights, in the memory that training updates."""
         return self._weights.held_regions()
@@ -184,7 +208,7 @@ class TorchTrainer(ReloadableTrainer):
         All ranks call it together. Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and
         those gathered with them.
         """
-        weights, beside = self._export()
+        weights, beside = self.trained.export()
         save_model(
             weights,
             self._model,
@@ -195,10 +219,6 @@ class TorchTrainer(ReloadableTrainer):
             file_bytes=file_bytes,
             beside=beside,
         )
-
-    def _export(self) -> tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]:
-        """Return the weights of an export, and a function that writes what else is in its directory."""
-        return self.named_weights(), lambda _: None
 
     @property
     def identity(self) -> Identity:
@@ -241,12 +261,8 @@ class TorchTrainer(ReloadableTrainer):
 
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
-        whole = self._read_model("reset")
-        if self.peers.size > 1:
-            spread(whole, self._model, self._weights, self._device)
-            torch.manual_seed(self._seed)
-        elif whole is not None:
-            self._weights.fill(dict(Weights(whole).named()))
+        if not self.trained.restore():
+            self._loader.refill(self._model, self._weights)
         self._optimizer.reset()
         if self.expert_load is not None:
             self.expert_load.reset()
@@ -287,18 +303,6 @@ class TorchTrainer(ReloadableTrainer):
                     else:
                         loss = loss_of(packed, logprobs_N, entropy_N)
                     loss.backward()
-
-    def _prove_cut(self, witness: Witness) -> None:
-        """Prove that the ranks together compute what the whole model did. All ranks call it."""
-        prove_sharding(self._model, witness, self._dtype)
-        settle(self._model)
-        if self._axes is not None and self._axes.tensor is not None:
-            self._prove_copies(witness, self._axes)
-
-    def _prove_copies(self, witness: Witness, mesh: RankMesh) -> None:
-        """Prove that tensor ranks get the whole gradient of what they have copies of. All ranks."""
-        with settled(self._model):
-            find_division().prove_copies(self._model, witness, self._dtype, mesh, self.peers)
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:
         return self._routing.biases()
@@ -358,16 +362,16 @@ class TorchTrainer(ReloadableTrainer):
         if name == TEACHER_LOGPROBS:
             assert self._teacher_path is not None  # noqa: S101 -- the column is requested with it
             return self._teacher(self._teacher_path)
-        return self._model if name == POLICY_LOGPROBS else self._reference
+        is_own = name == POLICY_LOGPROBS or self.trained.base
+        return self._model if is_own else self._reference
 
     def _computing(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the model of a column computes its values."""
-        del name
-        return nullcontext()
+        return self.trained.as_base() if name == REFERENCE_LOGPROBS else nullcontext()
 
-    def _digest_of_initial(self) -> str:
-        """Return the digest by which a resume recognises the model that a run began with."""
-        return self.current_digest()
+    def _check_initial(self, digest: str) -> None:
+        if not self.trained.base:  # which is frozen: a reset reads no file
+            super()._check_initial(digest)
 
     def _teacher(self, path: str) -> PreTrainedModel:
         """Return the frozen model of a directory, loaded once and proved as the trained one is.
@@ -377,7 +381,8 @@ class TorchTrainer(ReloadableTrainer):
 
         def loaded() -> PreTrainedModel:
             check_tokenizers(path, self.model_path)
-            return self._load_teacher(path, self._planner.shared_prompt)
+            shared_prompt = self._planner.shared_prompt
+            return self._loader.load_teacher(path, self.vocabulary, shared_prompt=shared_prompt)
 
         if path not in self._teachers:
             self._teachers[path] = run_on_all_ranks(self.peers, "the teacher", loaded)
@@ -385,7 +390,8 @@ class TorchTrainer(ReloadableTrainer):
 
     @cached_property
     def _reference(self) -> PreTrainedModel:
-        whole = self._read_model("the reference")
-        model = self._unfilled(whole).requires_grad_(requires_grad=False)
-        self._check_initial(shared_digest(self._cut(model, whole).named(), self.peers))
+        whole = self._loader.read("the reference")
+        model = self._loader.make(whole).requires_grad_(requires_grad=False)
+        weights = self._loader.shard(model, whole)
+        self._check_initial(shared_digest(weights.named(), self.peers))
         return model

@@ -12,9 +12,8 @@ from parity_cases import TOKENS, Cut, Step, chunked
 from reshard_jobs import resharded
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch_backend.torch_bugs import Exact, ExactPictures
+from torch_backend.torch_bugs import Exact, ExactPictures, PlantedLoader
 from torch_backend.torch_jobs import as_arrays, gradients
-from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
@@ -24,6 +23,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.models.media_canaries import canary_prompts
 from offbeat.plugins.encoder_ranks.choose import EncoderTrainer, LanguageTrainer
 from offbeat.plugins.encoder_ranks.errors import ProvenanceMismatch
+from offbeat.plugins.encoder_ranks.loading import GridLoader
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
@@ -35,12 +35,16 @@ from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import named_weights
 
 
-class ExactLanguage(ExactPictures, LanguageTrainer):
+class PlantedGridLoader(PlantedLoader, GridLoader):
     pass
+
+
+class ExactLanguage(ExactPictures, LanguageTrainer):
+    loader = PlantedGridLoader
 
 
 class ExactEncoder(ExactPictures, EncoderTrainer):
-    pass
+    loader = PlantedGridLoader
 
 
 class SwapsLanes(ExactEncoder):
@@ -53,11 +57,9 @@ class SwapsLanes(ExactEncoder):
 class AveragesOverTheWorld(ExactEncoder):
     """Averages the tower's gradients with those of ranks that hold none of it."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Any:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         for each in sharded_modules(model):
             each.set_gradient_divide_factor(float(self.peers.size))
-        return weights
 
 
 class CountsOneLane(ExactEncoder):
@@ -74,13 +76,12 @@ class DealsAsLanes(ExactEncoder):
 class KeepsParts(ExactEncoder):
     """Adds up nowhere the gradients of what the columns of ``fc1`` read."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Any:
-        weights, mesh = super()._cut(model, whole), self._mesh.tensor
+    def plant(self, model: Any) -> None:
+        mesh = self._mesh.tensor
         for name, module in model.named_modules():
             if name.endswith("mlp.fc1"):
                 hook = partial(_read_without_a_sum, mesh)
                 module.register_forward_pre_hook(hook, prepend=True)
-        return weights
 
 
 def _read_without_a_sum(mesh: Any, _: Any, inputs: Any) -> Any:

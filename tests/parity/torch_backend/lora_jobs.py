@@ -5,20 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from parity_cases import TOKENS, Arrays, Cut, Step
-from tiny_models import compute_in_float64
 from torch import Tensor, nn
+from torch_backend.torch_bugs import Exact
 from torch_jobs import as_arrays, feed, gradients, make, mine, nbytes
-from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
-from offbeat.plugins.lora.lora_trainer import LoraTrainer
+from offbeat.plugins.lora.adapters import Adapters
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.torch.sharding import Weights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -26,33 +23,22 @@ CANARIES = ((2, 5, 14, 8, 17), (3, 9, 4, 11, 6))
 KEPT = 8
 
 
-class Adapting(LoraTrainer):
-    """With adapters of rank 4 on every linear module. Computes in float64 what transformers does not."""
+class Adapting(Exact):
+    """With adapters of rank 4 on every linear module."""
+
+    trained_by = Adapters
 
     def __init__(self, path: Path, *, trainer: Any, **given: Any) -> None:
         super().__init__(path, trainer=trainer.model_copy(update={"lora": LORA}), **given)
-
-    def _load_model(self) -> PreTrainedModel:
-        return self._exact(super()._load_model())
-
-    def _shell(self) -> PreTrainedModel:
-        return self._exact(super()._shell())
-
-    def _exact(self, model: PreTrainedModel) -> PreTrainedModel:
-        if self._dtype == torch.float64:
-            compute_in_float64(model)
-        return model
 
 
 class KeepsPartsOfA(Adapting):
     """Nobody adds up the gradients that matrices B, cut by columns, give the matrices A before them."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         for name, module in model.named_modules():
             if name.endswith("q_proj.lora_B.default"):
                 module.register_forward_pre_hook(self._keep_part, prepend=True)
-        return weights
 
     def _keep_part(self, _: nn.Module, inputs: tuple[Tensor]) -> None:
         if inputs[0].requires_grad:
@@ -120,7 +106,7 @@ def held(trainer: Any) -> RankBytes:
     )
 
 
-def reference_gap(trainer: LoraTrainer, step: Step) -> float:
+def reference_gap(trainer: Any, step: Step) -> float:
     """Distance between the reference and a policy whose adapters add nothing."""
     groups = [step.groups[i] for i in mine(trainer, step, range(len(step.groups)))]
 
@@ -134,12 +120,12 @@ def reference_gap(trainer: LoraTrainer, step: Step) -> float:
     reference = column("reference")
     scale(trainer, 0.0)
     gap = float(np.abs(reference - column("policy")).max())
-    scale(trainer, trainer.adapter.scaling)
+    scale(trainer, trainer.trained.adapter.scaling)
     assert not np.array_equal(reference, column("policy"))
     return gap
 
 
-def scale(trainer: LoraTrainer, scaling: float) -> None:
+def scale(trainer: Any, scaling: float) -> None:
     modules: list[Any] = [each for each in trainer.module.modules() if hasattr(each, "lora_A")]
     for module in modules:
         module.scaling = {"default": scaling}

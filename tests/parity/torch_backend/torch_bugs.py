@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,35 +22,57 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.loading import ModelLoader
+from offbeat.trainers.torch.parts import TorchParts, WholeModel
 from offbeat.trainers.torch.sharding import Weights, sharded_modules
 from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
 from tests.support.image_text_models import exact_angles, exact_norms
 
 
+class PlantedLoader(ModelLoader):
+    """Makes models that compute otherwise than transformers, and cuts with a bug."""
+
+    def __init__(self, *given: Any, change: Callable[[Any], Any], plant: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.change, self.plant = change, plant
+
+    def load(self) -> PreTrainedModel:
+        return self.change(super().load())
+
+    def shell(self) -> PreTrainedModel:
+        return self.change(super().shell())
+
+    def shard(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super().shard(model, whole)
+        self.plant(model)
+        return weights
+
+
 class Exact(TorchTrainer):
     """Computes in float64 what transformers does not."""
 
-    def _load_model(self) -> PreTrainedModel:
-        model = super()._load_model()
+    loader: type[PlantedLoader] = PlantedLoader
+    trained_by: Any = WholeModel
+
+    def __init__(self, path: Path, **given: Any) -> None:
+        loader = partial(self.loader, change=self.change, plant=self.plant)
+        super().__init__(path, parts=TorchParts(loader, self.trained_by), **given)
+
+    def change(self, model: Any) -> Any:
+        """Return a model that was read, or its shell, with what transformers rounds in float64."""
         if self._dtype == torch.float64:
             compute_in_float64(model)
         return model
 
-    def _shell(self) -> PreTrainedModel:
-        shell = super()._shell()
-        if self._dtype == torch.float64:
-            compute_in_float64(shell)
-        return shell
+    def plant(self, model: Any) -> None:
+        """Put the bug into a model that has been cut; none by default."""
 
 
 class ExactPictures(Exact):
     """Computes norms of all families, and angles of Qwen's towers, in float64."""
 
-    def _load_model(self) -> PreTrainedModel:
-        return exact_angles(exact_norms(super()._load_model()))
-
-    def _shell(self) -> PreTrainedModel:
-        return exact_angles(exact_norms(super()._shell()))
+    def change(self, model: Any) -> Any:
+        return exact_angles(exact_norms(super().change(model)))
 
 
 # --- bugs of others, planted ----------------------------------------------------------------------
@@ -58,21 +81,17 @@ class ExactPictures(Exact):
 class Averaged(Exact):
     """Gradients are averaged over ranks: what FSDP2 does unless told."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         for each in sharded_modules(model):
             each.set_gradient_divide_factor(float(self.peers.size))
-        return weights
 
 
 class ReducedTwice(Exact):
     """What is reduced already is reduced again."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         for each in sharded_modules(model):
             each.set_all_reduce_hook(again)
-        return weights
 
 
 def again(reduced: Tensor) -> None:
@@ -126,12 +145,10 @@ class CountsCopies(Exact):
 class KeepsPartsOfNorms(Exact):
     """Nobody adds up the gradients of norms of queries and keys, which see some heads each."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         for name, module in model.named_modules():
             if name.endswith(("q_norm", "k_norm")):
                 module.forward = partial(of_own_heads, module)
-        return weights
 
 
 def of_own_heads(norm: Any, heads: Any) -> DTensor:
@@ -144,11 +161,9 @@ def of_own_heads(norm: Any, heads: Any) -> DTensor:
 class KeepsPartsOfHidden(Exact):
     """Nobody adds up the gradients that the ranks' rows of the output head give the hidden states."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         head: Any = model.get_output_embeddings()
         head.share = OwnGradients(head.share.cuts, head.share.rank, head.share.group)
-        return weights
 
 
 class OwnGradients(VocabularyShare):
@@ -161,11 +176,9 @@ class OwnGradients(VocabularyShare):
 class KeepsPartsOfTotals(Exact):
     """Each rank divides by the sum over its own tokens."""
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        weights = super()._cut(model, whole)
+    def plant(self, model: Any) -> None:
         head: Any = model.get_output_embeddings()
         head.share = OwnTotals(head.share.cuts, head.share.rank, head.share.group)
-        return weights
 
 
 class OwnTotals(VocabularyShare):

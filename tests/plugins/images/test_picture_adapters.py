@@ -13,7 +13,9 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import media_of
-from offbeat.plugins.lora.lora_trainer import LoraTrainer
+from offbeat.plugins.lora.adapters import Adapters
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
 from tests.support.split_steps import run_step
@@ -24,8 +26,9 @@ pytest.importorskip("peft", reason="the extra `lora` is not installed")
 def test_adapters_of_tower_and_text_model_are_trained_and_merged(tmp_path: Path) -> None:
     make("idefics3").save_pretrained(tmp_path / "base")
     path, out = tmp_path / "base", tmp_path / "out"
-    trainer = LoraTrainer(
+    trainer = TorchTrainer(
         path,
+        parts=TorchParts(trained=Adapters),
         trainer=TorchTrainerConfig.model_validate(
             {"optimizer": {"learning_rate": 1e-2}, "lora": {"rank": 4, "alpha": 8.0}}
         ),

@@ -14,7 +14,9 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
-from offbeat.plugins.lora.lora_trainer import LoraTrainer
+from offbeat.plugins.lora.adapters import Adapters
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Adapter, release_digest
@@ -35,10 +37,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
 
 
-def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()) -> LoraTrainer:
+def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()) -> TorchTrainer:
     lora = {"rank": 4, "alpha": 8.0, "target_modules": targets}
-    trainer = LoraTrainer(
+    trainer = TorchTrainer(
         path,
+        parts=TorchParts(trained=Adapters),
         trainer=TorchTrainerConfig.model_validate({"lora": lora}),
         model=ModelConfig.model_validate({"path": str(path), "dtype": dtype}),
         total_steps=10,
@@ -48,8 +51,13 @@ def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()
     return trainer
 
 
+def adapters_of(trainer: TorchTrainer) -> Adapters:
+    assert isinstance(trainer.trained, Adapters)
+    return trainer.trained
+
+
 @torch.no_grad()
-def move(trainer: LoraTrainer, seed: int) -> None:
+def move(trainer: TorchTrainer, seed: int) -> None:
     """Move every adapter, as steps do, but further."""
     torch.manual_seed(seed)
     for each in trainer.module.parameters():
@@ -58,14 +66,14 @@ def move(trainer: LoraTrainer, seed: int) -> None:
 
 
 def release(
-    trainer: LoraTrainer,
+    trainer: TorchTrainer,
     version: int,
     holding: TrainedWeights | None = None,
     adapter: Adapter | None = None,
 ) -> WeightRelease:
     """What a trainer's rank publishes: its adapters, unless it is ``holding`` something else."""
     weights = holding or trainer.weights
-    of = None if holding else adapter or trainer.adapter
+    of = None if holding else adapter or adapters_of(trainer).adapter
     source = GatheredSource(weights.metas(), weights.named, 4_000, adapter=of)
     return release_with_canary(trainer, version, source)
 
@@ -77,7 +85,7 @@ async def generate(server: EmbeddedEngineServer, number: int) -> GenerateResult:
     return await server.generate(asked)
 
 
-def trainers_logprobs(trainer: LoraTrainer, result: GenerateResult) -> np.ndarray:
+def trainers_logprobs(trainer: TorchTrainer, result: GenerateResult) -> np.ndarray:
     offsets = result.offsets
     group: Any = {
         "prompt_ids": np.array((1, 2, 3), np.int32),
@@ -170,7 +178,7 @@ def test_adapters_after_a_full_release_are_refused_because_their_base_is_gone(ti
     trainer = trainer_of(tiny)
 
     async def use(server: EmbeddedEngineServer) -> None:
-        await load(server, 1, release(trainer, 1, holding=trainer.merged))
+        await load(server, 1, release(trainer, 1, holding=adapters_of(trainer).merged))
         with pytest.raises(WeightSyncFailed, match="base of the adapters is a full release"):
             await load(server, 2, release(trainer, 2))
         assert (await server.state(FENCE)).version == 1
@@ -187,7 +195,7 @@ def test_a_merged_release_serves_what_separate_adapters_serve(tiny: Path, dtype:
         served.append(tuple((await generate(server, 7)).logprobs))
 
     async def merged(server: EmbeddedEngineServer) -> None:
-        await load(server, 1, release(trainer, 1, holding=trainer.merged))
+        await load(server, 1, release(trainer, 1, holding=adapters_of(trainer).merged))
         served.append(tuple((await generate(server, 7)).logprobs))
 
     with_engine(tiny, separate, dtype)
@@ -212,7 +220,9 @@ def test_a_release_that_lacks_one_half_of_an_adapter_is_refused(tiny: Path) -> N
         def local_tensors(self) -> Any:
             return {}
 
-    source = GatheredSource(Half().metas(), Half().named, 4_000, adapter=trainer.adapter)
+    source = GatheredSource(
+        Half().metas(), Half().named, 4_000, adapter=adapters_of(trainer).adapter
+    )
     chunks, digests = zip(*source.chunks(), strict=True)
     manifest = source.manifest.sealed(digests)
     half = WeightRelease(

@@ -17,10 +17,11 @@ from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.plugins.lora.lora_trainer import LoraTrainer
+from offbeat.plugins.lora.adapters import Adapters
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.sharded_state import saved_names
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -30,7 +31,7 @@ from tests.support.split_steps import Step, run_step
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
-MakeLora = Callable[..., LoraTrainer]
+MakeLora = Callable[..., TorchTrainer]
 PULLED = LossSpec(ClippedPgLossConfig(old_logprobs="policy", kl_coef=0.1))
 SMALL: dict[str, Any] = {"rank": 4, "alpha": 8.0}
 
@@ -39,9 +40,10 @@ SMALL: dict[str, Any] = {"rank": 4, "alpha": 8.0}
 def lora_of(qwen3: Path) -> MakeLora:
     def make(
         path: Path = qwen3, dtype: Any = "float32", lora: dict[str, Any] | None = None
-    ) -> LoraTrainer:
-        return LoraTrainer(
+    ) -> TorchTrainer:
+        return TorchTrainer(
             path,
+            parts=TorchParts(trained=Adapters),
             trainer=TorchTrainerConfig.model_validate(
                 {"optimizer": {"learning_rate": 1e-2}, "lora": lora or SMALL}
             ),
@@ -53,7 +55,7 @@ def lora_of(qwen3: Path) -> MakeLora:
     return make
 
 
-def base_weights(trainer: LoraTrainer) -> dict[str, Tensor]:
+def base_weights(trainer: TorchTrainer) -> dict[str, Tensor]:
     return {
         name: each.clone()
         for name, each in trainer.module.state_dict().items()

@@ -24,7 +24,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.launch.commands.main import app
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.weights import WeightRelease
-from offbeat.plugins.lora.lora_trainer import LoraTrainer
+from offbeat.plugins.lora.adapters import Adapters
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.plugins.megatron.state import save_share
@@ -33,6 +33,7 @@ from offbeat.plugins.verify_weights.verification import Leg, LegResult
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights
@@ -73,8 +74,9 @@ def trained(tiny: Path) -> MakeTrainer:
     def make(lora: LoraConfig | None = None) -> TorchTrainer:
         if lora:
             pytest.importorskip("peft", reason="the extra `lora` is not installed")
-        trainer = (LoraTrainer if lora else TorchTrainer)(
+        trainer = TorchTrainer(
             tiny,
+            parts=TorchParts(trained=Adapters) if lora else None,
             trainer=TorchTrainerConfig.model_validate(
                 {"optimizer": {"learning_rate": 1e-3}, "lora": lora}
             ),
@@ -259,7 +261,9 @@ def served_after(
     trainer: TorchTrainer, model: Path, run: Path, version: int = 3, torn: str = ""
 ) -> ServedWeights:
     """What an engine answers after a release of a trainer's weights."""
-    adapter: Adapter | None = trainer.adapter if isinstance(trainer, LoraTrainer) else None
+    adapter: Adapter | None = (
+        trainer.trained.adapter if isinstance(trainer.trained, Adapters) else None
+    )
     source = GatheredSource(trainer.weights.metas(), trainer.weights.named, 8_000, adapter=adapter)
     chunks, digests = zip(*source.chunks(), strict=True)
     manifest = source.manifest.sealed(digests)

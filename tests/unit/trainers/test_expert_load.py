@@ -34,6 +34,8 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_load import normalised_scores
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.torch.loading import ModelLoader
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.routing import check_routers, routers_of
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -68,11 +70,11 @@ def glm4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class EagerTrainer(TorchTrainer):
+class EagerLoader(ModelLoader):
     """Grouped experts of transformers know no float64."""
 
-    def _load_model(self) -> PreTrainedModel:
-        model = super()._load_model()
+    def load(self) -> PreTrainedModel:
+        model = super().load()
         model.set_experts_implementation("eager")
         return model
 
@@ -82,8 +84,9 @@ def sparse(glm4: Path) -> MakeSparse:
     """A float64 trainer of a model with experts; keywords override its trainer section."""
 
     def make(moe: dict[str, float] | None = None, **section: Any) -> TorchTrainer:
-        return EagerTrainer(
+        return TorchTrainer(
             glm4,
+            parts=TorchParts(loader=EagerLoader),
             trainer=TorchTrainerConfig(
                 optimizer=OptimizerConfig.model_validate(STILL),
                 moe=MoeConfig.model_validate(moe or {}),

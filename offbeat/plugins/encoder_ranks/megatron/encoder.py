@@ -19,6 +19,7 @@ from offbeat.config.limits import encoder_tokens
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.bridge import shared_values
 from offbeat.plugins.encoder_ranks.encoding import EncodingTrainer
+from offbeat.plugins.encoder_ranks.exchange import prove_sides
 from offbeat.plugins.encoder_ranks.megatron.optimizer import TowerOptimizer
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
 from offbeat.plugins.encoder_ranks.tower_proof import example_features, prove_tower
@@ -107,7 +108,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         self._tower = self._build(trained=True)
         self._meet(self._tower.boxes)
         if grid.encoder_tensor > 1:
-            self._prove_cut_sides(self.architecture.name, self._proved)
+            prove_sides(self.peers, self.architecture.name, self._proved)
         self.optimizer = self._optimizer_state = TowerOptimizer(
             self._tower.model,
             self._tower.shards,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from offbeat.messages.media import Media
 from offbeat.models.media_passes import Features
+from offbeat.plugins.encoder_ranks.exchange import prove_sides
 from offbeat.plugins.encoder_ranks.lane import LaneTrainer
 from offbeat.plugins.encoder_ranks.megatron.encoder import architecture_with_tower
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART
@@ -54,7 +55,7 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _meet(self, boxes: Sequence[TensorBox]) -> None:
         super()._meet(boxes)
         if self._grid.encoder_tensor > 1:
-            self._prove_cut_sides(self.architecture.name, lambda: NOT_APART)
+            prove_sides(self.peers, self.architecture.name, lambda: NOT_APART)
 
     def _features_by(self, model: GPTModel) -> FeatureSource | None:
         del model
