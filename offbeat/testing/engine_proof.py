@@ -43,10 +43,6 @@ T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class _Stuck(EngineRefused):
-    """An engine that leaves a call without an answer: closing it would hang as well."""
-
-
 def prove(
     plugin: EnginePlugin, model: Path, generator: Mapping[str, Any], deadline_s: float
 ) -> None:
@@ -66,12 +62,9 @@ def prove(
             server: EngineServer = plugin.server_class()(spec)
             try:
                 await proof.run(server)
-            except _Stuck:
-                raise
-            except BaseException:
-                await server.close()
-                raise
-            await proof.answered(server.close(), "close")
+            finally:
+                if not proof.is_stuck:  # closing would hang as well
+                    await proof.answered(server.close(), "close")
             await proof.is_refused(server, "after close")
 
         asyncio.run(main())
@@ -81,7 +74,7 @@ class _Proof:
     """The engine's promises, one method each."""
 
     def __init__(self, subject: str, model: Path, deadline_s: float) -> None:
-        self._subject, self._deadline_s = subject, deadline_s
+        self._subject, self._deadline_s, self.is_stuck = subject, deadline_s, False
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, local_files_only=True
         ).eval()
@@ -129,7 +122,8 @@ class _Proof:
         except TimeoutError:
             problem = f"{name} had no answer within {self._deadline_s:g} s"
             fix = "Return from step after each token; give a slow engine a longer deadline_s"
-            raise _Stuck(self._subject, problem, fix) from None
+            self.is_stuck = True
+            raise EngineRefused(self._subject, problem, fix) from None
 
     async def _begin(self, server: EngineServer) -> "asyncio.Future[GenerateResult]":
         """Return a long request that has begun."""
