@@ -39,7 +39,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from offbeat.messages.failures import FixableError
 from offbeat.messages.no_media import NoMedia
@@ -104,6 +104,48 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
 """Module of each plug-in of this package, with the name in it; without a name: the module itself."""
 
 
+class _Interface(NamedTuple):
+    """Facts about the object that an entry point of a kind has to name."""
+
+    types: tuple[str, ...]
+    """``module:name`` of the classes, of one of which it is an object."""
+
+    attribute: str = ""
+    """The attribute that it has besides the methods of the class; empty: none."""
+
+    attribute_type: str = ""
+    """``module:name`` of the class that the attribute is an object of."""
+
+    holds_class: bool = False
+    """Whether the attribute is a subclass of that class, no object of it."""
+
+
+_INTERFACES: Final[Mapping[Kind, _Interface]] = {
+    "command": _Interface(("typer:Typer",)),
+    "engine": _Interface(
+        ("offbeat.config.engine_plugin:EnginePlugin",),
+        "section",
+        "offbeat.config.sections.generator:PluginGeneratorConfig",
+        holds_class=True,
+    ),
+    "environment": _Interface(
+        (
+            "offbeat.environments.environment_plugin:PluginOfEnvironments",
+            "offbeat.environments.environment_plugin:PluginOfAgents",
+        ),
+        "traits",
+        "offbeat.config.environment_traits:EnvironmentTraits",
+    ),
+    "tracker": _Interface(
+        ("offbeat.telemetry.tracker:Tracker",),
+        "section",
+        "offbeat.config.base:Config",
+        holds_class=True,
+    ),
+}
+"""Interfaces of the kinds that other packages bring; they are imported with such a plug-in."""
+
+
 class PluginUnusable(FixableError):
     """A plug-in that was named cannot be used: there is none or there are several, or it is broken."""
 
@@ -117,7 +159,7 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
     Raises:
         NoSuchPlugin: There is none.
-        PluginUnusable: There are several, or its import fails.
+        PluginUnusable: There are several, its import fails, or it is not what its kind needs.
     """
     if name in _IN_TREE[kind]:
         found = _load(kind, name)
@@ -128,28 +170,32 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
     entries = _entry_points(f"{kind}.{name}")
     if not entries:
         raise _unknown(kind, name)
-    return _load_entry_point(_only(entries, kind, name))
+    entry = _only(entries, kind, name)
+    found = _load_entry_point(entry)
+    _check_interface(found, kind, entry)
+    return found
 
 
-def check_interface(plugin: object, kind: Kind, name: str, interface: type) -> None:
-    """Check that a plug-in is what its kind needs.
+def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
+    """Return the names that other packages bring, each with its package; no package is imported.
 
-    Raises:
-        PluginUnusable: It is something else.
+    A name of a plug-in of this package is not among them: that of the other package is not used.
     """
-    if not isinstance(plugin, interface):
-        problem = f"its entry point names {plugin!r:.80}, no {interface.__name__}"
-        fix = f"Let it name an object of a class that derives from {interface.__name__}"
-        raise PluginUnusable(f"{kind} {name}", problem, fix)
+    ours = _IN_TREE.get(kind, {})  # type: ignore[call-overload]  # empty of kinds with targets
+    named = dict[str, list[str]]()
+    for entry in _entry_points():
+        of_kind, _, name = entry.name.partition(".")
+        if of_kind == kind and name not in ours:
+            named.setdefault(name, []).append(_package(entry))
+    return {name: " and ".join(sorted(packages)) for name, packages in sorted(named.items())}
 
 
 def suggest_package(kind: Kind | TargetKind, name: str) -> str:
     """Return what to do about a name that nothing brings: an installed one that is close, or a package."""
-    entries = [entry.name.partition(".") for entry in _entry_points()]
-    brought = [each for of_kind, _, each in entries if of_kind == kind]
+    brought = names_of_packages(kind)
     if near := difflib.get_close_matches(name, brought, n=1):
         return f"Did you mean `{near[0]}`?"
-    installed = f" (installed: {', '.join(sorted(brought))})" if brought else ""
+    installed = f" (installed: {', '.join(brought)})" if brought else ""
     return f"Or install the package with the entry point {kind}.{name} of {GROUP}{installed}."
 
 
@@ -282,6 +328,53 @@ def _load_entry_point(entry: EntryPoint) -> Any:  # noqa: ANN401 -- of any kind
     except Exception as error:
         fix = f"See the package {_package(entry)}"
         raise _broken(entry.name.replace(".", " "), error, fix) from error
+
+
+def _check_interface(plugin: object, kind: Kind, entry: EntryPoint) -> None:
+    """Check that a plug-in of another package is what its kind needs.
+
+    Raises:
+        PluginUnusable: It is something else.
+    """
+    if kind in _INTERFACES and (wrong := _find_misfit(plugin, _INTERFACES[kind])):
+        problem, fix = wrong
+        problem = f"the entry point {entry.name} of the package {_package(entry)} names {problem}"
+        raise PluginUnusable(f"{kind} {entry.name.partition('.')[2]}", problem, fix)
+
+
+def _find_misfit(plugin: object, interface: _Interface) -> tuple[str, str] | None:
+    """Return the form of an object that does not fit, and what to do; None: it fits."""
+    types: list[type] = [import_object(each) for each in interface.types]
+    names, class_name = " or ".join(each.__name__ for each in types), type(plugin).__name__
+    by_type = [_find_missing(plugin, each, interface.attribute) for each in types]
+    missing = ", ".join(min(by_type, key=len))
+    lacks = f" that has no {missing}" if missing else ""
+    if isinstance(plugin, type) and issubclass(plugin, tuple(types)):
+        made = f"PLUGIN = {plugin.__name__}()"
+        return f"the class {plugin.__name__}, no object of it", f"Let it name an object: {made}"
+    if not isinstance(plugin, tuple(types)):
+        fix = f"Let it name an object of a class that derives from {names}"
+        return f"{plugin!r:.80}, no {names}: an object of {class_name}{lacks}", fix
+    if missing:
+        return f"an object of {class_name}{lacks}", f"Give it {missing}"
+    if not interface.attribute:
+        return None
+    value, wanted = getattr(plugin, interface.attribute), import_object(interface.attribute_type)
+    if interface.holds_class:
+        fits = isinstance(value, type) and issubclass(value, wanted)
+    else:
+        fits = isinstance(value, wanted)
+    if fits:
+        return None
+    form = "a subclass" if interface.holds_class else "an object"
+    problem = f"an object of {class_name} whose {interface.attribute} is {value!r:.80}"
+    return problem, f"Set {interface.attribute} to {form} of {wanted.__name__}"
+
+
+def _find_missing(plugin: object, needed: type, attribute: str) -> list[str]:
+    methods: frozenset[str] = getattr(needed, "__abstractmethods__", frozenset())
+    members = [attribute, *sorted(methods)] if attribute else sorted(methods)
+    return [name for name in members if not hasattr(plugin, name)]
 
 
 def _broken(subject: str, error: Exception, fix: str) -> PluginUnusable:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from offbeat.config.clash import Clash
-from offbeat.doors import check_interface, find_plugin, plugins_of
+from offbeat.doors import find_plugin, plugins_of
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
@@ -78,13 +78,11 @@ def find_engine(name: str) -> EnginePlugin | None:
     """Return the plug-in of a kind of engine, or None if the core has the kind.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package brings it, or it cannot be used.
     """
     if name in CORE_ENGINES:
         return None
-    plugin = find_plugin("engine", name)
-    check_interface(plugin, "engine", name, EnginePlugin)
-    return cast("EnginePlugin", plugin)
+    return cast("EnginePlugin", find_plugin("engine", name))
 
 
 def suggest_engine(*others: str) -> str:

@@ -61,7 +61,7 @@ def load_custom(
 
 _NAME_FIX: Final = "Name it module:Class, the module being importable from the working directory"
 _CALL_FIX: Final = "Let it take groups_per_step, max_staleness and the keys of sampler.options as keyword arguments"
-_SHAPE_FIX: Final = "Give it the methods of offbeat.sampler.policy.Sampler"
+_SHAPE_FIX: Final = "Give it the methods of offbeat.interfaces.Sampler"
 _BOUND_FIX: Final = "Make it an integer of groups_per_step or more"
 
 

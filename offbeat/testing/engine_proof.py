@@ -261,7 +261,7 @@ class _Proof:
         }
         if bad := [name for name, is_wrong in wrong.items() if is_wrong]:
             problem = f"its answer has wrong {', '.join(bad)}"
-            raise EngineRefused(self._subject, problem, "See GenerateResult")
+            raise EngineRefused(self._subject, problem, "See offbeat.interfaces.GenerateResult")
 
     def _check_logprobs(
         self, request: GenerateRequest, result: GenerateResult, sample: int, version: int

@@ -51,7 +51,9 @@ def prove_tracker(tracker: Tracker[Any], keys: Mapping[str, Any], folder: Path) 
     found: list[object] = _called(subject, "check", lambda: [*tracker.check(section, {})])
     if strange := [each for each in found if not isinstance(each, Finding)]:
         problem = f"check yields {strange[0]!r}"
-        raise TrackerRefused(subject, problem, "Yield what offbeat.messages.finding makes")
+        raise TrackerRefused(
+            subject, problem, "Yield what error, warning or ok of offbeat.interfaces return"
+        )
     run = TrackedRun("run-1", "proof", folder, {"steps": 3})
     for _ in ("a run", "the same run, resumed"):
         sink = _called(subject, "make_sink", lambda: tracker.make_sink(section, run))

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from offbeat.doors import (
+    Kind,
     PluginUnusable,
     find_module,
     find_plugin,
@@ -17,11 +18,12 @@ from offbeat.doors import (
     import_object,
     installed_version,
     is_installed,
+    names_of_packages,
     plugins_of,
 )
 from offbeat.launch.commands.main import app
 from offbeat.telemetry.tracker import Tracker
-from tests.support.installed_package import install_package, module_of
+from tests.support.installed_package import TRACKER, install_package, module_of
 
 Install = Callable[[str, Mapping[str, str]], None]
 
@@ -49,24 +51,22 @@ def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> 
 
 
 def test_code_of_another_package_is_imported_only_when_it_is_named(install: Install) -> None:
-    install(
-        "boards", {"tracker.leaderboard": "PLUGIN = 'a tracker'", "tracker.other": "PLUGIN = 1"}
-    )
+    install("boards", {"tracker.leaderboard": TRACKER, "tracker.other": TRACKER})
     assert "leaderboard" not in plugins_of("tracker")
     assert find_problems() == []
     assert module_of("boards", "tracker.leaderboard") not in sys.modules
-    assert find_plugin("tracker", "leaderboard") == "a tracker"
+    assert isinstance(find_plugin("tracker", "leaderboard"), Tracker)
     assert module_of("boards", "tracker.other") not in sys.modules
 
 
 def test_a_plugin_whose_import_fails_is_named_with_its_error(install: Install) -> None:
     install(
         "torn",
-        {"tracker.torn": "raise RuntimeError('no such board')", "tracker.good": "PLUGIN = 1"},
+        {"tracker.torn": "raise RuntimeError('no such board')", "tracker.good": TRACKER},
     )
     with pytest.raises(PluginUnusable, match="RuntimeError: no such board"):
         find_plugin("tracker", "torn")
-    assert find_plugin("tracker", "good") == 1
+    assert isinstance(find_plugin("tracker", "good"), Tracker)
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
@@ -83,6 +83,91 @@ def test_a_package_that_repeats_a_name_of_ours_is_reported_and_not_used(install:
     install("copy", {"tracker.wandb": "PLUGIN = 'not ours'"})
     assert isinstance(find_plugin("tracker", "wandb"), Tracker)
     assert [each.problem for each in find_problems()] == ["copy and offbeat each bring one"]
+
+
+def test_names_of_packages_are_listed_from_their_metadata(install: Install) -> None:
+    broken = "raise RuntimeError"
+    install("one", {"tracker.board": broken, "sampler.fresh": broken, "tracker.wandb": broken})
+    install("two", {"tracker.board": broken, "tracker.list": broken})
+    assert names_of_packages("tracker") == {"board": "one and two", "list": "two"}
+    assert names_of_packages("sampler") == {"fresh": "one"}
+
+
+WITHOUT_SECTION = (
+    "from offbeat.interfaces import Tracker\nclass Board(Tracker):\n    make_sink = 1\n"
+)
+PUZZLES = """
+from offbeat.interfaces import PluginOfEnvironments
+
+
+class Puzzles(PluginOfEnvironments):
+    make_environment = None
+
+
+PLUGIN = Puzzles()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "problem", "fix"),
+    [
+        (
+            "tracker",
+            "class Board:\n    section = 1\nPLUGIN = Board()",
+            "no Tracker: an object of Board that has no make_sink",
+            "Let it name an object of a class that derives from Tracker",
+        ),
+        (
+            "tracker",
+            f"{WITHOUT_SECTION}PLUGIN = Board",
+            "the class Board, no object of it",
+            "Let it name an object: PLUGIN = Board()",
+        ),
+        (
+            "tracker",
+            f"{WITHOUT_SECTION}PLUGIN = Board()",
+            "an object of Board that has no section",
+            "Give it section",
+        ),
+        (
+            "tracker",
+            f"{WITHOUT_SECTION}PLUGIN = Board()\nPLUGIN.section = dict",
+            "an object of Board whose section is <class 'dict'>",
+            "Set section to a subclass of Config",
+        ),
+        (
+            "environment",
+            "PLUGIN = 3",
+            "PluginOfAgents: an object of int that has no traits, make_environment",
+            "derives from PluginOfEnvironments or PluginOfAgents",
+        ),
+        ("environment", PUZZLES, "an object of Puzzles that has no traits", "Give it traits"),
+        (
+            "environment",
+            f"{PUZZLES}PLUGIN.traits = 'puzzles'",
+            "an object of Puzzles whose traits is 'puzzles'",
+            "Set traits to an object of EnvironmentTraits",
+        ),
+        (
+            "command",
+            "def PLUGIN(): ...",
+            "no Typer: an object of function",
+            "derives from Typer",
+        ),
+    ],
+)
+def test_an_entry_point_that_names_no_plugin_of_its_kind_is_refused_with_what_it_lacks(
+    install: Install, tmp_path: Path, kind: Kind, source: str, problem: str, fix: str
+) -> None:
+    package = tmp_path.name  # a module of the same name is imported once
+    install(package, {f"{kind}.odd": source})
+    with pytest.raises(PluginUnusable) as refused:
+        find_plugin(kind, "odd")
+    assert refused.value.subject == f"{kind} odd"
+    named = f"the entry point {kind}.odd of the package {package} names"
+    assert refused.value.problem.startswith(named)
+    assert problem in refused.value.problem
+    assert fix in refused.value.fix
 
 
 COMMAND = """
@@ -107,6 +192,15 @@ def test_a_command_of_another_package_is_one_of_offbeat(
     assert "command torn: its import fails with RuntimeError: no board" in shown
     assert run_offbeat("repotr") == 2
     assert "No such command 'repotr'. Did you mean 'report'" in capsys.readouterr().err
+
+
+def test_a_command_without_any_is_refused(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("empty", {"command.empty": "import typer\nPLUGIN = typer.Typer()"})
+    assert run_offbeat("empty") == 2
+    told = "command empty: its entry point names a Typer that has no command. Give it one"
+    assert told in capsys.readouterr().err
 
 
 def run_offbeat(*arguments: str) -> int:

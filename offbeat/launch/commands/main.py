@@ -37,7 +37,15 @@ class _Commands(TyperGroup):
         if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:
-            return typer.main.get_command(find_plugin("command", cmd_name))
+            brought = find_plugin("command", cmd_name)
+            if (
+                brought.registered_commands
+                or brought.registered_groups
+                or brought.registered_callback
+            ):
+                return typer.main.get_command(brought)
+            problem = "its entry point names a Typer that has no command"
+            problems = [PluginUnusable(f"command {cmd_name}", problem, "Give it one")]
         except NoSuchPlugin:
             problems = find_problems()
         except PluginUnusable as unusable:

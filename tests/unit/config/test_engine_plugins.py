@@ -195,4 +195,5 @@ def test_an_entry_point_that_is_no_engine_is_named(tmp_path: Path) -> None:
     install_package(tmp_path, "other", {"engine.three": "PLUGIN = 3"})
     sys.path.append("a third path")
     (told,) = problems("generator.backend=three")
-    assert "engine three: its entry point names 3, no EnginePlugin" in told
+    named = "engine three: the entry point engine.three of the package other names 3"
+    assert f"{named}, no EnginePlugin: an object of int that has no section, server_class" in told

@@ -113,7 +113,7 @@ def test_a_class_may_have_public_helpers_of_other_names(module: str, tmp_path: P
             "Bare",
             {},
             "a Bare has no method may_dispatch, stale, in_flight_to_cancel",
-            "policy.Sampler",
+            "offbeat.interfaces.Sampler",
         ),
         ("Narrow", {}, "its max_outstanding_groups is 1", "groups_per_step or more"),
         (
