@@ -32,15 +32,15 @@ _SHORT_FORMS: Final = {"runtime": "backend"}
 
 _LOSS: Final = "algorithm.loss"
 
-_OF_PACKAGES: Final[Mapping[str, TargetKind]] = {
+TARGET_KINDS: Final[Mapping[str, TargetKind]] = {
     "algorithm.advantage": "advantage",
     "algorithm.loss.name": "loss",
     "sampler.name": "sampler",
     "environment.target": "grader",
 }
-"""Keys whose value may be a name that another package brings."""
+"""Kind of the names that another package brings for a key, in the place of targets."""
 
-_BUILT_IN: Final[Mapping[TargetKind, Iterable[str]]] = {
+BUILT_IN: Final[Mapping[TargetKind, Iterable[str]]] = {
     "advantage": get_args(AdvantageName),
     "grader": GRADERS,
 }
@@ -62,7 +62,7 @@ def expand_short_forms(layer: Section) -> list[Problem]:
         loss.children["name"] = Leaf("custom", "custom", loss.children["target"].location)
     return [
         problem
-        for key, kind in _OF_PACKAGES.items()
+        for key, kind in TARGET_KINDS.items()
         if (problem := _expand_name(layer, key, kind)) is not None
     ]
 
@@ -72,7 +72,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     node, (section, leaf) = layer.find(key), layer.parent(key)
     if section is None or not isinstance(node, Leaf) or node.text is None:
         return None
-    known = cast("schema.Key", schema.known(key)).names or _BUILT_IN[kind]
+    known = cast("schema.Key", schema.known(key)).names or BUILT_IN[kind]
     if node.text in known or ":" in node.text:
         return None
     try:
@@ -82,7 +82,7 @@ def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
     if target is None:
         return None
     named = Leaf(target, target, node.location)
-    if kind in _BUILT_IN:
+    if kind in BUILT_IN:
         section.children[leaf] = named
     else:
         section.children[leaf] = Leaf("custom", "custom", node.location)

@@ -32,6 +32,15 @@ def test_a_recipe_of_it_is_checked_simulated_and_dried(
     assert (done.returncode, "sample by temperature alone" in done.stderr) == (2, True)
 
 
+def test_its_name_and_its_keys_are_explained(plain: InstalledExample) -> None:
+    named = plain.offbeat("config", "explain", "generator.backend")
+    assert "Of installed packages: plain (offbeat-plain)." in named
+    shown = plain.offbeat("config", "explain", "generator.threads")
+    assert "Only with generator.backend=embedded or vllm or plain." in shown
+    engines = plain.offbeat("config", "explain", "generator")
+    assert "plain: Engines without a cache, to compare others with." in engines
+
+
 def test_its_engine_serves_each_version_through_transaction_and_canary(
     plain: InstalledExample, tmp_path: Path, runtime: str
 ) -> None:
