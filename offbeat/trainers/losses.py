@@ -34,9 +34,19 @@ def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
     working_dir = Path(spec.working_dir)
     unpack(spec.values)
     check_same(LOSS, config.target, source_digest(config.target, working_dir), spec.inputs)
-    loss = CustomLoss(_function(config.target, working_dir), config.target, working_dir)
-    prove_loss(loss, config, torch.device(trainer_device(spec.config.trainer)))
+    loss = load_custom_loss(config, working_dir, trainer_device(spec.config.trainer))
     return {**LOSSES, config.name: loss}
+
+
+def load_custom_loss(config: CustomLossConfig, working_dir: Path, device: str) -> CustomLoss:
+    """Return the loss of ``algorithm.loss.target``, imported, and proved on a device of torch.
+
+    Raises:
+        LossRefused: It cannot be imported, or lacks a property that training needs.
+    """
+    loss = CustomLoss(_function(config.target, working_dir), config.target, working_dir)
+    prove_loss(loss, config, torch.device(device))
+    return loss
 
 
 def _function(target: str, working_dir: Path) -> Any:  # noqa: ANN401 -- the user's object

@@ -33,6 +33,13 @@ def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(lab: Installed
     assert "violations in 0 episodes" in shown
 
 
+def test_an_option_that_its_sampler_lacks_is_one_finding_of_check(lab: InstalledExample) -> None:
+    done = lab.python("-m", "offbeat", "check", "recipe.yaml", "sampler.options.dept=2")
+    assert done.returncode == 2
+    assert done.stdout.count("got an unexpected keyword argument 'dept'") == 1, done.stdout
+    assert "1 error (sampler)" in done.stdout
+
+
 def test_its_parts_train_are_resumed_and_reported(lab: InstalledExample, tmp_path: Path) -> None:
     run = tmp_path / "run"
     lab.offbeat("train", "recipe.yaml", "steps=2", f"run_dir={run}")

@@ -57,6 +57,7 @@ from offbeat.launch.checks.software import (
     check_trackers,
     count_gpus,
 )
+from offbeat.launch.checks.tried_code import try_options
 from offbeat.launch.checks.user_code import (
     check_advantage,
     check_loss,
@@ -99,6 +100,8 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> 
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
     ]
     found = [*of_hub, *find(config, run_dir)]
+    refused = {each.subject for each in found if each.level is Level.ERROR}
+    found += try_options(config, Path.cwd(), refused)
     if has_model(config) and not any(each.level is Level.ERROR for each in found):
         from offbeat.launch.checks.activations import check_activations
 

@@ -1,0 +1,92 @@
+"""The program of a child process that makes a sampler, or proves a loss, as a run does.
+
+It reads a ``Trial`` from its standard input, and answers with a ``TrialAnswer`` on its standard output;
+user code that prints there writes to the standard error.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.config.sections.loss import CustomLossConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.messages.failures import FixableError
+from offbeat.messages.parent_death import die_with_parent
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
+
+
+class SamplerTrial(msgspec.Struct, frozen=True, tag=True):
+    """A sampler to make."""
+
+    section: dict[str, Any]
+    groups_per_step: int
+
+
+class LossTrial(msgspec.Struct, frozen=True, tag=True):
+    """A loss to prove."""
+
+    section: dict[str, Any]
+    device: str
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """Code to try, of the user or of another package, as a recipe names it."""
+
+    of: SamplerTrial | LossTrial
+    parent_pid: int
+    working_dir: str
+
+
+class TrialAnswer(msgspec.Struct, frozen=True):
+    """Says why a run would refuse the code, and what to do; both are empty if it would not."""
+
+    problem: str = ""
+    fix: str = ""
+
+
+def main() -> None:
+    """Try one object, and answer."""
+    answers = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    die_with_parent(trial.parent_pid)
+    try:
+        _try(trial)
+    except FixableError as refused:
+        answer = TrialAnswer(refused.problem, refused.fix)
+    else:
+        answer = TrialAnswer()
+    os.write(answers, msgspec.json.encode(answer))
+    os._exit(0)  # threads of user code do not keep the process
+
+
+def _try(trial: Trial) -> None:
+    """Make the object as a run does.
+
+    Raises:
+        LossRefused: A run would refuse the loss.
+        SamplerNotLoaded: A run would refuse the sampler.
+    """
+    of, working_dir = trial.of, Path(trial.working_dir)
+    if isinstance(of, SamplerTrial):
+        from offbeat.sampler.build import build_sampler
+
+        section = CustomSamplerConfig.model_validate(of.section)
+        build_sampler(section, of.groups_per_step, working_dir)
+        return
+    import torch
+
+    from offbeat.trainers.losses import load_custom_loss
+
+    if of.device != "cpu" and not torch.cuda.is_available():
+        return  # a loss may have kernels for GPUs alone
+    load_custom_loss(CustomLossConfig.model_validate(of.section), working_dir, of.device)
+
+
+if __name__ == "__main__":
+    main()
