@@ -81,7 +81,6 @@ class GroupTable:
         self.in_flight = 0
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
-        self.versions: dict[int, int] = {}  # number of groups in flight or ready, by oldest version
         self.outstanding_by_target_step: dict[int | None, int] = {}
         """Number of groups admitted, in flight or ready, by target step."""
         self.batch_deficits: dict[int, int] = {}  # groups missing, by step from the one in progress
@@ -93,6 +92,14 @@ class GroupTable:
     def outstanding(self) -> int:
         """Return the number of groups that are admitted, in flight or ready."""
         return self.admitted + self.in_flight + len(self.ready)
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Return the number of groups in flight or ready, by oldest version."""
+        held = {version: len(groups) for version, groups in self.ready_at.items()}
+        for version, groups in self.in_flight_at.items():
+            held[version] = held.get(version, 0) + len(groups)
+        return held
 
     def counts(self) -> dict[str, int]:
         """Return the number of groups by place; with trained and dropped they sum to drawn."""
@@ -218,6 +225,7 @@ class GroupTable:
     def _dropped(self, event: Dropped) -> None:
         group = self.groups.pop(event.prompt_index)
         self._leave(group)
+        count(self.outstanding_by_target_step, group.target_step, -1)
         is_stale = event.reason is DropReason.STALE
         self.totals.cancelled += is_stale and group.place is Place.IN_FLIGHT
         self.totals.failed_prompts += event.reason is DropReason.DATA
@@ -308,6 +316,7 @@ class GroupTable:
     def _add(self, group: GroupRecord) -> None:
         """Add a group to the table and to the indices of its place."""
         self.groups[group.prompt_index] = group
+        count(self.outstanding_by_target_step, group.target_step, 1)
         self._enter(group)
 
     def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
@@ -326,18 +335,15 @@ class GroupTable:
                 self.admitted -= 1
             case Place.IN_FLIGHT:
                 self.in_flight -= 1
-                count(self.versions, group.oldest_version, -1)
                 _take(self.in_flight_at, group.oldest_version, group.prompt_index)
             case Place.READY:
                 del self.ready[group.prompt_index]
                 self.ready_tokens -= group.tokens
-                count(self.versions, group.oldest_version, -1)
                 _take(self.ready_at, group.oldest_version, group.prompt_index)
                 _take(self.ready_for, group.target_step, group.prompt_index)
             case Place.TRAINING:
                 del self.training[group.prompt_index]
-                return
-        count(self.outstanding_by_target_step, group.target_step, -1)
+                count(self.outstanding_by_target_step, group.target_step, 1)
 
     def _enter(self, group: GroupRecord) -> None:
         """Add a group to the indices of its place, as the last one."""
@@ -346,14 +352,12 @@ class GroupTable:
                 self.admitted += 1
             case Place.IN_FLIGHT:
                 self.in_flight += 1
-                count(self.versions, group.oldest_version, 1)
                 self.in_flight_at.setdefault(group.oldest_version, OrderedDict())[
                     group.prompt_index
                 ] = group
             case Place.READY:
                 self.ready[group.prompt_index] = group
                 self.ready_tokens += group.tokens
-                count(self.versions, group.oldest_version, 1)
                 self.ready_at.setdefault(group.oldest_version, OrderedDict())[
                     group.prompt_index
                 ] = group
@@ -362,8 +366,7 @@ class GroupTable:
                 )
             case Place.TRAINING:
                 self.training[group.prompt_index] = group
-                return
-        count(self.outstanding_by_target_step, group.target_step, 1)
+                count(self.outstanding_by_target_step, group.target_step, -1)
 
 
 def _take(groups_at: dict[K, OrderedGroups], key: K, prompt_index: int) -> None:

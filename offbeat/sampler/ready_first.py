@@ -54,10 +54,11 @@ class ReadyFirst(Paced):
         The newest versions have no entry when none is left for them.
         """
         kept, free, due = list[int](), max(0, view.groups_needed), 0
+        held = view.versions
         for version in versions:
             if not free:
                 break
-            due += view.versions[version]
+            due += held[version]
             places = places_until(view, version + self.max_staleness, self.groups_per_step)
             spare = min(free, max(0, places - due))
             kept.append(free - spare)
