@@ -94,6 +94,7 @@ def test_a_key_that_an_engine_of_a_package_alone_has_is_explained(sprinter: str)
     assert sprinter in sys.modules
 
 
+@pytest.mark.plugins  # names vllm
 def test_a_key_of_every_engine_names_those_of_packages_without_their_import(site: Path) -> None:
     install_package(site, "torn", {"engine.torn": BROKEN})
     shown = explain("generator.engines")
