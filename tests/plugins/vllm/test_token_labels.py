@@ -1,6 +1,6 @@
 """Labels of tokens by the time of the outputs; vLLM itself is not needed."""
 
-from offbeat.plugins.vllm.labelled_llm import LabelSpan, TokenLabels
+from offbeat.plugins.vllm.token_labels import LabelSpan, TokenLabels
 from offbeat.plugins.vllm.outputs import NO_VERSION
 
 
