@@ -1,7 +1,7 @@
 """Labels of tokens by the time of the outputs; vLLM itself is not needed."""
 
-from offbeat.plugins.vllm.token_labels import LabelSpan, TokenLabels
 from offbeat.plugins.vllm.outputs import NO_VERSION
+from offbeat.plugins.vllm.token_labels import LabelSpan, TokenLabels
 
 
 def test_tokens_from_before_and_after_a_sync_get_spans_of_their_own() -> None:
