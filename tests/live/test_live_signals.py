@@ -17,6 +17,17 @@ time.sleep(1e6)
 
 class Policy: ...
 """
+ENDLESS_ONCE_CHECKED = """
+import time
+from pathlib import Path
+
+if Path("checked").exists():
+    Path("imported").touch()
+    time.sleep(1e6)
+Path("checked").touch()
+
+class Policy: ...
+"""
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 
@@ -76,10 +87,22 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
         assert again.exit_code() == 0, "a directory without a record is no dead end"
 
 
-def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
+def test_an_interrupt_while_user_code_is_checked_waits_for_nobody(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
+    policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
+    with start("checked", STUB, *policy, cwd=tmp_path) as run:
+        run.until("the policy is imported", (tmp_path / "imported").exists)
+        run.interrupt(signal.SIGINT, whole_group=True)
+        assert run.exit_code(within_s=60) == 130
+        run.nothing_is_left()
+
+
+def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS_ONCE_CHECKED)
     policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
     patience = "supervision.signal_grace_s=300"
     with start("starting", STUB, *policy, patience, cwd=tmp_path) as run:

@@ -32,6 +32,7 @@ VALUES: dict[Any, Any] = {
     tuple[int, ...]: (7, 8),
     tuple[float, ...]: (0.5,),
     tuple[str, ...]: ("one", "two"),
+    tuple[str, str] | None: ("one problem", "one fix"),
     Literal["name", "range"]: "range",
     Component | None: Component.WORKER,
     list[BaseException]: [ValueError("cause")],
