@@ -1,11 +1,11 @@
 """Measures how much of a bare decode loop's speed the embedded engine keeps.
 
-Three ways to generate the same number of tokens, in one process, interleaved:
+Three ways to generate tokens, in one process, interleaved; tokens per second of CPU:
 
 - bare: one batch, one ``DynamicCache``, a Hugging Face forward and a draw per token;
 - together: the engine, all requests submitted at once;
-- staggered: the engine kept at the same number of running samples by requests that start at
-  different times and have different lengths (half to one and a half times the bare loop's).
+- staggered: four waves of requests of different lengths (half to one and a half times the bare
+  loop's), each started where another one ended. Towards the end fewer and fewer samples run.
 
     python -m benchmarks.engine --threads 1
 """
@@ -88,10 +88,10 @@ def _compare(sequences: int, tokens: int, samples: int, repeats: int) -> dict[st
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, run in ways.items():
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             done = run()
             if repeat:  # the first one warms up
-                speeds[name].append(done / (time.perf_counter() - began_s))
+                speeds[name].append(done / (time.process_time() - began_s))
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     return {
         "sequences": sequences,

@@ -2,7 +2,7 @@
 
 Tokens are drawn with counter-based noise: a function of seed, sample and position.
 
-Legend: R rows, S stop tokens, V vocabulary.
+Legend: R rows, S stop tokens, T ticks, V vocabulary.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,20 +30,20 @@ def noise_key(seed: int, sample: int) -> int:
     return _signed(_mix(_mix(seed & _MASK_64) + (sample + 1) * _WEYL & _MASK_64))
 
 
-def uniforms(keys_R: Tensor, positions_R: Tensor) -> Tensor:
-    """Return uniform numbers in [0, 1 - 2**-52], one per row: a pure function of (key, position).
+def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
+    """Return uniform numbers in [0, 1 - 2**-52]: a pure function of (key, position).
 
     SplitMix64 (Steele, Lea, Flood 2014) read at ``position``: the state after n draws is
     ``key + n * weyl``, so that any position is reached without its predecessors.
 
     Args:
-        keys_R: [R] int64 from ``noise_key``.
-        positions_R: [R] int64, position of the token in its sequence.
+        keys: int64 from ``noise_key``.
+        positions: int64, positions of the tokens in their sequences, broadcast with ``keys``.
 
     Returns:
-        [R] float64.
+        float64, of the broadcast shape.
     """
-    mixed = keys_R + positions_R * _signed(_WEYL)
+    mixed = keys + positions * _signed(_WEYL)
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_MIX_1)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_MIX_2)
     mixed = mixed ^ _shifted(mixed, 31)
@@ -162,11 +162,12 @@ def _signed(value: int) -> int:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Shift to the right, [R] to [R], without the sign, which torch shifts in."""
+    """Shift to the right, without the sign, which torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 _NO_TOKEN = -1
+_NOISE_TICKS = 8  # computed at once, in about the time of one tick
 
 
 def _filter_values(sampling: SamplingParams) -> tuple[float, float, float]:
@@ -186,9 +187,10 @@ class RunningRows:
     ) -> None:
         self.owners: list[tuple[OpenRequest, int]] = []  # [R] request, sample index
         self._eos = tuple(eos_token_ids)
-        self._starts = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._shifts = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._keys = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._streams = torch.zeros(capacity, 3, dtype=torch.int64, device=device)
+        self._starts, self._rotary_starts, self._keys = self._streams.unbind(1)
+        self._noise = torch.zeros(capacity, _NOISE_TICKS, dtype=torch.float64, device=device)
+        self._noise_from = -_NOISE_TICKS  # tick of its first column
         self._temperatures = torch.ones(capacity, dtype=dtype, device=device)
         # One tensor, so that a filter that no row uses costs no operation
         self._filters = torch.zeros(capacity, 3, dtype=torch.float64, device=device)
@@ -211,14 +213,18 @@ class RunningRows:
         width = self._stops.shape[1]
         counts = torch.tensor([request.request.samples for request in requests])
         for column, values in (
-            (self._starts, [request.start for request in requests]),
-            (self._shifts, [request.shift for request in requests]),
             (self._temperatures, [request.request.sampling.temperature for request in requests]),
             (self._filters, [_filter_values(request.request.sampling) for request in requests]),
             (self._stops, [(*ids, *[_NO_TOKEN] * (width - len(ids))) for ids in stops]),
         ):
             column[new] = torch.tensor(values, dtype=column.dtype).repeat_interleave(counts, 0)
-        self._keys[new] = torch.tensor([noise_key(request.seed, index) for request, index in added])
+        self._streams[new] = torch.tensor(
+            [
+                (each.start, each.start - each.shift, noise_key(each.seed, index))
+                for each, index in added
+            ]
+        )
+        self._noise_from = -_NOISE_TICKS  # new rows have none yet
         self._add_filters(requests)
 
     def keep_only(
@@ -227,9 +233,8 @@ class RunningRows:
         """Move each mover to the place of a hole, [holes] both; ``owners`` are of the rows left."""
         if len(holes):
             for column in (
-                self._starts,
-                self._shifts,
-                self._keys,
+                self._streams,
+                self._noise,
                 self._temperatures,
                 self._filters,
                 self._stops,
@@ -240,22 +245,17 @@ class RunningRows:
             self._has_min_p = self._has_top_k = self._has_top_p = False
             self._add_filters(dict.fromkeys(owner for owner, _ in owners))
 
-    def positions(self, tick: int) -> Tensor:
-        """Return the position of this tick's token in each row's sequence, [R]."""
-        return tick - self._starts[: len(self)]
-
     def rotary_positions(self, tick: int) -> Tensor:
         """Return the position [R] by which the model rotates this tick's token of each row."""
-        return self.positions(tick) + self._shifts[: len(self)]
+        return tick - self._rotary_starts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
         """Return the token of every row at this tick, [R], and its logprob, [R].
 
         The function ``draw`` says how they are drawn.
         """
-        rows = len(self)
-        noise_R = uniforms(self._keys[:rows], self.positions(tick))
-        return draw(logits_RV, self._temperatures[:rows], noise_R, self._filters_in_use())
+        temperature_R = self._temperatures[: len(self)]
+        return draw(logits_RV, temperature_R, self._noise_at(tick), self._filters_in_use())
 
     def stopped(self, tokens_R: Tensor) -> list[int]:
         """Return the rows whose token is one of their stop tokens."""
@@ -263,6 +263,16 @@ class RunningRows:
             return []
         stopped_R = (tokens_R[:, None] == self._stops[: len(self)]).any(1)
         return stopped_R.nonzero()[:, 0].tolist() if stopped_R.any() else []
+
+    def _noise_at(self, tick: int) -> Tensor:
+        """Return the noise of every row at this tick, [R]; compute it for the next ticks too."""
+        rows, noise = len(self), self._noise
+        if tick >= self._noise_from + _NOISE_TICKS:
+            ahead_T = torch.arange(_NOISE_TICKS, device=noise.device)
+            positions_RT = tick + ahead_T - self._starts[:rows, None]
+            noise[:rows] = uniforms(self._keys[:rows, None], positions_RT)
+            self._noise_from = tick
+        return noise[:rows, tick - self._noise_from]
 
     def _widen_stops(self, width: int) -> None:
         missing = width - self._stops.shape[1]
