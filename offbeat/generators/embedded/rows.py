@@ -37,11 +37,11 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     ``key + n * weyl``, so that any position is reached without its predecessors.
 
     Args:
-        keys: int64 from ``noise_key``.
-        positions: int64, positions of the tokens in their sequences, broadcast with ``keys``.
+        keys: [R] or [R, 1] int64 from ``noise_key``.
+        positions: [R] or [R, T] int64, positions of the tokens in their sequences.
 
     Returns:
-        float64, of the broadcast shape.
+        float64, shaped like ``positions``.
     """
     mixed = keys + positions * _signed(_WEYL)
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_MIX_1)
@@ -162,7 +162,7 @@ def _signed(value: int) -> int:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Shift to the right, without the sign, which torch shifts in."""
+    """Shift to the right, [R, T] to [R, T], without the sign, which torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
