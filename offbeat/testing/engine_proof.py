@@ -5,8 +5,11 @@
 # torch and transformers declare some functions without types.
 
 import asyncio
+import json
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,7 +32,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
 from offbeat.testing.engines import EngineRefused
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
 from offbeat.weight_sync.manifest import release_digest
@@ -41,6 +44,15 @@ LOGPROB_ERROR: Final = 1e-3
 
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20
+_ENDS: Final = "generation_config.json"
+_FLAT: Final = 100.0
+"""Temperature at which every token is about as probable, whatever the model."""
+
+_MANY: Final = 16
+"""Requests that are cancelled: more than two hundred tokens, also if samples end early."""
+
+_FEW_TOKENS: Final = 200
+"""Tokens that may be drawn between a cancel and the next answer: by the step in progress."""
 
 
 def prove(
@@ -57,15 +69,27 @@ def prove(
             seed=0,
             run_dir=run_dir,
         )
+        many_ends = Path(run_dir) / "many_ends"
+        end_ids = _copy_with_many_ends(model, many_ends, proof.vocabulary)
+        ending = replace(
+            spec, model=ModelConfig.model_validate({"path": str(many_ends), "dtype": "float32"})
+        )
 
-        async def main() -> None:
+        @asynccontextmanager
+        async def opened(spec: EngineSpec) -> AsyncGenerator[EngineServer]:
             server: EngineServer = plugin.server_class()(spec)
             try:
-                await proof.run(server)
+                yield server
             finally:
                 if not proof.is_stuck:  # closing would hang as well
                     await proof.answered(server.close(), "close")
+
+        async def main() -> None:
+            async with opened(spec) as server:
+                await proof.run(server)
             await proof.is_refused(server, "after close")
+            async with opened(ending) as server:
+                await proof.run_with_many_ends(server, end_ids)
 
         asyncio.run(main())
 
@@ -78,7 +102,13 @@ class _Proof:
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, local_files_only=True
         ).eval()
+        self._noise = torch.Generator().manual_seed(0)
         self._epoch = self._requests = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens of the model."""
+        return self._model.config.vocab_size
 
     async def run(self, server: EngineServer) -> None:
         await self.is_refused(server, "before its first release")
@@ -96,14 +126,24 @@ class _Proof:
         old, self._epoch = self._epoch, 0
         await self._refuses(server, first, WeightSyncFailed, "is of an older epoch")
         self._epoch = old
-        open_call = await self._begin(server)
-        await self._refuses(
-            server, self._with_a_wrong_canary(4), CanaryFailed, "has a wrong canary"
-        )
-        await self._stamps_no_lost_weights(open_call, 4)
+        await self._drops_requests_of_lost_weights(server, 4)
         await self.is_refused(server, "after a canary that it failed")
         await self._loads(server, self._release(5))
         await self._serves(server, 5)
+
+    async def run_with_many_ends(self, server: EngineServer, end_ids: range) -> None:
+        """Prove that a sample ends with the first end id of the model's files, which is kept."""
+        await self._loads(server, self._release(6))
+        result = await self._generate(server, self._request(_FLAT, 24, of=0, seed=7))
+        for tokens, reason in zip(_samples(result), result.finish_reasons, strict=True):
+            first = next((at for at, each in enumerate(tokens) if each in end_ids), len(tokens))
+            if first < len(tokens) - 1 or (reason == "stop") != (first < len(tokens)):
+                problem = (
+                    f"a sample of {len(tokens)} tokens has an end id of {_ENDS} as token {first + 1}, "
+                    f"and ended with {reason!r}"
+                )
+                fix = "End a sample with the first of end_ids_of the model, keep the token, and say 'stop'"
+                raise EngineRefused(self._subject, problem, fix)
 
     async def is_refused(self, server: EngineServer, when: str) -> None:
         """Check that the engine answers nothing."""
@@ -125,12 +165,6 @@ class _Proof:
             self.is_stuck = True
             raise EngineRefused(self._subject, problem, fix) from None
 
-    async def _begin(self, server: EngineServer) -> "asyncio.Future[GenerateResult]":
-        """Return a long request that has begun."""
-        call = asyncio.ensure_future(server.generate(self._request(tokens=48)))
-        await asyncio.wait((call,), timeout=0.01)
-        return call
-
     async def _generate(self, server: EngineServer, request: GenerateRequest) -> GenerateResult:
         return await self.answered(server.generate(request), "generate")
 
@@ -148,7 +182,7 @@ class _Proof:
             problem = f"it does not load version {release.version}: {error}"
             fix = "Serve the module's own tensors, and answer the canary with them"
             raise EngineRefused(self._subject, problem, fix) from error
-        state = await server.state(FENCE)
+        state = await self._state(server)
         if (ack.version, ack.digest) != (release.version, release.digest) or (
             state.version != release.version
         ):
@@ -180,13 +214,14 @@ class _Proof:
     async def _draws_by_the_seed(self, server: EngineServer) -> None:
         """Check that a seed brings the same tokens again, and that each sample draws its own."""
         one, again, other = [
-            await self._generate(server, self._request(of=0, seed=seed)) for seed in (7, 7, 8)
+            await self._generate(server, self._request(_FLAT, of=0, seed=seed))
+            for seed in (7, 7, 8)
         ]
         if not np.array_equal(one.token_ids, again.token_ids):
             problem, fix = "a seed brings other tokens the second time", "Draw each by the seed"
         elif np.array_equal(one.token_ids, other.token_ids):
             problem, fix = "two seeds bring the same tokens", "Draw by SamplingParams.seed"
-        elif len({tuple(each) for each in _samples(one)}) == 1:
+        elif all(len({tuple(each) for each in _samples(drawn)}) == 1 for drawn in (one, other)):
             problem, fix = "all samples of a request are alike", "Draw each sample on its own"
         else:
             return
@@ -204,28 +239,62 @@ class _Proof:
             fix = "End a sample with the first of stop_token_ids, keep the token, and say 'stop'"
             raise EngineRefused(self._subject, problem, fix)
 
-    async def _stamps_no_lost_weights(
-        self, open_call: "asyncio.Future[GenerateResult]", lost: int
-    ) -> None:
-        """Check that a request which was open while a release failed ends, without its version."""
+    async def _drops_requests_of_lost_weights(self, server: EngineServer, lost: int) -> None:
+        """Check that requests which are open while a release fails end, without its version."""
+        release, is_over = self._with_a_wrong_canary(lost), asyncio.Event()
+
+        async def ask() -> None:
+            while not is_over.is_set():
+                try:
+                    result = await server.generate(self._request(_FLAT, tokens=48))
+                except EngineUnavailable:
+                    return
+                if any(version == lost for spans in result.version_spans for version, _ in spans):
+                    problem = f"it stamps tokens with version {lost}, which it has not acknowledged"
+                    raise EngineRefused(self._subject, problem, "Drop open requests in lose")
+
+        asking = [asyncio.ensure_future(ask()) for _ in range(4)]
         try:
-            result = await self.answered(open_call, "generate during a failing release")
-        except EngineUnavailable:
-            return
-        if any(version == lost for spans in result.version_spans for version, _ in spans):
-            problem = f"it stamps tokens with version {lost}, which it has not acknowledged"
-            raise EngineRefused(self._subject, problem, "Drop open requests in lose")
+            await asyncio.wait(asking, timeout=0.01)
+            await self._refuses(server, release, CanaryFailed, "has a wrong canary")
+            is_over.set()
+            await self.answered(asyncio.gather(*asking), "generate during a failing release")
+        finally:
+            await self._cancel(asking)
+        await self._holds_nothing(server, "that were open when it lost its weights", "lose")
 
     async def _leaves_nothing_behind(self, server: EngineServer) -> None:
-        """Check that a cancelled request ends."""
-        open_call = await self._begin(server)
-        open_call.cancel()
-        await asyncio.wait((open_call,))
+        """Check that cancelled requests end, also in an engine that serves one after the other."""
+        calls = [
+            asyncio.ensure_future(server.generate(self._request(_FLAT, tokens=48)))
+            for _ in range(_MANY)
+        ]
+        await asyncio.wait(calls, timeout=0.01)
+        await self._cancel(calls)
+        before = await self._state(server)
         await self._generate(server, self._request(tokens=1))
-        state = await server.state(FENCE)
+        after = await self._holds_nothing(server, "of a cancelled request", "drop")
+        if (drawn := after.tokens - before.tokens) > _FEW_TOKENS:
+            problem = f"it draws {drawn} tokens for cancelled requests"
+            raise EngineRefused(self._subject, problem, "Remove them in drop")
+
+    async def _cancel(self, calls: "Sequence[asyncio.Future[Any]]") -> None:
+        for call in calls:
+            call.cancel()
+        if not self.is_stuck:
+            await self.answered(asyncio.wait(calls), "a cancelled generate")
+
+    async def _holds_nothing(self, server: EngineServer, which: str, method: str) -> EngineState:
+        """Check that no samples are open."""
+        state = await self._state(server)
         if state.running or state.waiting:
-            problem = f"{state.running} samples of a cancelled request are still running"
-            raise EngineRefused(self._subject, problem, "Remove it in drop")
+            counts = f"{state.running} samples and {state.waiting} waiting requests"
+            problem = f"{counts} {which} are still there"
+            raise EngineRefused(self._subject, problem, f"Remove them in {method}")
+        return state
+
+    async def _state(self, server: EngineServer) -> EngineState:
+        return await self.answered(server.state(FENCE), "state")
 
     def _request(
         self,
@@ -238,7 +307,7 @@ class _Proof:
     ) -> GenerateRequest:
         """Return the next request: of the next prompt, or of prompt ``of``."""
         self._requests += 1
-        ids = prompts(self._model.config.vocab_size)[self._requests % 4 if of is None else of]
+        ids = prompts(self.vocabulary)[self._requests % 4 if of is None else of]
         sampling = SamplingParams(
             temperature=temperature, max_new_tokens=tokens, stop_token_ids=stop, seed=seed
         )
@@ -297,7 +366,7 @@ class _Proof:
         return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, canary)
 
     def _canary(self) -> Canary:
-        asked = prompts(self._model.config.vocab_size)
+        asked = prompts(self.vocabulary)
         logprobs = [torch.log_softmax(self._logits(each)[-1], -1) for each in asked]
         best = [each.topk(min(KEPT, len(each))) for each in logprobs]
         tokens = tuple(tuple(each.indices.tolist()) for each in best)
@@ -314,10 +383,10 @@ class _Proof:
 
     def _change(self) -> None:
         """Change every weight, so that every distribution is another one."""
-        draw: Callable[[Tensor], Tensor] = torch.randn_like
         with torch.no_grad():
             for parameter in self._model.parameters():
-                parameter.add_(0.5 * parameter.abs().mean() * draw(parameter))
+                noise = torch.randn(parameter.shape, generator=self._noise)
+                parameter.add_(0.5 * parameter.abs().mean() * noise)
 
 
 def _samples(result: GenerateResult) -> list[list[int]]:
@@ -331,3 +400,16 @@ def _damaged(release: WeightRelease) -> WeightRelease:
     damaged = np.frombuffer(first, np.uint8).copy()
     damaged[len(damaged) // 2] ^= 1
     return msgspec.structs.replace(release, chunks=(damaged, *others))
+
+
+def _copy_with_many_ends(model: Path, copy: Path, vocabulary: int) -> range:
+    """Make a model directory of links that names every second token as an end; return those."""
+    end_ids = range(0, vocabulary, 2)
+    copy.mkdir()
+    for each in model.resolve().iterdir():
+        if each.name != _ENDS:
+            (copy / each.name).symlink_to(each)
+    named = model / _ENDS
+    settings: dict[str, Any] = json.loads(named.read_bytes()) if named.is_file() else {}
+    (copy / _ENDS).write_text(json.dumps(settings | {"eos_token_id": [*end_ids]}))
+    return end_ids

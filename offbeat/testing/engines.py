@@ -29,9 +29,11 @@ def prove_engine(
 
     Loads releases of the model and of changed weights, a damaged one and one whose canary is of other
     weights. Each token's logprob is compared with a plain forward pass under the weights of its version.
-    Seeds, stop tokens, cancelled requests and requests that are open while a release fails are tried too.
+    Seeds, stop tokens, cancelled requests and requests that are open while a release fails are tried too;
+    then the end ids of the model, with a second engine whose copy of the model names many.
 
-    A step that never returns keeps its thread, and so its process: nothing in a process can end it.
+    A step that never returns is reported after the deadline. It keeps its thread, and so its process:
+    nothing in a process can end it. A server that blocks its event loop blocks the proof as well.
 
     Args:
         plugin: The object of the entry point.

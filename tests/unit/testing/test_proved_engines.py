@@ -1,8 +1,9 @@
 """The proof of engines accepts the embedded engine, and refuses one for each promise that it breaks."""
 
 import asyncio
+import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -10,9 +11,14 @@ import pytest
 
 from offbeat.config.engine_plugin import EnginePlugin
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, PluginGeneratorConfig
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.server import EmbeddedEngineServer
+from offbeat.generators.embedded.start import load_served_model
+from offbeat.generators.end_tokens import end_ids_of
+from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.engine_server import LoadOutcome
-from offbeat.generators.module_server import ReleaseLoader
+from offbeat.generators.module_server import ModuleEngineServer, ReleaseLoader
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import WeightRelease
@@ -25,7 +31,7 @@ from tests.support.engine_servers import save_tiny_qwen3
 class Plugin(EnginePlugin):
     section = cast("type[PluginGeneratorConfig]", EmbeddedGeneratorConfig)
 
-    def __init__(self, server: type[EmbeddedEngineServer]) -> None:
+    def __init__(self, server: type[ModuleEngineServer]) -> None:
         self._server = server
 
     def server_class(self) -> type[Any]:
@@ -138,6 +144,61 @@ class StampsARefusedVersion(EmbeddedEngineServer):
         )
 
 
+class FifoServer(ModuleEngineServer):
+    """Serves one request after the other with a changed engine."""
+
+    kind: ClassVar[type[EmbeddedEngine]] = EmbeddedEngine
+    has_ends: ClassVar[bool] = True
+
+    def __init__(self, spec: EngineSpec) -> None:
+        engine = self.kind(
+            load_served_model(spec),
+            name=spec.name,
+            incarnation="one",
+            eos_token_ids=end_ids_of(spec.model.path) if self.has_ends else (),
+            max_sequences=3,
+            max_model_len=64,
+            deterministic=False,
+            device="cpu",
+            seed=0,
+        )
+        super().__init__(spec, EngineLoop(engine), engine.model, "one")
+
+
+class KeepsCancelledRequests(EmbeddedEngine):
+    def drop(self, request_id: str) -> None:
+        pass
+
+
+class KeepsRequestsOfLostWeights(EmbeddedEngine):
+    def lose(self, problem: str) -> None:
+        self._lost = problem
+
+
+class HangsInAStep(EmbeddedEngine):
+    may_end: ClassVar = threading.Event()
+
+    def step(self) -> list[GenerateResult]:
+        self.may_end.wait()
+        return []
+
+
+class ServesAllItHas(FifoServer):
+    kind = KeepsCancelledRequests
+
+
+class ServesAfterItsLoss(FifoServer):
+    kind = KeepsRequestsOfLostWeights
+
+
+class ServesNoStep(FifoServer):
+    kind = HangsInAStep
+
+
+class EndsAtNoEndId(FifoServer):
+    has_ends = False
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
@@ -145,6 +206,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_embedded_engine_is_accepted(tiny: Path) -> None:
     prove_engine(Plugin(EmbeddedEngineServer), tiny)
+
+
+def test_an_engine_that_serves_one_request_after_the_other_is_accepted(tiny: Path) -> None:
+    prove_engine(Plugin(FifoServer), tiny)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +220,19 @@ def test_the_embedded_engine_is_accepted(tiny: Path) -> None:
         (ScalesNoLogprobs, "a logprob of version 1 is .* nats from a plain forward pass"),
         (KeepsItsWeights, "it does not load version 2: .* canary"),
         (ChecksNoCanary, "the canary of release 1 was not checked"),
-        (DropsNothing, "samples of a cancelled request are still running"),
+        (DropsNothing, "samples and .* of a cancelled request are still there"),
         (DrawsAnew, "a seed brings other tokens the second time"),
         (HasOneSeed, "two seeds bring the same tokens"),
         (RepeatsASample, "all samples of a request are alike"),
         (StampsARefusedVersion, "it stamps tokens with version 4, which it has not acknowledged"),
         (StopsAtNoToken, "with stop_token_ids=.* and ended with 'length'"),
+        (ServesAllItHas, "it draws .* tokens for cancelled requests. Remove them in drop"),
+        (ServesAfterItsLoss, "open when it lost its weights are still there. Remove them in lose"),
+        (EndsAtNoEndId, "has an end id of generation_config.json as token .*'length'"),
     ],
 )
 def test_an_engine_that_breaks_a_promise_is_refused(
-    tiny: Path, server: type[EmbeddedEngineServer], told: str
+    tiny: Path, server: type[ModuleEngineServer], told: str
 ) -> None:
     with pytest.raises(EngineRefused, match=told):
         prove_engine(Plugin(server), tiny)
@@ -173,3 +241,12 @@ def test_an_engine_that_breaks_a_promise_is_refused(
 def test_an_engine_that_never_answers_is_refused_after_the_deadline(tiny: Path) -> None:
     with pytest.raises(EngineRefused, match=r"generate had no answer within 0\.5 s"):
         prove_engine(Plugin(NeverAnswers), tiny, deadline_s=0.5)
+
+
+def test_a_step_that_hangs_is_named_after_the_deadline(tiny: Path) -> None:
+    told = r"generate had no answer within 0\.5 s. Return from step"
+    try:
+        with pytest.raises(EngineRefused, match=told):
+            prove_engine(Plugin(ServesNoStep), tiny, deadline_s=0.5)
+    finally:
+        HangsInAStep.may_end.set()  # its thread ends, and this process can
