@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,7 +31,11 @@ _SAMPLER, _LOSS = "sampler", "algorithm.loss"
 
 
 def try_options(
-    config: RunConfig, working_dir: Path, refused: Collection[str] = ()
+    config: RunConfig,
+    working_dir: Path,
+    refused: Collection[str] = (),
+    *,
+    within_s: float = _WITHIN_S,
 ) -> Iterator[Finding]:
     """Make a custom sampler and prove a custom loss, with their options, as a run does.
 
@@ -39,46 +43,47 @@ def try_options(
         config: A recipe.
         working_dir: Where the user's modules are.
         refused: Subjects of errors that are known: these sections are not tried.
+        within_s: Seconds that each of them has.
     """
     sampler, loss = config.sampler, config.algorithm.loss
     if isinstance(sampler, CustomSamplerConfig) and _SAMPLER not in refused:
         trial = SamplerTrial(sampler.model_dump(), config.groups_per_step)
-        yield from _try(_SAMPLER, trial, sampler.target, sampler.options, working_dir)
+        yield from _try(_SAMPLER, sampler, trial, working_dir, within_s)
     trains = config.trainer.backend != "stub"
     if isinstance(loss, CustomLossConfig) and trains and _LOSS not in refused:
         proof = LossTrial(loss.model_dump(), trainer_device(config.trainer))
-        yield from _try(_LOSS, proof, loss.target, loss.options, working_dir)
+        yield from _try(_LOSS, loss, proof, working_dir, within_s)
 
 
 def _try(
     section: str,
+    code: CustomSamplerConfig | CustomLossConfig,
     of: SamplerTrial | LossTrial,
-    target: str,
-    options: Mapping[str, Any],
     working_dir: Path,
+    within_s: float,
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the code; nothing if a run accepts it."""
-    if is_by_value(target):
+    """Yield the reason why a run would refuse the code; nothing if a run accepts it."""
+    if is_by_value(code.target):
         return  # another process does not have it
     given = {
         f"{section}.options.{key}": shorten(value)
-        for key, value in without_secrets(dict(options)).items()
+        for key, value in without_secrets(dict(code.options)).items()
     }
-    named, change = f"{section}.target={target}", ""
+    named, change = f"{section}.target={code.target}", ""
     if given:
         named += f" with {', '.join(f'{key}={value}' for key, value in given.items())}"
         change = f", or change {' or '.join(given)}"
     try:
-        answer = _run(Trial(of, os.getpid(), str(working_dir)))
+        answer = _run(Trial(of, os.getpid(), str(working_dir)), within_s)
     except DeadlineExceeded:
-        seen = f"{named}: it was not ready after {_WITHIN_S:g} s, and a run waits for it"
+        seen = f"{named}: it was not ready after {within_s:g} s, and a run waits for it"
         yield warning(section, seen, f"Let it load less{change}.")
     else:
         if answer.problem:
             yield error(section, f"{named}: {answer.problem}", f"{answer.fix}{change}.")
 
 
-def _run(trial: Trial) -> TrialAnswer:
+def _run(trial: Trial, within_s: float) -> TrialAnswer:
     """Return the answer of a child process, all of whose processes are ended.
 
     Raises:
@@ -94,9 +99,9 @@ def _run(trial: Trial) -> TrialAnswer:
         env=os.environ | {"PYTHONPATH": import_path},
     ) as child:
         try:
-            told, _ = child.communicate(msgspec.json.encode(trial), _WITHIN_S)
+            told, _ = child.communicate(msgspec.json.encode(trial), within_s)
         except subprocess.TimeoutExpired:
-            raise DeadlineExceeded("check", "try user code", _WITHIN_S) from None
+            raise DeadlineExceeded("check", "try user code", within_s) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)

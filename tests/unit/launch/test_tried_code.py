@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.tried_code import try_options
 from offbeat.messages.finding import Finding, Level
@@ -102,3 +103,14 @@ def test_code_that_has_an_error_already_or_that_no_run_calls_is_not_tried(folder
     assert [*try_options(with_sampler(depth=0), folder, {"sampler"})] == []
     assert [*try_options(with_loss(), folder, {"algorithm.loss"})] == []
     assert [*try_options(with_loss("stub"), folder)] == []
+
+
+def test_code_that_was_given_by_value_is_not_tried_in_another_process(folder: Path) -> None:
+    loss = {"name": "custom", "target": give(lambda tokens, options: None)}
+    assert [*try_options(recipe(algorithm={"loss": loss}), folder)] == []
+
+
+def test_code_that_is_not_ready_in_time_is_a_warning(folder: Path) -> None:
+    (finding,) = try_options(with_sampler(depth=2), folder, within_s=0.01)
+    assert finding.level is Level.WARNING
+    assert "it was not ready after 0.01 s, and a run waits for it" in finding.message
