@@ -102,6 +102,20 @@ def test_only_adapters_are_trained_and_the_base_keeps_every_bit(
     assert len(moments) == len(adapters)
 
 
+def test_a_reset_returns_the_load_of_experts_to_equal_shares_as_at_the_start(
+    lora_of: MakeLora, step_data: Step, tmp_path: Path
+) -> None:
+    family_model("Qwen3Moe").save_pretrained(tmp_path)
+    trainer = lora_of(tmp_path, lora={**SMALL, "target_modules": ["q_proj", "v_proj"]})
+    load = trainer.expert_load
+    assert load is not None
+    first = load.state().clone()
+    run_step(trainer, step_data, PULLED, chunks=1)
+    assert not torch.equal(load.state(), first)
+    trainer.reset()
+    assert torch.equal(load.state(), first)
+
+
 def test_the_gradient_is_that_of_plain_peft(
     lora_of: MakeLora, qwen3: Path, step_data: Step
 ) -> None:
