@@ -47,7 +47,7 @@ INHERITED: Final = (
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
-"""Environment variables that an agent inherits besides those that the recipe names."""
+"""Environment variables that an agent inherits besides the ones that the recipe names."""
 
 _REASONS: Final = {
     "reward_raised": "agent_raised",

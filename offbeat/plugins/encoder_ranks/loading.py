@@ -36,7 +36,7 @@ class GridLoader(ModelLoader):
     """Makes the side of a model that a rank holds: its language model, or its vision tower.
 
     Every rank makes the shell of the whole model, so that the layout of rows, identity and names are
-    those of ranks which hold both; then it drops the side that it does not hold. Making one raises
+    the same as on a rank which holds both; then it drops the side that it does not hold. Making one raises
     ``UntrainableModel`` as ``ModelLoader`` does, and for a model without a tower that can be held
     apart, or whose tower computes other features than in the whole model.
     """

@@ -93,7 +93,7 @@ class TrainedParameters(ABC):
 
 
 class WholeModel(TrainedParameters):
-    """All weights of a model, but for those that ``trainer.freeze`` names."""
+    """All weights of a model except the ones that ``trainer.freeze`` names."""
 
     def identify(self, model: PreTrainedModel) -> Identity:
         return identity(model)

@@ -12,8 +12,8 @@ settings that every client has: ``base_url`` and ``api_key``.
 
 Folders of endpoints' Unix sockets, which outlive a worker that is killed.
 
-Every endpoint that starts removes those of dead ones: a socket that nobody listens on refuses a
-connection. A socket gets its name only once its endpoint listens.
+Every endpoint that starts removes the folders of dead ones: a socket that nobody listens on
+refuses a connection. A socket gets its name only once its endpoint listens.
 """
 
 import asyncio
