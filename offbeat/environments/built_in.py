@@ -47,6 +47,7 @@ def _level(version: int) -> float:
 
 _DIGITS = "0123456789"
 _NO_SUM = "?"  # for texts that no sum contains
+_BY_NEIGHBOURS = " "  # for tokens whose text depends on adjacent tokens; no digit contains it
 
 
 class Arithmetic(SingleTurn):
@@ -71,23 +72,24 @@ class Arithmetic(SingleTurn):
 
     def _text(self, token_ids: list[int]) -> str:
         """Return the response's text, or a text unlike any sum if the response cannot be one."""
-        surfaces = [self._surfaces.get(token_id, _NO_SUM) for token_id in token_ids]
-        if None in surfaces and _NO_SUM not in surfaces:
+        text = "".join([self._surfaces.get(token_id, _NO_SUM) for token_id in token_ids])
+        if _BY_NEIGHBOURS in text and _NO_SUM not in text:
             return self._tokenizer.decode(token_ids)
-        return "".join(surface or _NO_SUM for surface in surfaces)
+        return text.replace(_BY_NEIGHBOURS, _NO_SUM)
 
 
-def _surfaces(tokenizer: Tokenizer) -> dict[int, str | None]:
+def _surfaces(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the text that each token adds to digits, so that scoring needs no tokenizer.
 
-    None where that depends on adjacent tokens (space markers, byte tokens, empty text). The model may
-    draw ids that the tokenizer lacks.
+    Space markers, byte tokens and empty texts are ``_BY_NEIGHBOURS``. The model may draw ids that the
+    tokenizer lacks.
     """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return {token_id: _surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)}
 
 
-def _surface(tokenizer: Tokenizer, token_id: int, token: str) -> str | None:
+def _surface(tokenizer: Tokenizer, token_id: int, token: str) -> str:
     if token and not token.strip(_DIGITS):
         return token
-    return _NO_SUM if tokenizer.decode([token_id]).strip().strip(_DIGITS) else None
+    is_no_sum = tokenizer.decode([token_id]).strip().strip(_DIGITS)
+    return _NO_SUM if is_no_sum else _BY_NEIGHBOURS

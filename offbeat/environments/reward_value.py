@@ -57,11 +57,12 @@ def reward_of(value: object) -> float | BadReward:
     if value is None:
         problem = "the reward is None; return a float on every path"
         return BadReward("reward_none", problem, RewardFault.NONE)
-    if not isinstance(value, float) and getattr(value, "shape", None) == ():
-        value = cast("Any", value).item() if hasattr(value, "item") else value  # numpy, torch, jax
-    if not isinstance(value, float | numbers.Real):  # a float is recognized first, and faster
-        got = f"{type(value).__name__} {value!r:.80}"
-        return BadReward("reward_wrong_type", f"the reward is {got}; return a float")
+    if not isinstance(value, float):
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            value = cast("Any", value).item()  # numpy, torch, jax
+        if not isinstance(value, numbers.Real):
+            got = f"{type(value).__name__} {value!r:.80}"
+            return BadReward("reward_wrong_type", f"the reward is {got}; return a float")
     try:
         reward = float(value)
     except OverflowError:  # an integer beyond any float

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from typing import Final, cast
 
 import msgspec
@@ -271,11 +271,12 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
         raise failed(task, FailureKind.INFRASTRUCTURE, "generation_aborted", detail)
     offsets, spans = result.offsets.tolist(), result.version_spans
     lengths = [end - start for start, end in pairwise(offsets)]
-    counted = [sum(count for _, count in sample) for sample in spans]
+    counts = [[count for _, count in sample] for sample in spans]
+    counted = list(map(sum, counts))
     arrays = (len(result.token_ids), len(result.logprobs))
     if (
         lengths != counted
-        or any(count < 0 for sample in spans for _, count in sample)
+        or min(chain.from_iterable(counts), default=0) < 0
         or arrays != (offsets[-1], offsets[-1])
         or not samples == len(lengths) == len(result.finish_reasons)
     ):

@@ -1,8 +1,8 @@
 """Rolls out a group with one model call, and scores it with one call."""
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from offbeat.environments.protocol import EncodedPrompt, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.groups import Receipt, RewardsByName, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
@@ -24,6 +24,14 @@ from offbeat.rollouts.calls import (
 from offbeat.rollouts.columns import Columns, Rollout, packed
 from offbeat.rollouts.samples import Draw, SampleDraws, packed_samples, result_of, seed_of_turn
 from offbeat.rollouts.transcript import Transcript
+
+
+class _Scores(NamedTuple):
+    """Rewards of the samples of one answer."""
+
+    rewards: list[float]
+    by_name: RewardsByName = ()
+    answers: tuple[str | None, ...] = ()  # None: nobody looked for one
 
 
 async def run_single_turn(
@@ -59,12 +67,10 @@ async def run_single_turn(
         reward_s=time.perf_counter() - generated,
         kept_kv=result.kept_kv,
         answers=_answers(task, environment, result, scored),
-        rewards_by_name=tuple(
-            (name, tuple(each.by_name[name] for each in scored)) for name in scored[0].by_name
-        ),
+        rewards_by_name=scored.by_name,
         media=prompt.media,
     )
-    return packed(task, rollout, [each.reward for each in scored])
+    return packed(task, rollout, scored.rewards)
 
 
 async def _scored_one_by_one(
@@ -95,10 +101,11 @@ async def _scored_one_by_one(
                 transcript.generate_s = time.perf_counter() - began
             transcript.add_turn((), result)
             began = time.perf_counter()
-            (scored,) = await _scored(one, environment, result)
-            transcript.reward, transcript.rewards_by_name = scored.reward, scored.by_name
+            scored = await _scored(one, environment, result)
+            (transcript.reward,) = scored.rewards
+            transcript.rewards_by_name = {name: value for name, (value,) in scored.by_name}
             transcript.reward_s = time.perf_counter() - began
-            if answers := _answers(one, environment, result, [scored]):
+            if answers := _answers(one, environment, result, scored):
                 (transcript.answer,) = answers
 
         return draw
@@ -108,38 +115,34 @@ async def _scored_one_by_one(
 
 
 def _answers(
-    task: RolloutTask,
-    environment: SingleTurn,
-    result: GenerateResult,
-    scored: Sequence[NamedRewards],
+    task: RolloutTask, environment: SingleTurn, result: GenerateResult, scored: _Scores
 ) -> tuple[str, ...]:
     """Return the final answers of an evaluation's samples; of a group to train nobody asks."""
     if not task.evaluation:
         return ()
-    if any(each.answer is not None for each in scored):
-        named = ["" if each.answer is None else each.answer for each in scored]
+    if any(answer is not None for answer in scored.answers):
+        named = ["" if answer is None else answer for answer in scored.answers]
         return checked_answers(task, named, task.samples)
     with environment_code(task):
         answers = list(environment.answers(result))
     return checked_answers(task, answers, task.samples) if answers else ()
 
 
-async def _scored(
-    task: RolloutTask, environment: SingleTurn, result: GenerateResult
-) -> list[NamedRewards]:
+async def _scored(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> _Scores:
     with environment_code(task):
         values = list(await environment.score(task, result))
-    by_name: list[Mapping[str, float | None]] = [
-        value.by_name if isinstance(value, NamedRewards) else {} for value in values
-    ]
-    rewards = [value.reward if isinstance(value, NamedRewards) else value for value in values]
-    checked = checked_rewards(task, rewards, task.samples)
-    if any(each.keys() != by_name[0].keys() for each in by_name):
-        detail = f"samples have rewards by other names: {[sorted(each) for each in by_name]}"
+    if not any(isinstance(value, NamedRewards) for value in values):
+        return _Scores(checked_rewards(task, values, task.samples))
+    named = [each if isinstance(each, NamedRewards) else NamedRewards(each, {}) for each in values]
+    rewards = checked_rewards(task, [each.reward for each in named], task.samples)
+    names = named[0].by_name.keys()
+    if any(each.by_name.keys() != names for each in named):
+        found = [sorted(each.by_name) for each in named]
+        detail = f"samples have rewards by other names: {found}"
         raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
-    for sample, named in enumerate(by_name):
-        for value in named.values():
+    for sample, each in enumerate(named):
+        for value in each.by_name.values():
             if value is not None:
                 checked_reward(task, value, sample)
-    answers = [value.answer if isinstance(value, NamedRewards) else None for value in values]
-    return list(map(NamedRewards, checked, by_name, answers))
+    by_name = tuple((name, tuple(each.by_name[name] for each in named)) for name in names)
+    return _Scores(rewards, by_name, tuple(each.answer for each in named))
