@@ -39,7 +39,8 @@ async def run_single_turn(
 ) -> tuple[Receipt, Columns]:
     """The group of a single-turn environment; promises and errors are those of ``run_group``."""
     task = engine.task
-    prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
+    prompt_ids = prompt.token_ids
+    engine = replace(engine, media=prompt.media) if prompt.media is not None else engine
     began = time.perf_counter()
     result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()

@@ -51,9 +51,9 @@ class QueueIndex:
     older attempt of the group, and is refused if it is older itself.
     """
 
-    def __init__(self, freed: Callable[[], None] = _nobody_waits) -> None:
-        """Create an empty index; ``freed`` is called after payloads were cleared."""
-        self._freed = freed
+    def __init__(self, changed: Callable[[], None] = _nobody_waits) -> None:
+        """Create an empty index; ``changed`` is called after a put and after payloads were cleared."""
+        self._changed = changed
         self._entries: dict[int, _Entry] = {}
         self.bytes_held = 0
 
@@ -77,9 +77,11 @@ class QueueIndex:
         if entry is not None and entry.attempt >= attempt:
             raise StaleHandle(prompt_index, attempt, entry.attempt)
         first = _Part(frozenset(columns), payload_bytes, payload)
-        self.clear((prompt_index,))
+        if entry is not None:
+            self.bytes_held -= sum(part.payload_bytes for part in entry.parts)
         self._entries[prompt_index] = _Entry(attempt, [first])
         self.bytes_held += payload_bytes
+        self._changed()
 
     def add_columns(
         self,
@@ -126,4 +128,4 @@ class QueueIndex:
             entry = self._entries.pop(prompt_index, None)
             if entry is not None:
                 self.bytes_held -= sum(part.payload_bytes for part in entry.parts)
-        self._freed()
+        self._changed()
