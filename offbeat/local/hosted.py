@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from offbeat.local.threads import LoopThread, WorkThread
@@ -51,18 +52,20 @@ class Hosted(Generic[T]):
             RemoteBug: Any other error of the call.
         """
         life = self._life
-        return await life.run(during, life.in_thread(during, work))
+        return await life.run(during, partial(life.in_thread, during, work))
 
     async def await_on(
         self, loop: LoopThread, during: str, work: Callable[[T], Coroutine[Any, Any, R]]
     ) -> R:
         """Await a coroutine of the part on ``loop``; raises as ``call`` does."""
+        return await loop.call(partial(self.await_here, during, work))
+
+    def await_here(
+        self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]
+    ) -> Coroutine[Any, Any, R]:
+        """Return a coroutine that awaits ``work`` on the caller's loop, as ``await_on`` does."""
         life = self._life
-
-        async def awaited() -> R:
-            return await life.run(during, life.awaited(during, work))
-
-        return await loop.call(awaited)
+        return life.run(during, partial(life.awaited, during, work))
 
     def restart(self) -> T | None:
         """Abandon the part and make another one; return the abandoned part, None if not made yet."""
@@ -141,10 +144,10 @@ class _Life(Generic[T]):
             return self._made.result()
         raise StartFailed(self._name, f"{type(error).__name__}: {first_line(error)}") from error
 
-    async def run(self, during: str, work: Coroutine[Any, Any, R]) -> R:
-        """Await ``work`` unless the part is over before that."""
+    async def run(self, during: str, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Await ``work()`` unless the part is over before that."""
         loop = asyncio.get_running_loop()
-        task = loop.create_task(work)
+        task = loop.create_task(work())
         with self._lock:
             if self._is_over:
                 task.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -85,8 +85,8 @@ def make_worker(
     """Create the environment worker, which sends its requests to these engines."""
     del thread  # the worker runs on the loop of the rollouts
 
-    async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
-        return await generators[engine].generate(request)
+    def generate(engine: str, request: GenerateRequest) -> Awaitable[GenerateResult]:
+        return generators[engine].generate(request)
 
     place = WriteLocation(Path(spec.run_dir))
     return EnvironmentWorker(spec, place, generate, cpu_clock=time.thread_time)

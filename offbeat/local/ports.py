@@ -9,7 +9,7 @@ The controller has a loop of its own, on which no work of a part runs.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -164,9 +164,9 @@ class LocalGenerator:
     async def state(self, fence: Fence) -> EngineState:
         return await self._await("state", lambda engine: engine.state(fence))
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate for the environment worker."""
-        return await self._await("generate", lambda engine: engine.generate(request))
+    def generate(self, request: GenerateRequest) -> Awaitable[GenerateResult]:
+        """Generate for the environment worker, which runs on the engine's loop."""
+        return self._engine.await_here("generate", lambda engine: engine.generate(request))
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         return await self._await(

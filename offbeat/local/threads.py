@@ -33,8 +33,6 @@ class LoopThread:
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on this loop; a caller that is cancelled cancels it."""
-        if asyncio.get_running_loop() is self.loop:
-            return await work()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self.loop))
 
     def stop(self, within_s: float = 0.0) -> None:
