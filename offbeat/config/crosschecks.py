@@ -8,22 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from offbeat.config.algorithm_checks import algorithm_clashes
-from offbeat.config.base import Config, is_uri
-from offbeat.config.clash import Clash, target_clashes
-from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
-from offbeat.config.crosschecks_images import image_clashes
+from offbeat.config.base import Config
+from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
-from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.engine_plugin import find_engine, suggest_engine
-from offbeat.config.environment_traits import find_traits, known_environments
-from offbeat.config.graders import GRADERS
+from offbeat.config.environment_traits import find_traits
 from offbeat.config.hub_path import (
     FORM,
-    HUB,
-    MODEL_FORM,
     READABLE,
-    hub_model,
     hub_path,
     is_on_hub,
 )
@@ -32,6 +24,7 @@ from offbeat.config.limits import (
     encoder_ranks,
     max_group_bytes,
     max_outstanding_groups,
+    moe_of,
     on_failed_sample,
     trainer_device,
     trainer_ranks,
@@ -44,6 +37,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
+from offbeat.config.sections.loss import PolicyGradientLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -54,7 +48,7 @@ from offbeat.config.sync_plugins import (
     transport_clashes,
     transport_clashes_of_real_run,
 )
-from offbeat.config.trainer_backends import find_trainer_rules
+from offbeat.config.trainer_backends import CORE_BACKENDS, find_trainer_rules
 from offbeat.config.trainer_parts import (
     freezing_keys,
     has_part,
@@ -78,10 +72,10 @@ def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
 
 
 def section_clashes(section: Config) -> Iterator[Clash]:
-    """Yield what each section finds among its own keys; a section in a mapping is not looked at."""
+    """Yield what each section finds among its own keys, except sections of environments and in mappings."""
     yield from section.find_clashes()
     for _, value in section:
-        if isinstance(value, Config):
+        if isinstance(value, Config) and not isinstance(value, EnvironmentConfig):
             yield from section_clashes(value)
 
 
@@ -184,18 +178,6 @@ def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
 # --- sampling and learning -----------------------------------------------------------------------
 
 
-def _a_response_leaves_room_for_its_prompt(config: RunConfig) -> Iterator[Clash]:
-    new, whole = config.generator.sampling.max_new_tokens, config.generator.max_model_len
-    if new >= whole:
-        yield Clash(
-            ("generator.sampling.max_new_tokens", "generator.max_model_len"),
-            f"generator.sampling.max_new_tokens={new} leaves no room for a prompt in "
-            f"generator.max_model_len={whole}",
-            f"Set generator.max_model_len to more than {new}, or "
-            f"generator.sampling.max_new_tokens to {whole - 1} or less.",
-        )
-
-
 def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
     if not config.generator.deterministic:
         return
@@ -252,32 +234,55 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-# --- files and environment -------------------------------------------------------------------------
+def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield a teacher that the trainer cannot hold, and groups too small or too few for the algorithm."""
+    teacher, backend = config.algorithm.loss.teacher_path, config.trainer.backend
+    if teacher is not None and backend not in CORE_BACKENDS:
+        yield Clash(
+            ("algorithm.loss.teacher", "trainer.backend"),
+            f"algorithm.loss.teacher={teacher} is held by trainer.backend=torch alone",
+            "Set trainer.backend to torch, or leave algorithm.loss.teacher out.",
+        )
+    samples, tries = config.samples_per_group, config.algorithm.pass_k
+    if config.algorithm.advantage == "pass_at_k" and samples > 1 and tries >= samples:
+        yield Clash(
+            ("algorithm.pass_k", "samples_per_group"),
+            f"algorithm.pass_k={tries} leaves no sample out of samples_per_group={samples}: a sample is "
+            "compared with tries it had no part in",
+            f"Set algorithm.pass_k to {samples - 1} or less, or samples_per_group to {tries + 1} or more.",
+        )
+    minibatches, groups = config.algorithm.minibatches, config.groups_per_step
+    if minibatches > groups:
+        yield Clash(
+            ("algorithm.minibatches", "groups_per_step"),
+            f"algorithm.minibatches={minibatches} cannot all have a group of groups_per_step={groups}",
+            f"Set algorithm.minibatches to {groups} or less.",
+        )
 
 
-def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
-    name, target = config.environment.name, config.environment.target
-    user_code = find_traits(name).user_code
-    if config.environment.rewards:
-        yield from reward_function_clashes(config.environment)
-    elif user_code and target is None and not config.environment.command:
+def moe_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what cannot work where ``trainer.moe`` sets something."""
+    moe = moe_of(config)
+    if moe is None:
+        return
+    loss = config.algorithm.loss
+    if not moe.has_losses or not isinstance(loss, PolicyGradientLossConfig):
+        return
+    coefs = "trainer.moe.load_balancing_coef", "trainer.moe.z_loss_coef"
+    if loss.step_std:
         yield Clash(
-            ("environment.target", "environment.name"),
-            f"environment.name={name} needs environment.target: nothing names {user_code}",
-            "Set environment.target to module:name, importable from the working directory.",
+            (*coefs, "algorithm.loss.step_std"),
+            "algorithm.loss.step_std=true would divide the losses of trainer.moe too: the deviation is "
+            "known only when the gradients of all losses have been added up",
+            "Set algorithm.loss.step_std to false, or balance by trainer.moe.bias_update_rate.",
         )
-    elif user_code and target is not None and not (name == "function" and target in GRADERS):
-        hint = (
-            "Write module:name, as in rewards.math:exact_match; built-in rewards of "
-            f"environment.name=function: {', '.join(GRADERS)}."
-        )
-        yield from target_clashes("environment.target", target, "an object", hint)
-    elif not user_code and target is not None:
-        *others, last = (each for each, traits in known_environments().items() if traits.user_code)
+    drops = (loss.icepop_band, loss.sequence_band, loss.off_policy_delta)
+    if not loss.count_dropped and any(each is not None for each in drops):
         yield Clash(
-            ("environment.target", "environment.name"),
-            f"environment.target={target} is not used: environment.name={name} is built in",
-            f"Set environment.name to {', '.join(others)} or {last}, or leave environment.target out.",
+            (*coefs, "algorithm.loss.count_dropped"),
+            "algorithm.loss.count_dropped=false divides by the tokens that are kept, and the losses of "
+            "trainer.moe are sums over dropped ones as well: their weight would grow with what is dropped",
+            "Set algorithm.loss.count_dropped to true, or balance by trainer.moe.bias_update_rate.",
         )
 
 
@@ -318,21 +323,6 @@ def data_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield environments without prompts, files that nothing reads, and paths that name none."""
     yield from _prompts_have_one_source(config)
     yield from _paths_on_the_hub_name_files(config)
-    yield from _only_the_model_is_downloaded(config)
-
-
-def _only_the_model_is_downloaded(config: RunConfig) -> Iterator[Clash]:
-    path, teacher = config.model.path, config.algorithm.loss.teacher_path
-    if is_on_hub(path) and hub_model(path) is None:
-        yield Clash(
-            ("model.path",), f"model.path={path} names no model", f"Write {HUB}{MODEL_FORM}."
-        )
-    if is_on_hub(teacher):
-        yield Clash(
-            ("algorithm.loss.teacher",),
-            f"algorithm.loss.teacher={teacher} is not downloaded: it has to be a directory",
-            "Download it with offbeat stage OWNER/NAME --to DIRECTORY, and name that.",
-        )
 
 
 def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:
@@ -410,6 +400,11 @@ def in_each_environment(
                 yield Clash(keys, text_in(name, clash.message), text_in(name, clash.hint))
 
     return checked
+
+
+def environment_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what the section of an environment finds among its own keys."""
+    yield from config.environment.find_clashes()
 
 
 def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -540,61 +535,6 @@ def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-CALL_KEYS: Final = {"reward_concurrency", "reward_retries", "reward_retry_on", "reward_calls_per_s"}
-"""Keys of ``environment`` that only an async reward reads."""
-
-
-def call_keys_set(environment: EnvironmentConfig) -> list[str]:
-    """Return which keys of the calls of async rewards are not at their default."""
-    return [
-        f"environment.{key}"
-        for key in environment.model_dump(include=CALL_KEYS, exclude_defaults=True)
-    ]
-
-
-def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
-    """Yield what cannot work with several reward functions."""
-    if environment.name != "function":
-        yield Clash(
-            ("environment.rewards", "environment.name"),
-            f"environment.rewards is not used: environment.name={environment.name} has a reward of its own",
-            "Set environment.name to function, or leave environment.rewards out.",
-        )
-    for key in ("target", "options"):
-        if getattr(environment, key):
-            yield Clash(
-                (f"environment.{key}", "environment.rewards"),
-                f"environment.{key} is not used: environment.rewards names the functions",
-                f"Write it below one of them, as in environment.rewards.NAME.{key}.",
-            )
-    if not any(each.weight for each in environment.rewards.values()):
-        first = next(iter(environment.rewards))
-        yield Clash(
-            (f"environment.rewards.{first}.weight",),
-            "every weight of environment.rewards is 0: each sample has a reward of 0, so nothing would be learned",
-            f"Give the reward to train on a weight, as in environment.rewards.{first}.weight=1.",
-        )
-    for name, each in environment.rewards.items():
-        if each.target not in GRADERS:
-            key = f"environment.rewards.{name}.target"
-            hint = f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}."
-            yield from target_clashes(key, each.target, "a function", hint)
-
-
-def reward_call_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield limits of calls that the chosen environment never makes."""
-    name, target = config.environment.name, config.environment.target
-    if name == "function" and target not in GRADERS:
-        return
-    chosen = "environment.name" if name != "function" else "environment.target"
-    for key in call_keys_set(config.environment):
-        yield Clash(
-            (key, chosen),
-            f"{key} is not used: {chosen}={name if name != 'function' else target} calls no async reward",
-            f"Leave {key} out, or name an async reward function with environment.name=function.",
-        )
-
-
 def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield a budget of calls that bounds nothing, or that does not cover the first step."""
     budget = config.rollout.reward_call_budget
@@ -615,6 +555,19 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
             f"rollout.reward_call_budget={budget} may not cover one step: the rewards of "
             f"groups_per_step={config.groups_per_step} groups make up to {per_group} calls each{beside}",
             f"Set it to {least} or more.",
+        )
+
+
+def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield limits of the samples of agents in a run that has none."""
+    if any(view.environment.is_agent for view in environment_views(config).values()):
+        return
+    of_agents = {"max_sample_tokens", "max_branches", "branches"}
+    for key, value in config.rollout.model_dump(include=of_agents, exclude_defaults=True).items():
+        yield Clash(
+            (f"rollout.{key}", "environment.name"),
+            f"rollout.{key}={value} is not used: it is about the samples of agents alone",
+            f"Leave rollout.{key} out.",
         )
 
 
@@ -854,27 +807,6 @@ def _engine_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from engines.find_clashes(config)
 
 
-# --- run directory --------------------------------------------------------------------------------
-
-
-def _run_dir_can_be_filled_in(config: RunConfig) -> Iterator[Clash]:
-    if set(config.run_dir.replace("{name}", "")) & set("{}"):
-        yield Clash(
-            ("run_dir",),
-            f"run_dir={config.run_dir} has braces around something else than the name of the run",
-            "Only {name} is filled in, as in runs/{name}.",
-        )
-
-
-def _run_dir_is_a_path(config: RunConfig) -> Iterator[Clash]:
-    if is_uri(config.run_dir):
-        yield Clash(
-            ("run_dir",),
-            f"run_dir={config.run_dir} is a URI: a run writes into a directory of the driver's machine",
-            "Name a directory, as in runs/{name}; copy it afterwards, or mount the storage.",
-        )
-
-
 _ALWAYS = (
     section_clashes,
     plugin_clashes,
@@ -886,7 +818,6 @@ _ALWAYS = (
     _buffer_holds_the_groups_of_a_step,
     _buffer_holds_what_is_over_sampled,
     _buffer_holds_the_bytes_of_a_step,
-    _a_response_leaves_room_for_its_prompt,
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
     sample_clashes,
@@ -895,16 +826,11 @@ _ALWAYS = (
     schedule_clashes,
     part_clashes,
     moe_clashes,
-    _run_dir_can_be_filled_in,
-    _run_dir_is_a_path,
     mixture_clashes,
-    in_each_environment(_user_code_is_named),
-    in_each_environment(reward_call_clashes),
+    in_each_environment(environment_clashes),
     reward_budget_clashes,
-    in_each_environment(agent_clashes),
     agent_limit_clashes,
     in_each_environment(data_clashes),
-    in_each_environment(image_clashes),
     in_each_environment(eval_set_clashes),
     demonstration_clashes,
 )

@@ -117,12 +117,6 @@ def find_traits(name: str) -> EnvironmentTraits:
     )
 
 
-def environment_clashes(name: str, section: object) -> Iterator[Clash]:
-    """Yield settings in the section of an environment that its plug-in refuses."""
-    if name not in CORE_ENVIRONMENTS:
-        yield from find_environment_plugin(name).find_clashes(section)
-
-
 def find_environment_plugin(name: str) -> _EnvironmentPlugin:
     """Return the plug-in of an environment that is not in the core.
 

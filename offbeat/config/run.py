@@ -1,10 +1,12 @@
 """The root of a recipe."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
-from offbeat.config.base import Config, Options, RunName, SectionName
+from offbeat.config.base import Config, Options, RunName, SectionName, is_uri
+from offbeat.config.clash import Clash
 from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.buffer import BufferConfig
@@ -110,6 +112,20 @@ class RunConfig(Config):
 
     stub: StubConfig = StubConfig()
     """The cost model of stub backends."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if set(self.run_dir.replace("{name}", "")) & set("{}"):
+            yield Clash(
+                ("run_dir",),
+                f"run_dir={self.run_dir} has braces around something else than the name of the run",
+                "Only {name} is filled in, as in runs/{name}.",
+            )
+        if is_uri(self.run_dir):
+            yield Clash(
+                ("run_dir",),
+                f"run_dir={self.run_dir} is a URI: a run writes into a directory of the driver's machine",
+                "Name a directory, as in runs/{name}; copy it afterwards, or mount the storage.",
+            )
 
 
 def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:

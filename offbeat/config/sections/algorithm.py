@@ -1,12 +1,18 @@
 """Defines section ``algorithm`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from offbeat.config.base import Config, InWords
+from offbeat.config.clash import Clash
 from offbeat.config.presets import PresetName, with_preset
-from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
+from offbeat.config.sections.loss import (
+    ClippedPgLossConfig,
+    LossConfig,
+    PolicyGradientLossConfig,
+)
 
 AdvantageName = Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"]
 AdvantageTarget = Annotated[
@@ -49,3 +55,32 @@ class AlgorithmConfig(Config):
     @classmethod
     def _fill_in_the_preset(cls, given: object) -> object:
         return with_preset(given)
+
+    def find_clashes(self) -> Iterator[Clash]:
+        loss = self.loss
+        if isinstance(loss, PolicyGradientLossConfig):
+            yield from self._a_deviation_divides_advantages_only(loss)
+            yield from self._old_logprobs_outlast_a_minibatch(loss)
+
+    def _a_deviation_divides_advantages_only(
+        self, loss: PolicyGradientLossConfig
+    ) -> Iterator[Clash]:
+        is_custom = self.advantage_target is not None
+        if loss.step_std and (is_custom or self.advantage == "grpo_loo"):
+            yield Clash(
+                ("algorithm.loss.step_std", "algorithm.advantage"),
+                "algorithm.loss.step_std=true takes the mean of the step's advantages to be 0, and those of "
+                f"algorithm.advantage={self.advantage} {'may' if is_custom else 'do'} not cancel",
+                "Set algorithm.advantage to grpo or rloo, or algorithm.loss.step_std to false.",
+            )
+
+    def _old_logprobs_outlast_a_minibatch(self, loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+        parts = {"minibatches": self.minibatches, "epochs": self.epochs}
+        name, count = next(((name, n) for name, n in parts.items() if n > 1), ("", 1))
+        if count > 1 and loss.old_logprobs == "current":
+            yield Clash(
+                ("algorithm.loss.old_logprobs", f"algorithm.{name}"),
+                "algorithm.loss.old_logprobs=current is the policy of each optimizer step, not the one that "
+                f"algorithm.{name}={count} began with: the ratio would be 1 in all of them, and bound none",
+                f"Set algorithm.loss.old_logprobs to policy, or algorithm.{name} to 1.",
+            )

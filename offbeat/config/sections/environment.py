@@ -1,16 +1,37 @@
 """Defines section ``environment`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
+from offbeat.config.clash import Clash, target_clashes
 from offbeat.config.environment_name import ENVIRONMENT_NAMES, EnvironmentName
-from offbeat.config.environment_traits import find_traits
+from offbeat.config.environment_traits import (
+    CORE_ENVIRONMENTS,
+    find_environment_plugin,
+    find_traits,
+    known_environments,
+)
+from offbeat.config.graders import GRADERS
 from offbeat.config.sections.images import ImagesConfig
+from offbeat.doors import PluginUnusable, find_media, find_plugin
+from offbeat.messages.no_media import NoMedia
 
 MEDIA_LIMIT: Final = "environment.images.max_mib"
 """Key of the limit of the media of a prompt."""
+
+_READ_PICTURES: Final = ("function", "custom", "digits", "stub")
+"""Environments whose prompts may have pictures."""
+
+_CALL_KEYS: Final = {
+    "reward_concurrency",
+    "reward_retries",
+    "reward_retry_on",
+    "reward_calls_per_s",
+}
+"""Keys that only an async reward reads."""
 
 
 class RewardConfig(Config):
@@ -140,3 +161,170 @@ class EnvironmentConfig(Config):
             f"environment.rewards.{name}.target": each.target for name, each in self.rewards.items()
         }
         return named if self.target is None else {"environment.target": self.target, **named}
+
+    def reward_call_keys(self) -> list[str]:
+        """Return which keys of the calls of async rewards are not at their default."""
+        return [
+            f"environment.{key}"
+            for key in self.model_dump(include=_CALL_KEYS, exclude_defaults=True)
+        ]
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if self.rewards:
+            yield from self._rewards_are_functions()
+        else:
+            yield from self._user_code_is_named()
+        yield from self._calls_are_made()
+        yield from self._keys_of_agents_have_an_agent()
+        if self.name not in CORE_ENVIRONMENTS:
+            yield from find_environment_plugin(self.name).find_clashes(self)
+        if self.is_agent:
+            yield from self._an_agent_is_played()
+        yield from self._pictures_are_read()
+
+    def _unused(self, key: str, value: object, why: str, fix: str) -> Clash:
+        """Return a clash between a key and the name of the environment, which does not read it."""
+        named = f"environment.{key}"
+        return Clash((named, "environment.name"), f"{named}={value} is not used: {why}", fix)
+
+    def _user_code_is_named(self) -> Iterator[Clash]:
+        name, target = self.name, self.target
+        user_code = find_traits(name).user_code
+        if user_code and target is None and not self.command:
+            yield Clash(
+                ("environment.target", "environment.name"),
+                f"environment.name={name} needs environment.target: nothing names {user_code}",
+                "Set environment.target to module:name, importable from the working directory.",
+            )
+        elif user_code and target is not None and not (name == "function" and target in GRADERS):
+            hint = (
+                "Write module:name, as in rewards.math:exact_match; built-in rewards of "
+                f"environment.name=function: {', '.join(GRADERS)}."
+            )
+            yield from target_clashes("environment.target", target, "an object", hint)
+        elif not user_code and target is not None:
+            *others, last = (
+                each for each, traits in known_environments().items() if traits.user_code
+            )
+            yield self._unused(
+                "target",
+                target,
+                f"environment.name={name} is built in",
+                f"Set environment.name to {', '.join(others)} or {last}, or leave environment.target out.",
+            )
+
+    def _rewards_are_functions(self) -> Iterator[Clash]:
+        if self.name != "function":
+            yield Clash(
+                ("environment.rewards", "environment.name"),
+                f"environment.rewards is not used: environment.name={self.name} has a reward of its own",
+                "Set environment.name to function, or leave environment.rewards out.",
+            )
+        for key in ("target", "options"):
+            if getattr(self, key):
+                yield Clash(
+                    (f"environment.{key}", "environment.rewards"),
+                    f"environment.{key} is not used: environment.rewards names the functions",
+                    f"Write it below one of them, as in environment.rewards.NAME.{key}.",
+                )
+        if not any(each.weight for each in self.rewards.values()):
+            first = next(iter(self.rewards))
+            yield Clash(
+                (f"environment.rewards.{first}.weight",),
+                "every weight of environment.rewards is 0: each sample has a reward of 0, so nothing would be learned",
+                f"Give the reward to train on a weight, as in environment.rewards.{first}.weight=1.",
+            )
+        for name, each in self.rewards.items():
+            if each.target not in GRADERS:
+                key = f"environment.rewards.{name}.target"
+                hint = f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}."
+                yield from target_clashes(key, each.target, "a function", hint)
+
+    def _calls_are_made(self) -> Iterator[Clash]:
+        """Yield limits of calls of async rewards that this environment never makes."""
+        if self.name == "function" and self.target not in GRADERS:
+            return
+        chosen, value = "environment.target", self.target
+        if self.name != "function":
+            chosen, value = "environment.name", self.name
+        for key in self.reward_call_keys():
+            yield Clash(
+                (key, chosen),
+                f"{key} is not used: {chosen}={value} calls no async reward",
+                f"Leave {key} out, or name an async reward function with environment.name=function.",
+            )
+
+    def _keys_of_agents_have_an_agent(self) -> Iterator[Clash]:
+        own_keys = find_traits(self.name).keys
+        if self.command and "command" not in own_keys:
+            yield self._unused(
+                "command",
+                list(self.command),
+                "only an agent may be a program",
+                "Set environment.name to agent, or leave environment.command out.",
+            )
+        if self.episodes_per_child is not None and "episodes_per_child" not in own_keys:
+            yield self._unused(
+                "episodes_per_child",
+                self.episodes_per_child,
+                "only the processes of name=agent play several episodes at once",
+                "Leave environment.episodes_per_child out; environment.reward_concurrency is for calls "
+                "of an async reward.",
+            )
+        if self.renderer and not self.is_agent:
+            known = known_environments().items()
+            agents = " and ".join(f"name={name}" for name, traits in known if traits.is_agent)
+            yield self._unused(
+                "renderer",
+                self.renderer,
+                f"only the conversations of {agents} are rendered by it",
+                "Leave environment.renderer out.",
+            )
+        if self.is_agent and self.max_turns > 1:
+            yield self._unused(
+                "max_turns",
+                self.max_turns,
+                "an agent decides itself how often it calls the model",
+                "Leave environment.max_turns out, and count in the agent.",
+            )
+        if self.variables and not self.is_agent:
+            yield self._unused(
+                "variables",
+                list(self.variables),
+                "only the processes of an agent are kept from the variables of the worker",
+                "Leave environment.variables out.",
+            )
+
+    def _an_agent_is_played(self) -> Iterator[Clash]:
+        """Yield that nothing here plays agents: another package may bring an environment of them."""
+        try:
+            find_plugin("agents", "endpoint")
+        except PluginUnusable as unusable:
+            yield Clash(
+                ("environment.name",),
+                f"environment.name={self.name} is played by a plug-in: {unusable.subject}: {unusable.problem}",
+                f"{unusable.fix}.",
+            )
+
+    def _pictures_are_read(self) -> Iterator[Clash]:
+        if self.images is None:
+            if self.name == "digits":
+                yield Clash(
+                    ("environment.images", "environment.name"),
+                    "environment.name=digits draws a picture for each prompt, and environment.images is "
+                    "not set",
+                    "Write `images: {max_mib: 0.02}` under environment.",
+                )
+            return
+        if isinstance(find_media(), NoMedia):
+            yield Clash(
+                ("environment.images",),
+                "no plug-in that reads media is installed",
+                "Reinstall offbeat, or leave out environment.images.",
+            )
+        if self.name not in _READ_PICTURES:
+            yield Clash(
+                ("environment.images", "environment.name"),
+                f"environment.images is not used: prompts of environment.name={self.name} have no pictures",
+                f"Leave it out, or set environment.name to one of {', '.join(_READ_PICTURES)}.",
+            )

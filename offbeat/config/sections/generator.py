@@ -78,6 +78,15 @@ class _Generator(Config):
                 f"Set generator.min_engines to {self.engines} or less, or generator.engines to "
                 f"{self.min_engines} or more.",
             )
+        new, whole = self.sampling.max_new_tokens, self.max_model_len
+        if new >= whole:
+            yield Clash(
+                ("generator.sampling.max_new_tokens", "generator.max_model_len"),
+                f"generator.sampling.max_new_tokens={new} leaves no room for a prompt in "
+                f"generator.max_model_len={whole}",
+                f"Set generator.max_model_len to more than {new}, or "
+                f"generator.sampling.max_new_tokens to {whole - 1} or less.",
+            )
 
 
 class ModelGeneratorConfig(_Generator):

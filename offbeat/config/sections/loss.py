@@ -7,6 +7,7 @@ from pydantic import Field
 
 from offbeat.config.base import Config, Options, RecipePath, default_choice
 from offbeat.config.clash import Clash, target_clashes
+from offbeat.config.hub_path import is_on_hub
 
 _LOSS = "algorithm.loss"
 
@@ -293,6 +294,12 @@ class PolicyGradientLossConfig(AnyLossConfig):
                     f"{_LOSS}.{name} is not used: there is no teacher",
                     f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
                 )
+        elif is_on_hub(self.teacher):
+            yield Clash(
+                (f"{_LOSS}.teacher",),
+                f"{_LOSS}.teacher={self.teacher} is not downloaded: it has to be a directory",
+                "Download it with offbeat stage OWNER/NAME --to DIRECTORY, and name that.",
+            )
 
 
 class ClipRangeLossConfig(PolicyGradientLossConfig):

@@ -1,8 +1,11 @@
 """Defines section ``model`` of a recipe."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from offbeat.config.base import Config, RecipePath
+from offbeat.config.clash import Clash
+from offbeat.config.hub_path import HUB, MODEL_FORM, hub_model, is_on_hub
 
 
 class ModelConfig(Config):
@@ -24,3 +27,8 @@ class ModelConfig(Config):
 
     trust_remote_code: bool = False
     """Run Python code that comes with the model, with your rights on every machine."""
+
+    def find_clashes(self) -> Iterator[Clash]:
+        if is_on_hub(self.path) and hub_model(self.path) is None:
+            message = f"model.path={self.path} names no model"
+            yield Clash(("model.path",), message, f"Write {HUB}{MODEL_FORM}.")

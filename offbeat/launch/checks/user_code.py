@@ -9,7 +9,6 @@ from typing import Any, Final
 from offbeat.config.by_value import is_by_value, unverifiable
 from offbeat.config.call_form import ADVANTAGE as ADVANTAGE_FORM
 from offbeat.config.call_form import LOSS, REWARD
-from offbeat.config.crosschecks import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
@@ -154,7 +153,7 @@ def _run(child: RewardTarget, row: dict[str, Any] | None = None) -> Ready:
 
 def _one_call_at_a_time(config: RunConfig, ready: Ready) -> Iterator[Finding]:
     """Warn of limits for the calls of an async reward if the function is not async."""
-    unused = call_keys_set(config.environment)
+    unused = config.environment.reward_call_keys()
     if unused and not ready.concurrent:
         name = _name(str(config.environment.target))
         yield warning(
