@@ -10,7 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
-from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
+from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig, count_trainable_groups
 from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 
 _LEAST_START_S: Final = 120.0
@@ -35,7 +35,7 @@ def max_outstanding_groups(config: RunConfig) -> int:
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
         ahead = min(sampler.max_lookahead, ahead)
-    groups = (ahead + 1) * config.groups_per_step
+    groups = count_trainable_groups(ahead, config.groups_per_step)
     if isinstance(sampler, WindowedConfig):
         return math.ceil(sampler.over_sampling_ratio * groups)
     return groups

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig, count_trainable_groups
 from offbeat.config.user_code import NAME_FIX, TargetNotFound, describe, load_target
 from offbeat.messages.failures import FixableError
 from offbeat.sampler.checked_sampler import CheckedSampler
@@ -83,7 +83,7 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
         fix = f"Rename it to {meant}, or to a name that does not resemble it"
         raise SamplerNotLoaded(config.target, problem, fix)
     if not hasattr(policy, BOUND):
-        whole = (config.max_staleness + 1) * groups_per_step
+        whole = count_trainable_groups(config.max_staleness, groups_per_step)
         fix = f"Give it the most groups that it will have admitted and not trained: what the bound can train is (max_staleness + 1) * groups_per_step = {whole}"
         raise SamplerNotLoaded(config.target, f"{a_kind} has no {BOUND}", fix)
 

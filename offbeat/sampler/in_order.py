@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import islice
 
+from offbeat.config.sections.sampler import count_trainable_groups
 from offbeat.sampler.policy import (
     Admission,
     OutstandingGroup,
@@ -32,7 +33,8 @@ class InOrder:
 
     @property
     def max_outstanding_groups(self) -> int:
-        return (min(self.max_lookahead, self.max_staleness) + 1) * self.groups_per_step
+        ahead = min(self.max_lookahead, self.max_staleness)
+        return count_trainable_groups(ahead, self.groups_per_step)
 
     def admit(self, view: View) -> Admission | None:
         step = view.trainer_version + 1

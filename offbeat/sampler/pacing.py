@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from offbeat.config.sections.sampler import count_trainable_groups
 from offbeat.sampler.policy import (
     Admission,
     OutstandingGroup,
@@ -33,7 +34,7 @@ class Paced:
 
     @property
     def max_outstanding_groups(self) -> int:
-        return (self.max_staleness + 1) * self.groups_per_step
+        return count_trainable_groups(self.max_staleness, self.groups_per_step)
 
     def admit(self, view: View) -> Admission | None:
         return _TO_ANY_STEP if view.outstanding < self._room(view) else None

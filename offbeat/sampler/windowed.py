@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import islice
 
+from offbeat.config.sections.sampler import count_trainable_groups
 from offbeat.sampler.pacing import places_until
 from offbeat.sampler.policy import (
     Admission,
@@ -30,7 +31,7 @@ class Windowed:
 
     @property
     def max_outstanding_groups(self) -> int:
-        window = (self.max_staleness + 1) * self.groups_per_step
+        window = count_trainable_groups(self.max_staleness, self.groups_per_step)
         return math.ceil(self.over_sampling_ratio * window)
 
     def admit(self, view: View) -> Admission | None:

@@ -9,6 +9,11 @@ from offbeat.config.base import Config, Options, default_choice
 from offbeat.config.clash import Clash, target_clashes
 
 
+def count_trainable_groups(steps_ahead: int, groups_per_step: int) -> int:
+    """Return how many groups the present step and so many steps ahead of it train."""
+    return (steps_ahead + 1) * groups_per_step
+
+
 class InOrderConfig(Config):
     """Train exactly the prompts of each batch, in order; reproducible."""
 
