@@ -9,23 +9,20 @@ from offbeat.config.base import Config, Options, RunName, SectionName, is_uri
 from offbeat.config.clash import Clash
 from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
-from offbeat.config.sections.buffer import BufferConfig
+from offbeat.config.sections.buffer import BufferConfig, TransferQueueConfig
 from offbeat.config.sections.checkpoint import CheckpointConfig
 from offbeat.config.sections.data import DataConfig
-from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.config.sections.environments import MixedEnvironmentConfig
+from offbeat.config.sections.environment import EnvironmentConfig, MixedEnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.filters import FilterConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.rollout import RolloutConfig
-from offbeat.config.sections.runtime import RuntimeConfig
+from offbeat.config.sections.runtime import RuntimeConfig, SupervisionConfig
 from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.config.sections.supervision import SupervisionConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
-from offbeat.config.sections.transfer_queue import TransferQueueConfig
 from offbeat.doors import plugins_of
 
 

@@ -1,1 +1,1 @@
-"""Holds the sections of a recipe: one file per section, named as the section is."""
+"""Holds the sections of a recipe: one file per section, or per two that belong together, named as the first."""

@@ -1,6 +1,6 @@
-"""Defines section ``buffer`` of a recipe."""
+"""Defines sections ``buffer`` and ``transfer_queue`` of a recipe: limits and storage of groups."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,3 +17,11 @@ class BufferConfig(Config):
     capacity_mib: Annotated[float, Field(gt=0)] = 1024.0
     """Payload limit in MiB. A group in flight counts with its largest possible size. Beyond shared
     memory, Ray spills to disk."""
+
+
+class TransferQueueConfig(Config):
+    """Storage of finished groups that wait to be trained."""
+
+    spool: Literal["ready", "off"] = "ready"
+    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller.
+    off: keep them only in memory."""

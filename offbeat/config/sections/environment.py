@@ -1,4 +1,4 @@
-"""Defines section ``environment`` of a recipe."""
+"""Defines sections ``environment`` and ``environments`` of a recipe, and the rules of an environment."""
 
 from collections.abc import Iterator
 from typing import Annotated, Final
@@ -15,6 +15,8 @@ from offbeat.config.environment_traits import (
     known_environments,
 )
 from offbeat.config.graders import GRADERS
+from offbeat.config.sections.data import DataConfig
+from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.sections.images import ImagesConfig
 from offbeat.doors import PluginUnusable, find_media, find_plugin
 from offbeat.messages.no_media import NoMedia
@@ -328,3 +330,19 @@ class EnvironmentConfig(Config):
                 f"environment.images is not used: prompts of environment.name={self.name} have no pictures",
                 f"Leave it out, or set environment.name to one of {', '.join(_READ_PICTURES)}.",
             )
+
+
+class MixedEnvironmentConfig(Config):
+    """One of several environments that a run trains on."""
+
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Share of this environment among the prompts: weights 3 and 1 give three of every four."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """Settings of this environment."""
+
+    data: DataConfig = DataConfig()
+    """Prompts of this environment."""
+
+    eval: EvalSetConfig = EvalSetConfig()
+    """Evaluation set of this environment, under its name. Needs `eval.interval`."""

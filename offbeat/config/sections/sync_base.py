@@ -1,15 +1,21 @@
 """Keys of section ``sync`` that every transport has.
 
 The plug-in of a transport derives its section from this one, and the models of a recipe load
-plug-ins: so this module looks for none.
+plug-ins: so this module looks for no transport.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config
-from offbeat.config.wire_format_name import WireFormatName
+from offbeat.doors import plugins_of
+
+if TYPE_CHECKING:
+    WireFormatName = str | None
+else:
+    _NAMES = tuple(plugins_of("wire_format"))
+    WireFormatName = Literal[_NAMES] | None if _NAMES else None
 
 
 class BaseSyncConfig(Config):

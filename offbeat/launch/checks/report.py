@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import typer
 
@@ -16,12 +16,12 @@ from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen
+from offbeat.doors import find_plugin
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
-from offbeat.launch.checks.agents import agent_checks
 from offbeat.launch.checks.algorithm import (
     check_algorithm,
     check_checkpoints,
@@ -66,7 +66,6 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
-from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
@@ -77,7 +76,9 @@ from offbeat.messages.text import printable_lines
 from offbeat.telemetry.process import pause_collections
 from offbeat.trainers.trainer_part import parts_of
 from offbeat.trainers.trainer_plugin import find_trainer
+from offbeat.weight_sync.delta_plugin import find_delta
 from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.transport_plugin import find_transport_of
 
 _ORDER = (Level.ERROR, Level.WARNING, Level.OK)
 _COLOURS = {
@@ -194,6 +195,15 @@ def find_beside_model(
     )
 
 
+def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what deltas and the transport say about a recipe on this machine."""
+    if config.sync.delta and config.generator.has_engines:
+        yield from find_delta().check(config)
+    transport = find_transport_of(config.sync)
+    if transport is not None:
+        yield from transport.check(config, environ)
+
+
 def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
     """Yield findings about the model, and about prompts as its tokenizer reads them."""
     model, _ = read_model(Path(config.model.path))
@@ -281,6 +291,23 @@ def _first_row(read: Mapping[str, FilePrompts]) -> dict[str, Any] | None:
     """Return the first row that a run draws, as a reward gets it; None: there is no file."""
     prompt = read[DATA].prompt(0) if DATA in read else None
     return None if prompt is None else media_prompts().without_content(prompt.data)
+
+
+class AgentChecks(Protocol):
+    """Checks of an environment whose episodes call the model over HTTP."""
+
+    def check_agent(self, config: RunConfig) -> Iterator[Finding]:
+        """Check what joins the turns of a conversation, and how many episodes run at once."""
+        ...
+
+
+def agent_checks() -> AgentChecks:
+    """Return the checks of the plug-in.
+
+    Raises:
+        PluginUnusable: Its folder is not there, or its import fails.
+    """
+    return cast("AgentChecks", find_plugin("agents", "endpoint"))
 
 
 def _tokens_of_each_environment(

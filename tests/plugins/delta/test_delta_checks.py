@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.weight_sync import check_weight_sync
+from offbeat.launch.checks.report import check_weight_sync
 from offbeat.messages.finding import Finding, Level
 
 

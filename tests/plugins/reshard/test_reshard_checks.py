@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from offbeat.config.run import RunConfig
+from offbeat.launch.checks.report import check_weight_sync
 from offbeat.launch.checks.software import check_gpus
-from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.reshard.checks import (
     Devices,

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sampling import SamplingConfig
+from offbeat.config.sections.generator import SamplingConfig
 from offbeat.environments.built_in import Arithmetic, StubEnvironment
 from offbeat.environments.protocol import SingleTurn
 from offbeat.messages.failures import (

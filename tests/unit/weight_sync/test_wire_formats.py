@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from offbeat.config.run import RunConfig
-from offbeat.config.wire_format_name import WireFormatName
+from offbeat.config.sections.sync_base import WireFormatName
 from offbeat.doors import NoSuchPlugin, plugins_of
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy, wire_dtypes
 from offbeat.weight_sync.manifest import TensorMeta
