@@ -1,26 +1,25 @@
 """Explains a key of a recipe, for ``offbeat config explain``."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from textwrap import indent
-from typing import Final
+from typing import Final, NamedTuple
 
 from offbeat.config import schema
-from offbeat.config.base import Config
+from offbeat.config.engine_plugin import find_engine
 from offbeat.config.normalise import meant
-from offbeat.config.package_keys import (
-    BACKEND,
-    GENERATOR,
-    EngineKey,
-    find_engines,
-    installed_names,
-    is_of_every_engine,
-)
+from offbeat.config.package_names import installed_names
 from offbeat.config.plugin_sections import section_of_plugin
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.doors import PluginUnusable
 from offbeat.messages.failures import OffbeatError
 
 _PLUGINS: Final = "plugins"  # key of the sections of other packages
+_GENERATOR: Final = "generator"  # the section that an engine brings
+_BACKEND: Final = f"{_GENERATOR}.backend"  # the key that names an engine
 
 
 class NoSuchKey(OffbeatError):
@@ -45,25 +44,24 @@ def explain(key: str = "") -> str:
     """
     if not key:
         doc = RunConfig.__doc__ or ""
-        return f"{doc.strip()}\n\n{_table('')}"
+        return f"{doc.strip()}\n\n{_table(schema.children(''))}"
     known = schema.known(key)
     if known is None and (whole := _find_by_last_part(key)):
         return explain(whole)
     if known is None and key.startswith(f"{_PLUGINS}."):
         return _explain_plugin(key)
-    if known is None and key.startswith(f"{GENERATOR}."):
+    if known is None and key.startswith(f"{_GENERATOR}."):
         return _explain_engine_key(key)
     if known is None:
         place, _, _ = key.rpartition(".")
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
-    if known.sections:
-        docs = [_doc_of(section) for section in known.sections]
-        head = f"{key}: {known.doc}{_only(known)}"
-        choices, own = _choices(known, docs), list[str]()
-        if key == GENERATOR:
-            choices, own = [*choices, *_engines_of_packages()], [*_keys_of_packages()]
-        return "\n".join([head, *choices, "", _table(known.key), *own])
-    return f"{key}: {known.summary}\n    {known.doc}{_installed(known)}{_only(known)}"
+    head = f"{key}: {_entry(known, _notes(known), '    ')}"
+    if not known.sections:
+        return head
+    choices = [f"    {name}: {schema.doc_of(each)}" for name, each in schema.choices(key).items()]
+    engines = [*_engines_of_packages()] if key == _GENERATOR else []
+    own = [*_keys_of_packages()] if key == _GENERATOR else []
+    return "\n".join([head, *choices, *engines, "", _table(schema.children(known.key)), *own])
 
 
 def _explain_plugin(key: str) -> str:
@@ -75,12 +73,10 @@ def _explain_plugin(key: str) -> str:
         raise NoSuchKey(key, f"{unusable}.") from None
     keys = {each.key: each for each in schema.keys_of(section, f"{_PLUGINS}.{name}.")}
     if key in keys:
-        return f"{key}: {keys[key].summary}\n    {keys[key].doc}"
+        return f"{key}: {_entry(keys[key], margin='    ')}"
     if key != f"{_PLUGINS}.{name}":
         raise NoSuchKey(key, f"{name} has the keys {', '.join(section.model_fields)}.")
-    doc = _doc_of(section)
-    entries = [f"{each.key}\n{indent(_entry(each), '    ')}" for each in keys.values()]
-    return "\n".join([f"{key}: {doc}", "", *entries])
+    return f"{key}: {schema.doc_of(section)}\n\n{_table(keys.values())}"
 
 
 def _find_by_last_part(part: str) -> str:
@@ -89,96 +85,120 @@ def _find_by_last_part(part: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
+def _table(keys: Iterable[schema.Key]) -> str:
+    """Format one entry per key; sections below are only named."""
+    return "\n".join(
+        _in_table(
+            each,
+            f" (section: offbeat config explain {each.key})" if each.sections else _notes(each),
+        )
+        for each in keys
+    )
+
+
+def _in_table(key: schema.Key, notes: str) -> str:
+    return f"{key.key}\n{indent(_entry(key, notes), '    ')}"
+
+
+def _entry(key: schema.Key, notes: str = "", margin: str = "") -> str:
+    """Format type, default and meaning of a key; ``margin`` begins the line of its meaning."""
+    return f"{key.doc}{notes}" if key.sections else f"{key.summary}\n{margin}{key.doc}{notes}"
+
+
+def _notes(key: schema.Key) -> str:
+    """Format the names that packages of others bring for a key, and the settings that it needs."""
+    names = [f"{name} ({package})" for name, package in installed_names(key.key).items()]
+    notes = [f"Of installed packages: {', '.join(names)}."] if names else []
+    settings = schema.only_with(key)
+    if settings.startswith(f"{_BACKEND}="):
+        engines, of_engines = _engines_with(key)
+        notes += [f"Only with {' or '.join([settings, *engines])}.", *of_engines]
+    elif settings:
+        notes.append(f"Only with {settings}.")
+    return "".join(f"\n    {note}" for note in notes)
+
+
+# --- engines of packages ---------------------------------------------------------------------------
+
+
+class PackageEngines(NamedTuple):
+    """Engines that installed packages bring, imported."""
+
+    sections: Mapping[str, type[PluginGeneratorConfig]]
+    keys: list[schema.Key]  # their variants are the engines that have them in this form
+    unusable: Mapping[str, PluginUnusable]
+
+
+@cache
+def _find_engines(path: tuple[str, ...]) -> PackageEngines:
+    """Import the engines that packages on a path bring, and return their keys."""
+    del path
+    sections = dict[str, type[PluginGeneratorConfig]]()
+    unusable = dict[str, PluginUnusable]()
+    for name in installed_names(_BACKEND):
+        try:
+            plugin = find_engine(name)
+        except PluginUnusable as error:
+            unusable[name] = error
+            continue
+        if plugin is not None:
+            sections[name] = plugin.section
+    by_form = dict[tuple[str, str, str], schema.Key]()
+    for name, section in sections.items():
+        for key in schema.keys_of(section, f"{_GENERATOR}."):
+            form = (key.key, key.summary, key.doc)
+            others = by_form[form].variants if form in by_form else ()
+            by_form[form] = replace(key, variants=(*others, name))
+    return PackageEngines(sections, list(by_form.values()), unusable)
+
+
 def _explain_engine_key(key: str) -> str:
     """Explain a key of section ``generator`` that engines of other packages alone have."""
-    found = find_engines()
-    forms = [each for each in found.keys if each.key.key == key]
+    found = _find_engines(tuple(sys.path))
+    forms = [each for each in found.keys if each.key == key]
     if not forms:
         place, _, _ = key.rpartition(".")
-        below = [each.key for each in found.keys if each.key.key.rpartition(".")[0] == place]
+        below = [each for each in found.keys if each.key.rpartition(".")[0] == place]
         valid = {each.leaf for each in (*schema.children(place), *below)}
         hint = " ".join([meant(key, valid), *(f"{each}." for each in found.unusable.values())])
         raise NoSuchKey(key, hint)
-    heads = [f"{key}: {_engine_entry(each, '    ')}" for each in forms]
-    below = [each for each in found.keys if each.key.key.startswith(f"{key}.")]
-    return "\n".join([*heads, *([""] if below else []), *map(_in_table, below)])
+    heads = [f"{key}: {_entry(each, _only_with_engines(each), '    ')}" for each in forms]
+    below = [each for each in found.keys if each.key.startswith(f"{key}.")]
+    entries = [_in_table(each, _only_with_engines(each)) for each in below]
+    return "\n".join([*heads, *([""] if below else []), *entries])
+
+
+def _only_with_engines(key: schema.Key) -> str:
+    return f"\n    Only with {_BACKEND}={' or '.join(key.variants)}."
 
 
 def _engines_of_packages() -> Iterator[str]:
     """Yield the meaning of each engine that another package brings, or why it is unknown."""
-    found = find_engines()
-    yield from (f"    {name}: {_doc_of(section)}" for name, section in found.sections.items())
+    found = _find_engines(tuple(sys.path))
+    yield from (f"    {name}: {schema.doc_of(each)}" for name, each in found.sections.items())
     yield from (f"    {name}: unusable. {each}." for name, each in found.unusable.items())
 
 
 def _keys_of_packages() -> Iterator[str]:
     """Yield the keys of section ``generator`` that engines of other packages alone have."""
-    yield from (
-        _in_table(each) for each in find_engines().keys if schema.known(each.key.key) is None
-    )
-
-
-def _in_table(found: EngineKey) -> str:
-    return f"{found.key.key}\n{indent(_engine_entry(found), '    ')}"
-
-
-def _engine_entry(found: EngineKey, margin: str = "") -> str:
-    """Format a key as the engines of other packages have it; ``margin`` begins its further lines."""
-    key, only = found.key, f"Only with {BACKEND}={' or '.join(found.engines)}."
-    lines = [key.doc] if key.sections else [key.summary, key.doc]
-    return f"\n{margin}".join([*lines, only] if margin else [*lines, f"    {only}"])
-
-
-def _installed(key: schema.Key) -> str:
-    """Format the names that packages of others bring for a key."""
-    names = [f"{name} ({package})" for name, package in installed_names(key.key).items()]
-    return f"\n    Of installed packages: {', '.join(names)}." if names else ""
-
-
-def _only(key: schema.Key) -> str:
-    settings = schema.only_with(key)
-    if not settings:
-        return ""
-    if not settings.startswith(f"{BACKEND}="):
-        return f"\n    Only with {settings}."
-    names, notes = _engines_with(key)
-    return "\n    ".join(["", f"Only with {' or '.join([settings, *names])}.", *notes])
+    for key in _find_engines(tuple(sys.path)).keys:
+        if schema.known(key.key) is None:
+            yield _in_table(key, _only_with_engines(key))
 
 
 def _engines_with(key: schema.Key) -> tuple[list[str], list[str]]:
     """Return the engines of other packages that have a key of section ``generator``, and notes on them."""
-    installed = [*installed_names(BACKEND)]
+    installed = [*installed_names(_BACKEND)]
     if not installed:
         return [], []
-    if is_of_every_engine(key.key):
+    if key.key in {each.key for each in schema.keys_of(PluginGeneratorConfig, f"{_GENERATOR}.")}:
         return installed, [f"Another package may set another default: {', '.join(installed)}."]
-    found = find_engines()
-    forms = [each for each in found.keys if each.key.key == key.key]
-    names = [name for each in forms for name in each.engines]
-    others = [each for each in forms if (each.key.summary, each.key.doc) != (key.summary, key.doc)]
+    found = _find_engines(tuple(sys.path))
+    forms = [each for each in found.keys if each.key == key.key]
+    names = [name for each in forms for name in each.variants]
     notes = [
-        f"With {BACKEND}={' or '.join(each.engines)}: {each.key.summary}. {each.key.doc}"
-        for each in others
+        f"With {_BACKEND}={' or '.join(each.variants)}: {each.summary}. {each.doc}"
+        for each in forms
+        if (each.summary, each.doc) != (key.summary, key.doc)
     ]
     return names, [*notes, *(f"{each}." for each in found.unusable.values())]
-
-
-def _doc_of(section: type[Config]) -> str:
-    return " ".join((section.__doc__ or "").replace("``", "`").split())
-
-
-def _choices(section: schema.Key, docs: list[str]) -> list[str]:
-    names = schema.choices(section.key)
-    return [f"    {name}: {doc}" for name, doc in zip(names, docs, strict=True)] if names else []
-
-
-def _table(place: str) -> str:
-    """Format one entry per key; sections below are only named."""
-    entries = [f"{key.key}\n{indent(_entry(key), '    ')}" for key in schema.children(place)]
-    return "\n".join(entries)
-
-
-def _entry(key: schema.Key) -> str:
-    if key.sections:
-        return f"{key.doc} (section: offbeat config explain {key.key})"
-    return f"{key.summary}\n{key.doc}{_installed(key)}{_only(key)}"

@@ -15,10 +15,11 @@ from offbeat.config.crosschecks import Clash, clashes
 from offbeat.config.environment_name import PLUGIN_UNUSABLE
 from offbeat.config.merge import lay_over
 from offbeat.config.normalise import expand_short_forms, normalise, value_hint
+from offbeat.config.package_names import suggest_name
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Leaf, Section
-from offbeat.doors import Kind, TargetKind, explain_unusable, suggest_package
+from offbeat.doors import Kind, explain_unusable
 
 _NO_RECIPE: Final = "arguments"
 _REMOVED: Final = {
@@ -31,14 +32,6 @@ _PLUGINS: Final[Mapping[str, Kind]] = {
     "sync.transport": "transport",
 }
 """Kind of the plug-ins that a key chooses among."""
-
-_BROUGHT: Final[Mapping[str, Kind | TargetKind]] = {
-    "algorithm.loss.name": "loss",
-    "environment.name": "environment",
-    "generator.backend": "engine",
-    "sampler.name": "sampler",
-}
-"""Kind of the names that packages bring for a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +152,7 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
     suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
     if key in _PLUGINS:
         suggestion = explain_unusable(_PLUGINS[key], str(value)) or suggestion
-    if key in _BROUGHT and isinstance(value, str) and not suggestion:
-        suggestion = suggest_package(_BROUGHT[key], value)
-    hint = value_hint(known, suggestion)
+    hint = value_hint(known, suggestion or suggest_name(key, value))
     return Problem(where, key, value, f"has to be: {known.kind}", hint)
 
 

@@ -2,14 +2,14 @@
 
 from offbeat.config import schema
 from offbeat.config.trainer_parts import keys_of_one_backend
-from offbeat.config.tree import Leaf, Section
+from offbeat.config.tree import Section
 
 
 def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
     Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
-    new variant does not have are dropped, except where ``_dropped_by`` names other variants; so are the options of
+    new variant does not have are dropped, except keys that another variant has to refuse; so are the options of
     another environment. Where it names another preset, all that ``base`` says of the section is dropped.
 
     Returns:
@@ -51,12 +51,15 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
     if section == "algorithm" and _changes(base, top, "preset"):
         # They would win over the preset: a resolved configuration has all keys.
         return [name for name in base.children if name != "preset"]
-    chooser = schema.chooser(section).rpartition(".")[2]
-    chosen = _text(top, chooser) or ""
+    known = schema.known(section)
+    chooser = known.chosen_by if known is not None else ""
+    chosen = top.text(chooser) or ""
     model = schema.find_choice(section, chosen)
     if model is None or not _changes(base, top, chooser):
         return []
-    dropped_by, former = _dropped_by(), schema.find_choice(section, _text(base, chooser) or "")
+    former = schema.find_choice(section, base.text(chooser) or "")
+    # Without these keys a run would train other weights: only a stub drops them.
+    stay = () if chosen == "stub" else keys_of_one_backend()
     of_former = set[str]() if former is None else former.model_fields.keys()
     return [
         name
@@ -64,22 +67,9 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
         if name not in model.model_fields
         # A misspelt key is reported
         and (schema.known(key := f"{section}.{name}") is not None or name in of_former)
-        and (chosen in dropped_by.get(key, (chosen,)) or node.plain() is None)
+        and (key not in stay or node.plain() is None)
     ]
 
 
-def _dropped_by() -> dict[str, tuple[str, ...]]:
-    """Return keys that other choices than these refuse: without them a run would train other weights.
-
-    They stay where another choice lacks them, unless they are null.
-    """
-    return dict.fromkeys(keys_of_one_backend(), ("stub",))
-
-
 def _changes(base: Section, top: Section, key: str) -> bool:
-    return key in top.children and _text(top, key) != _text(base, key)
-
-
-def _text(section: Section, name: str) -> str | None:
-    node = section.children.get(name)
-    return node.text if isinstance(node, Leaf) else None
+    return key in top.children and top.text(key) != base.text(key)

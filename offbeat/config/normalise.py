@@ -3,17 +3,15 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast
 
 from offbeat.config import schema
-from offbeat.config.graders import GRADERS
+from offbeat.config.package_names import expand_names
 from offbeat.config.peer_keys import find_note, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
-from offbeat.config.sections.algorithm import AdvantageName
 from offbeat.config.trainer_parts import common_keys
 from offbeat.config.tree import Leaf, Node, Section
-from offbeat.doors import PluginUnusable, TargetKind, find_target
 
 _CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
@@ -32,20 +30,6 @@ _SHORT_FORMS: Final = {"runtime": "backend"}
 
 _LOSS: Final = "algorithm.loss"
 
-TARGET_KINDS: Final[Mapping[str, TargetKind]] = {
-    "algorithm.advantage": "advantage",
-    "algorithm.loss.name": "loss",
-    "sampler.name": "sampler",
-    "environment.target": "grader",
-}
-"""Kind of the names that another package brings for a key, in the place of targets."""
-
-BUILT_IN: Final[Mapping[TargetKind, Iterable[str]]] = {
-    "advantage": get_args(AdvantageName),
-    "grader": GRADERS,
-}
-"""Names of this package for a key that also holds targets."""
-
 
 def expand_short_forms(layer: Section) -> list[Problem]:
     """Turn a section that is written as one value into a section with that key.
@@ -60,34 +44,7 @@ def expand_short_forms(layer: Section) -> list[Problem]:
     loss = layer.find(_LOSS)
     if isinstance(loss, Section) and "target" in loss.children and "name" not in loss.children:
         loss.children["name"] = Leaf("custom", "custom", loss.children["target"].location)
-    return [
-        problem
-        for key, kind in TARGET_KINDS.items()
-        if (problem := _expand_name(layer, key, kind)) is not None
-    ]
-
-
-def _expand_name(layer: Section, key: str, kind: TargetKind) -> Problem | None:
-    """Put the target of a package's entry point in the place of its name."""
-    node, (section, leaf) = layer.find(key), layer.parent(key)
-    if section is None or not isinstance(node, Leaf) or node.text is None:
-        return None
-    known = cast("schema.Key", schema.known(key)).names or BUILT_IN[kind]
-    if node.text in known or ":" in node.text:
-        return None
-    try:
-        target = find_target(kind, node.text)
-    except PluginUnusable as unusable:
-        return Problem(node.location, key, node.value, unusable.problem, f"{unusable.fix}.")
-    if target is None:
-        return None
-    named = Leaf(target, target, node.location)
-    if kind in BUILT_IN:
-        section.children[leaf] = named
-    else:
-        section.children[leaf] = Leaf("custom", "custom", node.location)
-        section.children["target"] = named
-    return None
+    return expand_names(layer)
 
 
 def normalise(root: Section) -> list[Problem]:
@@ -187,8 +144,7 @@ def _holds_bool(value: object) -> bool:
 
 def _of_preset(root: Section) -> Mapping[str, Any]:
     """The keys that the recipe's preset sets in the loss; none without a preset."""
-    preset = root.find("algorithm.preset")
-    return PRESETS.get(getattr(preset, "text", ""), {}).get("loss", {})
+    return PRESETS.get(root.text("algorithm.preset") or "", {}).get("loss", {})
 
 
 def _against_preset(section: Section, absent: str, root: Section) -> Problem:
@@ -221,11 +177,10 @@ def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) 
 
 
 def _valid_names(section: Section, place: str) -> set[str]:
-    chosen = section.children.get(schema.chooser(place).rpartition(".")[2])
-    name = chosen.text if isinstance(chosen, Leaf) else None
+    known = schema.known(place)
+    name = section.text(known.chosen_by) if known is not None else None
     if (model := schema.find_choice(place, name or "")) is not None:
         return set(model.model_fields)
-    known = schema.known(place)
     is_of_nobody = place == "generator" and name is not None  # its keys are not known, either
     if known is not None and (known.holds_sections or is_of_nobody):
         return set(section.children)

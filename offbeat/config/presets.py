@@ -7,26 +7,7 @@ penalty, whose coefficient belongs to a model and a task; a library's preset doe
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
-
-PresetName = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "rloo",
-    "reinforce_pp_baseline",
-    "tis",
-    "icepop",
-    "mis",
-    "geo_mask",
-    "decoupled_ppo",
-    "sapo",
-    "trl_vllm",
-    "verl_default",
-    "nemo_rl_default",
-]
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 _TOKENS: Final = {"normalize": "tokens"}
 _SEQUENCES: Final = {"normalize": "sequences"}
@@ -122,6 +103,11 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """Keys of ``algorithm`` by preset."""
+
+if TYPE_CHECKING:
+    PresetName = str
+else:
+    PresetName = Literal[tuple(PRESETS)]
 
 
 def with_preset(given: object) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.schema import Key, choices, known_keys, only_with
+from offbeat.config.schema import Key, choices, doc_of, known_keys, only_with
 
 _COLUMNS: Final = 120
 _HEAD: Final = """\
@@ -56,10 +56,7 @@ def _reference(section: Key, first: str) -> str:
 
 def _chapter(section: Key) -> str:
     """Return a section of recipes, with its choices if a key chooses among them."""
-    docs = [
-        f"`{name}`: {' '.join((model.__doc__ or '').replace('``', '`').split())}"
-        for name, model in choices(section.key).items()
-    ]
+    docs = [f"`{name}`: {doc_of(model)}" for name, model in choices(section.key).items()]
     only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""
     intro = [f"{only}{section.doc}", *docs]
     return _section(f"{section.key}.", f"`{section.key}`", intro)

@@ -145,6 +145,15 @@ def only_with(key: Key) -> str:
     return f"{chooser(section)}={' or '.join(key.variants)}"
 
 
+def doc_of(section: type[Config]) -> str:
+    """Return the docstring of a section on one line."""
+    return _in_markdown(section.__doc__)
+
+
+def _in_markdown(doc: str | None) -> str:
+    return " ".join((doc or "").replace("``", "`").split())
+
+
 def _walk(
     section: type[BaseModel], prefix: str, variants: tuple[str, ...], chooser: str = ""
 ) -> Iterator[Key]:
@@ -156,7 +165,7 @@ def _walk(
             key=f"{prefix}{name}",
             kind=_kind(field.annotation, field.metadata),
             default=_default(field),
-            doc=" ".join((field.description or "").replace("``", "`").split()),
+            doc=_in_markdown(field.description),
             sections=below,
             variants=variants,
             is_text=all(map(_is_text, _types(field.annotation))),
@@ -177,10 +186,8 @@ def _walk(
 
 
 def _walk_named(model: type[Config], key: str) -> Iterator[Key]:
-    doc = " ".join((model.__doc__ or "").replace("``", "`").split())
-    yield Key(
-        key, f"section, {NAME} {_NAMED}", "{}", doc, (model,), (), is_text=False, is_path=False
-    )
+    kind, doc = f"section, {NAME} {_NAMED}", doc_of(model)
+    yield Key(key, kind, "{}", doc, (model,), (), is_text=False, is_path=False)
     yield from _walk(model, f"{key}.", ())
 
 

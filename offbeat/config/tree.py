@@ -40,6 +40,11 @@ class Section:
             node = node.children.get(part)
         return node
 
+    def text(self, key: str) -> str | None:
+        """The scalar at a dotted key, as written; None if it is null, or no scalar is there."""
+        node = self.find(key)
+        return node.text if isinstance(node, Leaf) else None
+
     def parent(self, key: str) -> tuple["Section | None", str]:
         """The section that holds, or would hold, a dotted key; and the last part of the key."""
         above, _, name = key.rpartition(".")
