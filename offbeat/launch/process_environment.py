@@ -1,8 +1,10 @@
-"""Default environment variables of every process of a run."""
+"""Default environment variables of every process of a run, and the progress bars of libraries."""
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,8 @@ PRIVATE: Final = {
 }
 """Additional variables for a private cluster."""
 
+_WARNING: Final = "IProgress not found"
+
 
 def set_environment(variables: Mapping[str, str]) -> None:
     """Set a recipe's variables for this process, and the defaults of those that are not set.
@@ -43,3 +47,16 @@ def _hide_bars_of_imported() -> None:
     library = sys.modules.get("transformers.utils.logging")
     if library is not None and os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
         library.disable_progress_bar()
+
+
+def import_progress_bars() -> None:
+    """Import tqdm as transformers does, and drop its warning that a notebook has no ipywidgets.
+
+    tqdm warns once, when it is imported in a notebook, and then prints bars as text. Nothing here
+    shows such a bar. Other warnings, and the filters of the program, stay as they are.
+    """
+    if "ipykernel" not in sys.modules:
+        return
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.filterwarnings("ignore", message=_WARNING)
+        import tqdm.auto  # noqa: F401, PLC0415  # pyright: ignore[reportMissingModuleSource, reportUnusedImport] -- only in a notebook

@@ -14,7 +14,7 @@ from offbeat.config.user_code import check_starts_run
 from offbeat.launch.call_arguments import check_names, name_arguments
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
-from offbeat.launch.progress_bars import import_progress_bars
+from offbeat.launch.process_environment import import_progress_bars
 from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, ended_run
 from offbeat.runs.directory import CONFIG
 

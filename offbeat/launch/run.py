@@ -20,7 +20,7 @@ from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
 from offbeat.controller.commands import Stop
 from offbeat.doors import find_plugin
-from offbeat.launch.progress_bars import import_progress_bars
+from offbeat.launch.process_environment import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
