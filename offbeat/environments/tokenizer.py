@@ -1,14 +1,24 @@
-"""Loads the tokenizer of a run's model."""
+"""Finds and loads the tokenizer of a model."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.doors import import_object
 from offbeat.messages.delayed_interrupt import delay_interrupt
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Files of a model directory that hold the vocabulary of its tokenizer; one of them suffices."""
 
 
 class TokenizerClass(NamedTuple):
@@ -19,6 +29,12 @@ class TokenizerClass(NamedTuple):
 
 
 _chosen: Final[dict[ModelConfig, TokenizerClass]] = {}
+
+
+def find_tokenizer_files(model_path: str | Path) -> list[Path]:
+    """Return the files of a model directory that hold the vocabulary of its tokenizer."""
+    files = (Path(model_path) / name for name in TOKENIZER_FILES)
+    return [each for each in files if each.is_file()]
 
 
 def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None

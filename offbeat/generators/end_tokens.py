@@ -14,7 +14,6 @@ from typing import Any, Final, cast
 import structlog
 
 _NAMED_IN: Final = ("generation_config.json", "config.json")
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 _log = structlog.stdlib.get_logger()
 
 
@@ -74,11 +73,6 @@ def warn_of_end_ids(
     """Log a warning if ``end_ids_problem`` finds a problem."""
     if problem := end_ids_problem(model_path, stop_token_ids, stop):
         _log.warning("model.no_end", problem=problem, fix="generator.sampling.stop_token_ids")
-
-
-def has_tokenizer(model_path: str | Path) -> bool:
-    """Say whether a model directory holds a tokenizer."""
-    return any((Path(model_path) / name).is_file() for name in _TOKENIZERS)
 
 
 def tokenizer_end(folder: Path) -> tuple[str, int | None]:

@@ -2,11 +2,9 @@
 
 import hashlib
 from pathlib import Path
-from typing import Final
 
+from offbeat.environments.tokenizer import find_tokenizer_files
 from offbeat.messages.failures import OffbeatError
-
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 
 
 class TeacherMismatch(OffbeatError):
@@ -39,8 +37,5 @@ def check_tokenizers(teacher: str | Path, student: str | Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in _TOKENIZERS
-        if (folder / name).is_file()
-    }
+    files = find_tokenizer_files(folder)
+    return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in files}

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from offbeat.config.run import RunConfig
+from offbeat.environments.tokenizer import TOKENIZER_FILES, find_tokenizer_files
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.finding import Finding, error, ok, size
 
 _LONGEST_HEADER_BYTES: Final = 100 * 2**20  # the format's own bound
 _LENGTH_BYTES: Final = 8
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _OTHER_JSON: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _SUBJECT: Final = "model"
 _POSITIONS: Final = "max_position_embeddings"
@@ -117,8 +117,8 @@ def _missing_files(folder: Path) -> Iterator[Finding]:
         for name in sorted(name for name in named if not (folder / name).is_file()):
             seen = f"{folder} has no {name}, which its {_INDEX} names"
             yield error(_SUBJECT, seen, "Copy or download it again.")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})", _FIX)
+    if not find_tokenizer_files(folder):
+        yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)})", _FIX)
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:

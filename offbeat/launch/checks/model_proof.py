@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import freeze_patterns, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
-from offbeat.environments.tokenizer import load_tokenizer
+from offbeat.environments.tokenizer import find_tokenizer_files, load_tokenizer
 from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
 from offbeat.generators.end_tokens import (
     STOP_IDS_FIX,
     end_ids_of,
     end_ids_problem,
-    has_tokenizer,
     stop_ids_problem,
 )
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
@@ -163,7 +162,7 @@ def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
     if config.generator.backend == "stub":
         return
     stops, strings = config.generator.sampling.stop_token_ids, config.generator.sampling.stop
-    if strings and not has_tokenizer(config.model.path):
+    if strings and not find_tokenizer_files(config.model.path):
         problem = (
             f"generator.sampling.stop={list(strings)} needs the text of tokens, and the model has no "
             "tokenizer"

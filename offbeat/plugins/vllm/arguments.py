@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offbeat.config.base import of_kind
-from offbeat.generators.end_tokens import has_tokenizer
+from offbeat.environments.tokenizer import find_tokenizer_files
 from offbeat.generators.spec import EngineSpec
 from offbeat.plugins.vllm.coverage import coverage_of
 from offbeat.plugins.vllm.errors import EngineArgsRefused
@@ -36,7 +36,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_expert_parallel": vllm.expert_parallel,
         "distributed_executor_backend": "mp",
         # token ids in, token ids out; text is looked at for stop strings alone
-        "skip_tokenizer_init": not has_tokenizer(spec.model.path),
+        "skip_tokenizer_init": not find_tokenizer_files(spec.model.path),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "mm_processor_cache_gb": 0,  # pictures arrive processed

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
 from offbeat.doors import installed_version, is_installed
+from offbeat.environments.tokenizer import TOKENIZER_FILES
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.machine import (
@@ -278,6 +279,13 @@ def test_a_missing_file_of_the_model_is_named(model_dir: Path, name: str, messag
     model, findings = read_model(model_dir)
     assert model is None
     assert message in one(findings).message
+
+
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
+def test_a_model_may_have_any_kind_of_tokenizer(model_dir: Path, name: str) -> None:
+    (model_dir / "tokenizer.json").rename(model_dir / name)
+    model, _ = read_model(model_dir)
+    assert model is not None
 
 
 def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
