@@ -1,8 +1,11 @@
-"""Keyword arguments of Python as overrides of a recipe."""
+"""Arguments of ``offbeat.train`` as overrides of a recipe, and their names in its problems."""
 
+import difflib
+import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final, cast
 
@@ -11,7 +14,9 @@ from offbeat.config.by_value import give
 from offbeat.config.normalise import meant
 from offbeat.config.peer_keys import find_note, matching_keys
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
+from offbeat.config.sources import is_override, overridden_key
 
+_CLOSE: Final = 0.75
 _ARGUMENTS: Final = {
     "model.path": "model=DIRECTORY",
     "data.path": "prompts=ROWS",
@@ -20,6 +25,20 @@ _ARGUMENTS: Final = {
     "environment.rewards.NAME.weight": "reward={'NAME': {'target': FUNCTION, 'weight': 0.5}, ...}",
 }
 """Arguments of ``offbeat.train`` in the place of keys, for the message about another library's name."""
+
+_ARGUMENT_BY_KEY: Final = {
+    "model": "model",
+    "model.path": "model",
+    "data.path": "prompts",
+    "eval.path": "eval_prompts",
+    "environment.name": "reward",
+    "environment.target": "reward",
+    "environment.rewards": "reward",
+    "algorithm.loss": "loss",
+    "algorithm.loss.name": "loss",
+    "algorithm.loss.target": "loss",
+}
+"""Arguments of ``offbeat.train`` by the key of the recipe that they set."""
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -52,7 +71,7 @@ def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
         yield from _leaves(f"{key}.{below}", inner)
 
 
-def is_known_name(name: str) -> bool:
+def _is_known_name(name: str) -> bool:
     """Return whether a keyword is a key of a recipe, or of another library, whose message names ours."""
     if "." in name or schema.known(name) is not None or name in _by_last_part():
         return True
@@ -120,3 +139,49 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
     if hasattr(value, "item"):  # a number of numpy
         return value.item()
     raise TypeError(f"{value!r} has the type {type(value).__name__}")
+
+
+# --- arguments of a call --------------------------------------------------------------------------
+
+
+def check_names(
+    call: Callable[..., Any], others: Iterable[Callable[..., Any]], settings: Mapping[str, Any]
+) -> None:
+    """Refuse keywords that are misspelt arguments of ``call``, or arguments of ``others``.
+
+    Raises:
+        ConfigError: There is one. The error names the first.
+    """
+    if "rewards" in settings and not isinstance(settings["rewards"], Mapping):
+        raise bad_argument("rewards", "it is no argument here", "Did you mean `reward`?")
+    own = _list_arguments(call)
+    for name in settings:
+        if _is_known_name(name):
+            continue
+        for other in others:
+            if name in _list_arguments(other):
+                hint = f"It is an argument of offbeat.{other.__name__}."
+                raise bad_argument(name, f"offbeat.{call.__name__} does not have it", hint)
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=_CLOSE):
+            raise bad_argument(name, "it is no argument here", f"Did you mean `{near[0]}`?")
+
+
+def _list_arguments(call: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(call).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+
+
+def name_arguments(error: ConfigError, settings: Mapping[str, Any]) -> ConfigError:
+    """Return the error with arguments of the call in the place of overrides, which nobody wrote."""
+    is_agent = settings.get("environment.name") == "agent"
+    name_by_key = {find_key(name): _ARGUMENT_BY_KEY.get(name, name) for name in settings}
+    if is_agent:
+        name_by_key |= {"environment.name": "agent", "environment.target": "agent"}
+    return ConfigError(tuple(_name_argument(each, name_by_key) for each in error.problems))
+
+
+def _name_argument(problem: Problem, name_by_key: Mapping[str, str]) -> Problem:
+    if not is_override(problem.location):
+        return problem
+    name = name_by_key.get(overridden_key(problem.location))
+    return problem if name is None else replace(problem, location=Location(f"argument {name}"))

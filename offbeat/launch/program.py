@@ -7,11 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from offbeat.config.keywords import bad_argument, overrides_of
+from offbeat.config.keywords import (
+    bad_argument,
+    check_names,
+    name_arguments,
+    overrides_of,
+)
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.user_code import check_starts_run
-from offbeat.launch.call_arguments import check_names, name_arguments
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
 from offbeat.launch.process_environment import import_progress_bars
