@@ -80,10 +80,11 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     "engine": {"vllm": "offbeat.plugins.vllm.plugin:ENGINE"},
     "environment": {
         "agent": "offbeat.plugins.agents.plugin:AGENT",
+        "digits": "offbeat.plugins.images.plugin:DIGITS",
         "reasoning_gym": "offbeat.plugins.task_libraries.plugin:REASONING_GYM",
         "verifiers": "offbeat.plugins.task_libraries.plugin:VERIFIERS",
     },
-    "media": {"images": "offbeat.plugins.images.plugin"},
+    "media": {"images": "offbeat.plugins.images.plugin:MEDIA"},
     "page": {"report": "offbeat.plugins.report.plugin:PAGE"},
     "release": {"lora": "offbeat.plugins.lora.plugin:RELEASE"},
     "release_form": {"delta": "offbeat.plugins.delta.plugin:DELTA"},
@@ -101,7 +102,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
     "wire_format": {"fp8_block": "offbeat.plugins.float8.plugin:FORMAT"},
 }
-"""Module of each plug-in of this package, with the name in it; without a name: the module itself."""
+"""``module:name`` of each plug-in of this package."""
 
 
 class _Interface(NamedTuple):

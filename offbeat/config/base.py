@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from offbeat.config.clash import Clash
 
@@ -113,6 +113,13 @@ class Config(BaseModel):
     def find_clashes(self) -> Iterator[Clash]:
         """Yield keys of this section that cannot work together; a rule over sections is elsewhere."""
         yield from ()
+
+
+def with_fields(core: type[Kind], fields: Mapping[str, Any]) -> type[Kind]:
+    """Return a section with the fields that plug-ins add to it, by its name."""
+    return create_model(
+        core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
+    )
 
 
 def choice_of(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type

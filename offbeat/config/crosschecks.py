@@ -30,13 +30,14 @@ from offbeat.config.limits import (
     trainer_ranks,
     trainer_resources,
 )
+from offbeat.config.media_section import media_clashes
 from offbeat.config.mixture import environment_views, has_media, text_in
 from offbeat.config.plugin_sections import plugin_clashes
 from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
-from offbeat.config.sections.environment import MEDIA_LIMIT, EnvironmentConfig
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
@@ -56,6 +57,7 @@ from offbeat.config.trainer_parts import (
     part_clashes,
     part_clashes_of_real_runs,
 )
+from offbeat.doors import find_media
 
 __all__ = ["Clash", "clashes"]
 
@@ -156,7 +158,7 @@ def _buffer_holds_what_is_over_sampled(config: RunConfig) -> Iterator[Clash]:
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
     group = max_group_bytes(config)
     needed = config.groups_per_step * group
-    media = (MEDIA_LIMIT,) if has_media(config) else ()
+    media = (find_media().LIMIT_KEY,) if has_media(config) else ()
     if config.buffer.capacity_mib * _MIB < needed:
         yield Clash(
             (
@@ -831,6 +833,7 @@ _ALWAYS = (
     reward_budget_clashes,
     agent_limit_clashes,
     in_each_environment(data_clashes),
+    in_each_environment(media_clashes),
     in_each_environment(eval_set_clashes),
     demonstration_clashes,
 )

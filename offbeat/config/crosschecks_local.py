@@ -10,6 +10,7 @@ from offbeat.config.mixture import environment_workers, has_media
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.trainer_backends import find_trainer_rules
+from offbeat.doors import find_media
 
 _ON_RAY = "Leave runtime.backend out, to run on Ray"
 
@@ -86,9 +87,8 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
     if config.sync.delta:
         yield needs_copies("sync.delta", "", "no weights are sent", "Set sync.delta to false")
     if has_media(config):
-        yield needs_copies(
-            "environment.images", "", "it is untested with media", "Train on text prompts"
-        )
+        key = f"environment.{find_media().key}"
+        yield needs_copies(key, "", "it is untested with media", "Train on text prompts")
     engine = of_kind(EmbeddedGeneratorConfig, config.generator)
     trained_on, served_on = trainer_device(config.trainer), engine.device
     if trained_on != served_on:

@@ -55,13 +55,15 @@ class EnvironmentTraits:
     keys: frozenset[str] = frozenset()
     """Keys of the section that most environments refuse and that it reads."""
 
+    held_out: str = ""
+    """The prompts of evaluations without a file, in words; empty: the ones that are trained on."""
+
     listed_after: str = ""
     """The environment after which lists of all names show it; empty: at their end."""
 
 
 CORE_ENVIRONMENTS: Final[Mapping[str, EnvironmentTraits]] = {
     "arithmetic": EnvironmentTraits("addition.", makes_prompts=True),
-    "digits": EnvironmentTraits("read a digit in a picture.", makes_prompts=True),
     "gsm8k": EnvironmentTraits(
         "questions with a number as answer, from a file.",
         prompt_file=PromptFile(

@@ -12,6 +12,7 @@ from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.trainer_parts import common_keys
 from offbeat.config.tree import Leaf, Node, Section
+from offbeat.doors import Kind, explain_unusable
 
 _CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
@@ -29,6 +30,9 @@ _SHORT_FORMS: Final = {"runtime": "backend"}
 """Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
 
 _LOSS: Final = "algorithm.loss"
+
+_SECTION_KINDS: Final[Mapping[str, Kind]] = {"": "tracker", "environment": "media"}
+"""Kind of the plug-ins that bring sections by their names, by the section around these."""
 
 
 def expand_short_forms(layer: Section) -> list[Problem]:
@@ -205,7 +209,15 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         below = (name for name, _ in node.locations(f"{key}."))
         is_misspelt = difflib.get_close_matches(key.rpartition(".")[2], valid, cutoff=_CLOSE)
         hint = translated(below, parts=2, places={} if is_misspelt else _places())
-    return Problem(node.location, key, node.plain(), "unknown key", hint or meant(key, valid))
+    hint = hint or _explain_absent(key) or meant(key, valid)
+    return Problem(node.location, key, node.plain(), "unknown key", hint)
+
+
+def _explain_absent(key: str) -> str:
+    """Return why the plug-in that brings a section cannot be used; empty if none brings it."""
+    place, _, name = key.rpartition(".")
+    kind = _SECTION_KINDS.get(place.rpartition(".")[2])
+    return "" if kind is None else explain_unusable(kind, name)
 
 
 def _places() -> dict[str, str]:

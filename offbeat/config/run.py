@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import Field
 
-from offbeat.config.base import Config, Options, RunName, SectionName, is_uri
+from offbeat.config.base import Config, Options, RunName, SectionName, is_uri, with_fields
 from offbeat.config.clash import Clash
 from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
@@ -134,9 +134,7 @@ def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:
         name: (section, Field(default=section(), description=section.__doc__))
         for name, section in sections.items()
     }
-    return create_model(
-        core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
-    )
+    return with_fields(core, fields)
 
 
 if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that

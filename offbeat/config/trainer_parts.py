@@ -7,9 +7,9 @@ plug-in when it is imported.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from pydantic import Field, create_model
+from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, with_fields
 from offbeat.config.clash import Clash
 from offbeat.doors import plugins_of
 
@@ -45,9 +45,7 @@ def with_parts(core: type[C], backend: str | None = None) -> type[C]:
         for part in _parts().values()
         if part.section is not None and part.backend == backend
     }
-    return create_model(
-        core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
-    )
+    return with_fields(core, fields)
 
 
 def part_clashes(config: "RunConfig") -> Iterator[Clash]:

@@ -52,6 +52,15 @@ class EnvironmentPlugin(ABC):
         del config, began_with, working_dir
         return None
 
+    def make_held_out_prompts(self, config: "RunConfig") -> "PromptSource | None":
+        """Return the prompts of evaluations without a file; None: the ones that are trained on.
+
+        Raises:
+            BadEnvironment: It cannot use its options.
+        """
+        del config
+        return None
+
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Yield findings for ``offbeat check``, in a moment."""
         del config

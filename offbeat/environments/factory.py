@@ -33,13 +33,11 @@ from offbeat.environments.inputs import (
     eval_key,
     source_digest,
 )
-from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, prompt_files
 from offbeat.environments.prompts import (
     ArithmeticOptions,
     ArithmeticPrompts,
-    DigitsOptions,
     PromptSource,
     StubPrompts,
 )
@@ -121,8 +119,6 @@ def _made_prompts(config: RunConfig) -> PromptSource | None:
                 return ArithmeticPrompts(terms.low, terms.high, **order)
             except ValueError as error:
                 raise BadEnvironment("environment.options", str(error)) from error
-        case "digits":
-            return _digit_prompts(config, shuffle=shuffle, epochs=epochs)
         case _:
             return None
 
@@ -163,8 +159,10 @@ def _evaluation_prompts(
 ) -> PromptSource:
     if one.path is not None:
         return _file_prompts(config, eval_key(name), one, began_with, 1, shuffle=False)
-    if config.environment.name == "digits":
-        return _digit_prompts(config, shuffle=False, epochs=1, held_out=True)
+    plugin = find_environment(config.environment.name)
+    held_out = None if plugin is None else plugin.make_held_out_prompts(config)
+    if held_out is not None:
+        return held_out
     # One epoch: a short source gives no row twice
     once = config.data.model_copy(update={"epochs": 1})
     return make_prompts(config.model_copy(update={"data": once}), began_with, working_dir)
@@ -239,7 +237,7 @@ def _built_in(
 ) -> Environment | None:
     """Return the environment that the name chooses, or None if its class is the user's."""
     match config.name:
-        case "arithmetic" | "digits":
+        case "arithmetic":
             return Arithmetic(tokenizer)
         case "gsm8k":
             return Gsm8k(tokenizer, read_options(config, Gsm8kOptions))
@@ -288,13 +286,6 @@ def read_options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
         fields = ", ".join(kind.__struct_fields__)
         problem = f"{error}; environment.name={config.name} reads {fields}"
         raise BadEnvironment("environment.options", problem) from error
-
-
-def _digit_prompts(
-    config: RunConfig, *, shuffle: bool, epochs: int | None, held_out: bool = False
-) -> PromptSource:
-    rows = read_options(config.environment, DigitsOptions).rows
-    return media_prompts().digits(rows, config.seed, epochs, shuffle=shuffle, held_out=held_out)
 
 
 def make_reward_target(

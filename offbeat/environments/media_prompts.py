@@ -12,7 +12,6 @@ from offbeat.messages.media import Media
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
-    from offbeat.environments.prompts import PromptSource
 
 
 class MediaError(OffbeatError):
@@ -46,6 +45,9 @@ class MediaPrompts(Protocol):
     ROW_KEYS: tuple[str, ...]
     """Keys of a row that name media; a Parquet file may have bytes there."""
 
+    LIMIT_KEY: str
+    """Key of the recipe that limits the bytes of a prompt."""
+
     def names_media(self, row: Mapping[str, object]) -> bool:
         """Return whether a row names media."""
         ...
@@ -56,12 +58,6 @@ class MediaPrompts(Protocol):
 
     def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row for a reader of its text: of bytes that it holds, only their number."""
-        ...
-
-    def digits(
-        self, rows: int, seed: int, epochs: int | None, *, shuffle: bool, held_out: bool
-    ) -> "PromptSource":
-        """Return the prompts of ``environment.name=digits``; held-out ones follow the others."""
         ...
 
     def stub_media(self, config: EnvironmentConfig, row: int) -> Media | None:

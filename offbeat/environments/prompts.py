@@ -5,7 +5,7 @@ prompts, so nothing is skipped and nothing repeated.
 """
 
 import abc
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -58,13 +58,6 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     low: int = 0
     high: int = 100
-
-
-class DigitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``environment.options`` of the built-in environment ``digits``."""
-
-    rows: Annotated[int, msgspec.Meta(ge=1)] = 65536
-    """Prompts of an epoch; evaluations have as many others."""
 
 
 class ArithmeticPrompts(RowPrompts):

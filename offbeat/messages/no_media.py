@@ -1,21 +1,15 @@
 """Answers for prompts without media, where no plug-in of media is installed."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar
 
-from offbeat.messages.failures import FixableError
 from offbeat.messages.media import Media, Thumbnail
-
-_FIX: Final = "Reinstall offbeat, or leave out environment.images"
-
-
-class NoMediaPlugin(FixableError):
-    """A recipe asks for media, and no plug-in reads any."""
 
 
 class NoMedia:
-    """Has the methods of a plug-in of media; a recipe that asks for media is refused."""
+    """Has the methods of a plug-in of media; no recipe can ask for media."""
 
+    LIMIT_KEY: ClassVar[str] = "an installation without a plug-in of media"
     PREVIEW_COLUMN: ClassVar[str] = "media"
     ROW_KEYS: ClassVar[tuple[str, ...]] = ()
 
@@ -40,32 +34,11 @@ class NoMedia:
     def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return dict(row)
 
-    def stub_media(self, config: Any, row: int) -> None:  # noqa: ANN401 -- as above
-        """Return none.
+    def stub_media(self, *_: object) -> None:
+        """Return none: prompts have no media."""
 
-        Raises:
-            NoMediaPlugin: The recipe asks for media.
-        """
-        del row
-        if config.images is not None:
-            _refuse("environment.images")
-
-    def encoder(self, config: Any) -> None:  # noqa: ANN401 -- as above
-        """Return none.
-
-        Raises:
-            NoMediaPlugin: The recipe asks for media.
-        """
-        if config.environment.images is not None:
-            _refuse("environment.images")
-
-    def digits(self, *_: object, **__: object) -> NoReturn:
-        """Raise: this environment has pictures.
-
-        Raises:
-            NoMediaPlugin: Always.
-        """
-        _refuse("environment.name=digits")
+    def encoder(self, *_: object) -> None:
+        """Return none: prompts have no media."""
 
     def check(self, media: Media) -> None:
         del media
@@ -86,7 +59,3 @@ class NoMedia:
 
     def check_media(self, *_: object) -> tuple[()]:
         return ()
-
-
-def _refuse(subject: str) -> NoReturn:
-    raise NoMediaPlugin(subject, "no plug-in that reads media is installed", _FIX)

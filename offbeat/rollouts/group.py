@@ -5,9 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from offbeat.config.sections.environment import MEDIA_LIMIT
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.media_prompts import MediaEncoder, MediaError
+from offbeat.environments.media_prompts import MediaEncoder, MediaError, media_prompts
 from offbeat.environments.protocol import EncodedPrompt, Environment, MultiTurn, SingleTurn
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import SamplingParams
@@ -148,7 +147,9 @@ async def _first_observation(
             encoded = environment.encode(task.prompt)
     prompt = checked_prompt(task, encoded)
     if (nbytes := media_bytes(prompt.media)) > media.max_bytes:
-        detail = f"its media have {nbytes} bytes; {MEDIA_LIMIT} allows {media.max_bytes}"
+        detail = (
+            f"its media have {nbytes} bytes; {media_prompts().LIMIT_KEY} allows {media.max_bytes}"
+        )
         raise failed(task, FailureKind.DATA, media.tokens.unusable_reason, detail)
     engine.check_prompt(prompt)
     return prompt

@@ -69,14 +69,16 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(core: Path) -> None:
     assert "This installation lacks the plug-in fp8_block: reinstall offbeat." in done.stderr
     for name in ("agent", "verifiers"):
         done = offbeat(core, "check", recipe, f"environment.name={name}")
-        refusal = f"environment.name = '{name}': has to be: one of arithmetic, digits, gsm8k"
+        refusal = f"environment.name = '{name}': has to be: one of arithmetic, gsm8k"
         assert (done.returncode, refusal in done.stderr) == (2, True)
     done = offbeat(core, "check", recipe, "environment.episodes_per_child=2")
     assert (done.returncode, "only the processes of name=agent" in done.stderr) == (2, True)
     pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
     done = offbeat(core, "dry-run", pictures)
     assert done.returncode == 2
-    assert "no plug-in that reads media is installed" in done.stderr
+    assert "environment.images = {'max_mib': 0.02}: unknown key" in done.stderr
+    assert "This installation lacks the plug-in images: reinstall offbeat." in done.stderr
+    assert "environment.name = 'digits': has to be: one of arithmetic, gsm8k" in done.stderr
     done = offbeat(core, "check", recipe, "generator.backend=vllm")
     assert done.returncode == 2
     assert "engine vllm: there is none of this name" in done.stderr

@@ -1,7 +1,7 @@
 """Defines sections ``environment`` and ``environments`` of a recipe, and the rules of an environment."""
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
@@ -15,17 +15,10 @@ from offbeat.config.environment_traits import (
     known_environments,
 )
 from offbeat.config.graders import GRADERS
+from offbeat.config.media_section import find_media_limits, with_media
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.eval import EvalSetConfig
-from offbeat.config.sections.images import ImagesConfig
-from offbeat.doors import PluginUnusable, find_media, find_plugin
-from offbeat.messages.no_media import NoMedia
-
-MEDIA_LIMIT: Final = "environment.images.max_mib"
-"""Key of the limit of the media of a prompt."""
-
-_READ_PICTURES: Final = ("function", "custom", "digits", "stub")
-"""Environments whose prompts may have pictures."""
+from offbeat.doors import PluginUnusable, find_plugin
 
 _CALL_KEYS: Final = {
     "reward_concurrency",
@@ -123,18 +116,16 @@ class EnvironmentConfig(Config):
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors, each for many episodes. One is enough until its core is busy."""
 
-    images: ImagesConfig | None = None
-    """Pictures in prompts, for a model that reads them. null: rows with pictures are refused."""
-
     @property
     def has_media(self) -> bool:
         """Return whether prompts may have media."""
-        return self.images is not None
+        return find_media_limits(self) is not None
 
     @property
     def max_media_bytes(self) -> int:
         """Return the most bytes of the media of a prompt; a worker refuses a prompt with more."""
-        return 0 if self.images is None else int(self.images.max_mib * 2**20)
+        limits = find_media_limits(self)
+        return 0 if limits is None else limits.max_bytes
 
     @property
     def is_agent(self) -> bool:
@@ -182,7 +173,6 @@ class EnvironmentConfig(Config):
             yield from find_environment_plugin(self.name).find_clashes(self)
         if self.is_agent:
             yield from self._an_agent_is_played()
-        yield from self._pictures_are_read()
 
     def _unused(self, key: str, value: object, why: str, fix: str) -> Clash:
         """Return a clash between a key and the name of the environment, which does not read it."""
@@ -308,28 +298,9 @@ class EnvironmentConfig(Config):
                 f"{unusable.fix}.",
             )
 
-    def _pictures_are_read(self) -> Iterator[Clash]:
-        if self.images is None:
-            if self.name == "digits":
-                yield Clash(
-                    ("environment.images", "environment.name"),
-                    "environment.name=digits draws a picture for each prompt, and environment.images is "
-                    "not set",
-                    "Write `images: {max_mib: 0.02}` under environment.",
-                )
-            return
-        if isinstance(find_media(), NoMedia):
-            yield Clash(
-                ("environment.images",),
-                "no plug-in that reads media is installed",
-                "Reinstall offbeat, or leave out environment.images.",
-            )
-        if self.name not in _READ_PICTURES:
-            yield Clash(
-                ("environment.images", "environment.name"),
-                f"environment.images is not used: prompts of environment.name={self.name} have no pictures",
-                f"Leave it out, or set environment.name to one of {', '.join(_READ_PICTURES)}.",
-            )
+
+if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+    EnvironmentConfig = with_media(EnvironmentConfig)
 
 
 class MixedEnvironmentConfig(Config):

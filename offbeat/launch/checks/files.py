@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.base import is_uri
+from offbeat.config.environment_traits import find_traits
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import (
     BadEnvironment,
@@ -117,8 +118,8 @@ def check_prompts(
         key = eval_key(name)
         if one.path is None and not config.eval.interval:
             continue
-        if one.path is None and config.environment.name == "digits":
-            yield ok("evaluation", "digits of other pictures than those of training")
+        if one.path is None and (held_out := find_traits(config.environment.name).held_out):
+            yield ok("evaluation", held_out)
             continue
         if one.path is None:
             seen = f"{key} is not set: evaluations score prompts that the run trains on"

@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, trainer_replicas
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.environment import MEDIA_LIMIT
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
+from offbeat.doors import find_media
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding, error, size
@@ -60,7 +60,7 @@ def messages_said(config: RunConfig, model: PreTrainedConfig, *, trains_tower: b
 def _most_of_a_prompt(config: RunConfig, rules: MediaRules) -> tuple[int, str]:
     """Return the most tokens of media that a prompt may have, and the key that says so."""
     features_by_key = {
-        key_in(name, MEDIA_LIMIT): rules.max_features(view.environment.max_media_bytes)
+        key_in(name, find_media().LIMIT_KEY): rules.max_features(view.environment.max_media_bytes)
         for name, view in environment_views(config).items()
     }
     widest = max(features_by_key, key=features_by_key.__getitem__)

@@ -4,6 +4,7 @@ pictures      the arrays of a prompt's pictures, and their check (numpy)
 families      rules of each model family: sizes, tokens in a prompt, positions (numpy)
 features      pictures through the vision tower (torch)
 model_tokens  tokens that represent pictures, in a model directory
+section       keys of ``environment.images``
 rows          pictures that a row of a data file names
 decoding      bytes to pixels, within limits
 processors    image processors of the model families

@@ -1,11 +1,14 @@
 """Built-in task for models that read pictures: a digit in a picture that is drawn, not read."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import read_options
 from offbeat.environments.prompts import RowPrompts
 from offbeat.plugins.images.errors import BadPicture
 
@@ -52,6 +55,13 @@ def picture(seed: int, index: int) -> DigitPicture:
     return DigitPicture(digit, pixels)
 
 
+class DigitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.options`` of the environment ``digits``."""
+
+    rows: Annotated[int, msgspec.Meta(ge=1)] = 65536
+    """Prompts of an epoch; evaluations have as many others."""
+
+
 class DigitPrompts(RowPrompts):
     """Prompts ``<image>=`` with a picture of one digit, which is the answer.
 
@@ -73,6 +83,26 @@ class DigitPrompts(RowPrompts):
             "answer": picture(self._drawn_by, index).digit,
             "image": drawn,
         }
+
+
+def make_prompts(config: RunConfig) -> DigitPrompts:
+    """Return the prompts of training.
+
+    Raises:
+        BadEnvironment: The options have other keys, or wrong types.
+    """
+    rows, data = read_options(config.environment, DigitsOptions).rows, config.data
+    return DigitPrompts(rows, seed=config.seed, shuffle=data.shuffle, epochs=data.epochs)
+
+
+def make_held_out_prompts(config: RunConfig) -> DigitPrompts:
+    """Return prompts with the pictures that follow those of training.
+
+    Raises:
+        BadEnvironment: The options have other keys, or wrong types.
+    """
+    rows = read_options(config.environment, DigitsOptions).rows
+    return DigitPrompts(rows, seed=config.seed, first=rows, shuffle=False, epochs=1)
 
 
 def is_drawn(named: object) -> bool:

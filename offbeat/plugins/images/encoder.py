@@ -4,7 +4,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.groups import Prompt
@@ -12,6 +11,7 @@ from offbeat.messages.media import Media, media_bytes
 from offbeat.plugins.images.digits import drawn, is_drawn
 from offbeat.plugins.images.errors import BadPicture
 from offbeat.plugins.images.rows import names_pictures, picture_bytes, pictures_of, shown
+from offbeat.plugins.images.section import ImagesConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image

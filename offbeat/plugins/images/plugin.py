@@ -1,110 +1,215 @@
 """Everything that the core asks of pictures, by the protocols of the rooms that ask.
 
 ``models.media_rules``, ``models.media_tokens``, ``environments.media_prompts``,
-``rollouts.media_log``, ``telemetry.preview_column`` and ``launch.checks.media`` declare them. Modules
-that load a large library are imported when they are called.
+``rollouts.media_log``, ``telemetry.preview_column`` and ``launch.checks.media`` declare them.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from offbeat.config.run import RunConfig
-from offbeat.environments.prompts import PromptSource
-from offbeat.messages.media import Media, Thumbnail
-from offbeat.plugins.images.digits import DigitPrompts
-from offbeat.plugins.images.encoder import PictureEncoder
-from offbeat.plugins.images.families import rules_of_config
-from offbeat.plugins.images.model_tokens import picture_tokens
-from offbeat.plugins.images.pictures import Pictures
-from offbeat.plugins.images.rows import (
-    PICTURE_KEYS,
-    names_pictures,
-    pictures_of,
-    row_problem,
-    shown,
-    without_content,
-)
-from offbeat.plugins.images.stub import stub_media
-from offbeat.plugins.images.thumbnails import thumbnails
+from offbeat.config.clash import Clash
+from offbeat.config.environment_traits import EnvironmentTraits
+from offbeat.environments.environment_plugin import PluginOfEnvironments
+from offbeat.plugins.images.section import PICTURE_KEYS, ImagesConfig, images_section
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from offbeat.config.run import RunConfig
+    from offbeat.config.sections.environment import EnvironmentConfig
+    from offbeat.environments.built_in import Arithmetic
+    from offbeat.environments.text import Tokenizer
     from offbeat.messages.finding import Finding
+    from offbeat.messages.media import Media, Thumbnail
+    from offbeat.models.media_rules import MediaRules
+    from offbeat.models.media_tokens import MediaTokens
+    from offbeat.plugins.images.digits import DigitPrompts
+    from offbeat.plugins.images.encoder import PictureEncoder
 
-__all__ = ["row_problem", "stub_media", "without_content"]
-
-PREVIEW_COLUMN: Final = "pictures"
-ROW_KEYS: tuple[str, ...] = PICTURE_KEYS
-
-rules = rules_of_config
-tokens = picture_tokens
-names_media = names_pictures
-
-
-def check(media: Media) -> None:
-    """Check the arrays of pictures against each other."""
-    Pictures.of(media)
+_READ_PICTURES: Final = ("function", "custom", "digits", "stub")
+"""Environments whose prompts may have pictures."""
 
 
-def names_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the pictures that a row names, each in a form to be shown."""
-    named: object = pictures_of(row)
-    return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
+class Images:
+    """Pictures in prompts."""
+
+    key = "images"
+    section = ImagesConfig
+    doc = "Pictures in prompts, for a model that reads them. null: rows with pictures are refused."
+    LIMIT_KEY: str = "environment.images.max_mib"
+    PREVIEW_COLUMN: str = "pictures"
+    ROW_KEYS: tuple[str, ...] = PICTURE_KEYS
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
+        """Yield pictures in prompts of an environment that has none."""
+        name = config.environment.name
+        if images_section(config.environment) is not None and name not in _READ_PICTURES:
+            yield Clash(
+                ("environment.images", "environment.name"),
+                f"environment.images is not used: prompts of environment.name={name} have no "
+                "pictures",
+                f"Leave it out, or set environment.name to one of {', '.join(_READ_PICTURES)}.",
+            )
+
+    def rules(self, config: Any) -> "MediaRules | None":  # noqa: ANN401 -- transformers' config
+        """Return the rules of a model; None if it reads no pictures."""
+        from offbeat.plugins.images.families import rules_of_config
+
+        return rules_of_config(config)
+
+    def tokens(
+        self,
+        path: str,
+        tokenizer: Any,  # noqa: ANN401 -- of transformers
+        *,
+        trust_remote_code: bool,
+    ) -> "MediaTokens":
+        """Return the tokens of pictures of the model at ``path``.
+
+        Raises:
+            OSError: Its config cannot be read.
+            ValueError: It is of a model type that transformers does not know.
+        """
+        from offbeat.plugins.images.model_tokens import picture_tokens
+
+        return picture_tokens(path, tokenizer, trust_remote_code=trust_remote_code)
+
+    def names_media(self, row: Mapping[str, object]) -> bool:
+        """Return whether a row names pictures; with a null or an empty list it is a row of text."""
+        from offbeat.plugins.images.rows import names_pictures
+
+        return names_pictures(row)
+
+    def names_in(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the pictures that a row names, each in a form to be shown."""
+        from offbeat.plugins.images.rows import pictures_of, shown
+
+        named: object = pictures_of(row)
+        return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
+
+    def row_problem(self, config: "EnvironmentConfig", row: Mapping[str, object]) -> str | None:
+        """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
+        from offbeat.plugins.images.rows import row_problem
+
+        return row_problem(config, row)
+
+    def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row for a reader of its text: of bytes that it holds, only their number."""
+        from offbeat.plugins.images.rows import without_content
+
+        return without_content(row)
+
+    def stub_media(self, config: "EnvironmentConfig", row: int) -> "Media | None":
+        """Return a picture of a dry run's prompt; None if its prompts have none."""
+        from offbeat.plugins.images.stub import stub_media
+
+        return stub_media(config, row)
+
+    def encoder(self, config: "RunConfig") -> "PictureEncoder | None":
+        """Load the model's image processor if prompts have pictures; a stub makes its own.
+
+        Raises:
+            NoPictures: The model reads none.
+        """
+        images, model = images_section(config.environment), config.model
+        if images is None or config.environment.name == "stub":
+            return None
+        from offbeat.plugins.images.encoder import PictureEncoder
+        from offbeat.plugins.images.processors import load_processor
+
+        processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
+        return PictureEncoder(images, processor)
+
+    def check(self, media: "Media") -> None:
+        """Check the arrays of pictures against each other."""
+        from offbeat.plugins.images.pictures import Pictures
+
+        Pictures.of(media)
+
+    def previews(self, media: "Media | None") -> "tuple[Thumbnail, ...]":
+        """Return small copies of the first pictures of a prompt."""
+        from offbeat.plugins.images.thumbnails import thumbnails
+
+        return tuple(thumbnails(media))
+
+    def log_columns(self) -> Mapping[str, Any]:
+        """Return the Arrow type of each column of the rollout files by its name."""
+        from offbeat.plugins.images.log_columns import log_columns
+
+        return log_columns()
+
+    def log_values(self, media: "Media | None") -> tuple[Mapping[str, Any], int]:
+        """Return the value of each of these columns for a group, and the bytes of all of them."""
+        from offbeat.plugins.images.log_columns import log_values
+
+        return log_values(media)
+
+    def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> "Iterator[Finding]":
+        """Check that the model reads the pictures of the prompts."""
+        from offbeat.plugins.images.prompt_check import check_model
+
+        return check_model(config, model)
+
+    def check_media(self, config: "RunConfig", commits: Mapping[str, str]) -> "Iterator[Finding]":
+        """Encode pictures of the first rows as a worker does."""
+        from offbeat.plugins.images.prompt_check import check_pictures
+
+        return check_pictures(config, commits)
 
 
-def digits(
-    rows: int, seed: int, epochs: int | None, *, shuffle: bool, held_out: bool
-) -> PromptSource:
-    """Return the prompts of ``environment.name=digits``; held-out ones follow the others."""
-    first = rows if held_out else 0
-    return DigitPrompts(rows, seed=seed, first=first, shuffle=shuffle, epochs=epochs)
+class Digits(PluginOfEnvironments):
+    """Asks for the digit in a picture that is drawn, not read."""
+
+    traits = EnvironmentTraits(
+        "read a digit in a picture.",
+        makes_prompts=True,
+        held_out="digits of other pictures than those of training",
+        listed_after="arithmetic",
+    )
+
+    def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
+        """Yield pictures without their limits."""
+        if images_section(section) is None:
+            yield Clash(
+                ("environment.images", "environment.name"),
+                "environment.name=digits draws a picture for each prompt, and environment.images is "
+                "not set",
+                "Write `images: {max_mib: 0.02}` under environment.",
+            )
+
+    def make_prompts(
+        self, config: "RunConfig", began_with: Mapping[str, str], working_dir: Path
+    ) -> "DigitPrompts":
+        """Return the prompts of training.
+
+        Raises:
+            BadEnvironment: The options have other keys, or wrong types.
+        """
+        from offbeat.plugins.images.digits import make_prompts
+
+        del began_with, working_dir
+        return make_prompts(config)
+
+    def make_held_out_prompts(self, config: "RunConfig") -> "DigitPrompts":
+        """Return prompts with the pictures that follow those of training.
+
+        Raises:
+            BadEnvironment: The options have other keys, or wrong types.
+        """
+        from offbeat.plugins.images.digits import make_held_out_prompts
+
+        return make_held_out_prompts(config)
+
+    def make_environment(
+        self, section: "EnvironmentConfig", tokenizer: "Tokenizer", working_dir: Path
+    ) -> "Arithmetic":
+        """Return the environment of one worker."""
+        from offbeat.environments.built_in import Arithmetic
+
+        del section, working_dir
+        return Arithmetic(tokenizer)
 
 
-def encoder(config: RunConfig) -> PictureEncoder | None:
-    """Load the model's image processor if prompts have pictures; a stub makes its own.
-
-    Raises:
-        NoPictures: The model reads none.
-    """
-    images = config.environment.images
-    if images is None or config.environment.name == "stub":
-        return None
-    from offbeat.plugins.images.processors import load_processor
-
-    model = config.model
-    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
-    return PictureEncoder(images, processor)
-
-
-def previews(media: Media | None) -> tuple[Thumbnail, ...]:
-    """Return small copies of the first pictures of a prompt."""
-    return tuple(thumbnails(media))
-
-
-def log_columns() -> Mapping[str, Any]:
-    """Return the Arrow type of each column of the rollout files by its name."""
-    from offbeat.plugins.images.log_columns import log_columns
-
-    return log_columns()
-
-
-def log_values(media: Media | None) -> tuple[Mapping[str, Any], int]:
-    """Return the value of each of these columns for a group, and the bytes of all of them."""
-    from offbeat.plugins.images.log_columns import log_values
-
-    return log_values(media)
-
-
-def check_model(config: RunConfig, model: "PreTrainedModel") -> "Iterator[Finding]":
-    """Check that the model reads the pictures of the prompts."""
-    from offbeat.plugins.images.prompt_check import check_model
-
-    return check_model(config, model)
-
-
-def check_media(config: RunConfig, commits: Mapping[str, str]) -> "Iterator[Finding]":
-    """Encode pictures of the first rows as a worker does."""
-    from offbeat.plugins.images.prompt_check import check_pictures
-
-    return check_pictures(config, commits)
+MEDIA: Final = Images()
+DIGITS: Final = Digits()

@@ -34,6 +34,7 @@ from offbeat.plugins.images.errors import (
 from offbeat.plugins.images.families import READ_FAMILIES, rules_of_config
 from offbeat.plugins.images.model_tokens import picture_tokens
 from offbeat.plugins.images.rows import names_pictures
+from offbeat.plugins.images.section import images_section
 from offbeat.trainers.trainer_plugin import find_trainer
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
     Rows are read, decoded, resized, and placed in the prompt. ``commits`` are those of paths on the
     hub.
     """
-    images = config.environment.images
+    images = images_section(config.environment)
     if images is None or config.environment.name == "stub":
         return
     if not is_installed("PIL"):
@@ -166,7 +167,7 @@ def _of_source(
         yield finding(_SUBJECT, f"{refused.count} rows of {key} cannot be used: {refused}", fix)
     if refused.count and not rows:
         return
-    images = config.environment.images
+    images = images_section(config.environment)
     most = 0.0 if images is None else images.max_mib
     yield ok(
         _SUBJECT,

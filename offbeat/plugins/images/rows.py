@@ -20,6 +20,7 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.row_checks import reads_any_key
 from offbeat.messages.groups import Prompt
 from offbeat.plugins.images.errors import PLACE, BadPicture
+from offbeat.plugins.images.section import PICTURE_KEYS, images_section
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")  # surrogates are no UTF-8
@@ -31,7 +32,6 @@ _OF_THE_NAME: Final = frozenset(
 )
 """Errors by which a file is at fault, or its name; by any other one, the file system is."""
 
-PICTURE_KEYS: Final = ("image", "images")
 _NON_TEXT_PARTS: Final = (
     *("image", "image_url", "input_image"),
     *("video", "video_url", "audio", "audio_url", "input_audio"),
@@ -236,12 +236,13 @@ _READ_PICTURES: Final = ("function", "custom")
 
 def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
+    images = images_section(config)
     if not names_pictures(row):
         if reads_any_key(config):
             return None
-        return place_problem(row, has_places=config.images is not None)
-    if config.images is not None and config.name in _READ_PICTURES:
-        return pictures_problem(row, config.images.max_pictures)
+        return place_problem(row, has_places=images is not None)
+    if images is not None and config.name in _READ_PICTURES:
+        return pictures_problem(row, images.max_pictures)
     if reads_any_key(config):
         return None
     fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"

@@ -15,9 +15,9 @@ _SIZES_BYTES: Final = 16  # of one picture: three sides and the kind
 
 def stub_media(config: EnvironmentConfig, row: int) -> Media | None:
     """Return one picture of 3 x 32 x 32, or of one value if the run has no room for it."""
-    if config.images is None:
+    if not config.has_media:
         return None
-    fits = config.images.max_mib * 2**20 >= math.prod(_PICTURE) * 4 + _SIZES_BYTES
+    fits = config.max_media_bytes >= math.prod(_PICTURE) * 4 + _SIZES_BYTES
     size = _PICTURE if fits else (1, 1, 1)
     values = np.random.default_rng(row).standard_normal(math.prod(size), np.float32)
     return Pictures(MediaKind.PIXELS, values, np.array([size], np.int32)).media

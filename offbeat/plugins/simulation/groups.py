@@ -156,9 +156,9 @@ def _media_bytes(task: RolloutTask, config: RunConfig, dice: int) -> int:
     """Return the bytes of a prompt's pictures; many are as large as the limit."""
     name = task.prompt.environment
     section = config.environments[name].environment if name else config.environment
-    if section.images is None:
+    if not section.has_media:
         return 0
-    most = int(section.images.max_mib * 2**20)
+    most = section.max_media_bytes
     return most if dice >> 37 & 1 else max(1, (dice >> 20) % most)
 
 

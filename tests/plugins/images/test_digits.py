@@ -11,7 +11,6 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.messages.groups import Prompt
@@ -21,6 +20,7 @@ from offbeat.plugins.images.encoder import PictureEncoder
 from offbeat.plugins.images.errors import BadPicture
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.plugins.images.processors import load_processor
+from offbeat.plugins.images.section import ImagesConfig
 
 FILE_PROMPT = {"prompt": "<image>=", "image": "a.png"}
 

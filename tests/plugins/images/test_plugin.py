@@ -11,13 +11,13 @@ from offbeat.environments.media_prompts import MediaPrompts
 from offbeat.launch.checks.media import MediaChecks
 from offbeat.messages.no_media import NoMedia
 from offbeat.models.media_rules import TEXT_ONLY, media_rules
-from offbeat.plugins.images import plugin
+from offbeat.plugins.images.plugin import MEDIA
 from offbeat.rollouts.media_log import MediaLog
 from tests.support.image_text_models import make
 
-PROMPTS: MediaPrompts = plugin
-LOG: MediaLog = plugin
-CHECKS: MediaChecks = plugin
+PROMPTS: MediaPrompts = MEDIA
+LOG: MediaLog = MEDIA
+CHECKS: MediaChecks = MEDIA
 
 
 @pytest.mark.parametrize("media", [find_media(), NoMedia()])

@@ -11,7 +11,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.environments.environment_plugin import find_environment
-from offbeat.environments.factory import make_environment, make_prompts
+from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
 from offbeat.environments.protocol import SingleTurn
 from offbeat.plugins.agents.factory import make_agent
 from tests.support.environment_fakes import CharTokenizer, result, task
@@ -42,6 +42,9 @@ class Puzzles(PluginOfEnvironments):
 
     def make_prompts(self, config, began_with, working_dir):
         return ArithmeticPrompts(0, 9, shuffle=config.data.shuffle, seed=config.seed, epochs=None)
+
+    def make_held_out_prompts(self, config):
+        return ArithmeticPrompts(9, 12, shuffle=False, seed=config.seed, epochs=1)
 
     def make_environment(self, section, tokenizer, working_dir):
         return Puzzle(tokenizer)
@@ -95,6 +98,15 @@ def test_an_environment_of_another_package_makes_prompts_and_scores(tmp_path: Pa
     assert isinstance(environment, SingleTurn)
     assert environment.encode(prompt)
     assert [*asyncio.run(environment.score(task(), result("request", ["2"])))] == [1.0]
+
+
+def test_evaluations_without_a_file_score_its_held_out_prompts() -> None:
+    (held_out,) = make_evaluation_sets(
+        recipe("environment.name=puzzles", "eval.interval=1")
+    ).values()
+    prompt = held_out.prompt(0)
+    assert prompt is not None
+    assert prompt.data == {"prompt": "9+9=", "answer": 18}
 
 
 def test_an_agent_of_another_package_is_made_by_it(tmp_path: Path) -> None:

@@ -20,13 +20,11 @@ def told(**sections: Any) -> list[tuple[tuple[str, ...], str]]:
     return [(clash.keys, clash.hint) for clash in found if "environment.images" in clash.keys]
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize("backend", ["embedded", "vllm"])
 def test_digits_in_pictures_on_an_engine_and_the_torch_trainer_are_fine(backend: str) -> None:
     assert told(**IMAGES, generator={"backend": backend}) == []
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("sections", "key", "fix"),
     [

@@ -1,10 +1,13 @@
 """Defines section ``environment.images`` of a recipe."""
 
-from typing import Annotated
+from typing import Annotated, Final, cast
 
 from pydantic import Field
 
 from offbeat.config.base import Config
+
+PICTURE_KEYS: Final = ("image", "images")
+"""Keys of a row that name pictures."""
 
 
 class ImagesConfig(Config):
@@ -24,3 +27,13 @@ class ImagesConfig(Config):
     max_pixels: Annotated[int, Field(ge=1, le=2**26)] = 2**24
     """Width times height of a picture, at most, checked before decoding. A worker needs about 8
     bytes per pixel."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the most bytes of the media of a prompt."""
+        return int(self.max_mib * 2**20)
+
+
+def images_section(environment: Config) -> ImagesConfig | None:
+    """Return the limits of the pictures of an environment, or None if its prompts have none."""
+    return cast("ImagesConfig | None", getattr(environment, "images"))  # noqa: B009 -- the core's model has no such field
