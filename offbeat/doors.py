@@ -47,6 +47,7 @@ from offbeat.messages.no_media import NoMedia
 Kind = Literal[
     "agents",
     "command",
+    "division",
     "engine",
     "environment",
     "media",
@@ -77,6 +78,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "verify_weights": "offbeat.plugins.verify_weights.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",
     },
+    "division": {"tensor_ranks": "offbeat.plugins.tensor_ranks.plugin:PART"},
     "engine": {"vllm": "offbeat.plugins.vllm.plugin:ENGINE"},
     "environment": {
         "agent": "offbeat.plugins.agents.plugin:AGENT",
@@ -177,6 +179,16 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
     return found
 
 
+def find_only(kind: Kind) -> Any:  # noqa: ANN401 -- as above
+    """Return the plug-in of a kind that has one.
+
+    Raises:
+        PluginUnusable: As ``find_plugin``.
+    """
+    (name,) = _IN_TREE[kind]
+    return find_plugin(kind, name)
+
+
 def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
     """Return the names that other packages bring, each with its package; no package is imported.
 
@@ -216,7 +228,8 @@ def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol o
     Raises:
         PluginUnusable: Its import fails.
     """
-    return NoMedia() if _load("media", "images") is None else find_plugin("media", "images")
+    (name,) = _IN_TREE["media"]
+    return NoMedia() if _load("media", name) is None else find_plugin("media", name)
 
 
 def explain_unusable(kind: Kind, name: str) -> str:

@@ -5,7 +5,7 @@ from typing import Protocol, cast
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
-from offbeat.doors import PluginUnusable, find_plugin
+from offbeat.doors import PluginUnusable, find_only, find_plugin
 
 
 class _DeltaPlugin(Protocol):
@@ -25,7 +25,7 @@ def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield keys whose plug-in is not there, or cannot be imported."""
     if config.sync.delta:
         try:
-            find_plugin("release_form", "delta")
+            find_only("release_form")
         except PluginUnusable as unusable:
             message = f"sync.delta=true: {unusable.subject}: {unusable.problem}"
             yield Clash(("sync.delta",), message, f"Leave sync.delta out. {unusable.fix}.")
@@ -34,7 +34,7 @@ def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
 def delta_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that have no delta."""
     if config.sync.delta and not any(sync_plugin_clashes(config)):
-        plugin = cast("_DeltaPlugin", find_plugin("release_form", "delta"))
+        plugin = cast("_DeltaPlugin", find_only("release_form"))
         yield from plugin.find_clashes(config)
 
 

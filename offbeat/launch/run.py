@@ -19,7 +19,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.yaml_text import RecipeDumper
 from offbeat.controller.commands import Stop
-from offbeat.doors import find_plugin
+from offbeat.doors import find_only
 from offbeat.launch.process_environment import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
@@ -185,7 +185,7 @@ class Run:
 
         ``path`` is ``report.html`` in the run's directory by default.
         """
-        write = cast("WritePage", find_plugin("page", "report"))
+        write = cast("WritePage", find_only("page"))
         return Report(write([self.directory], None if path is None else Path(path)))
 
     def preview(self, *, reward: "Rewards | None" = None, agent: Any = None) -> "Preview":

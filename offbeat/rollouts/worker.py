@@ -23,7 +23,7 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
-from offbeat.doors import find_plugin
+from offbeat.doors import find_only
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
 from offbeat.environments.media_prompts import MediaEncoder, media_prompts
@@ -109,7 +109,7 @@ def find_agent_player() -> AgentPlayer:
     Raises:
         PluginUnusable: Its folder is not there, or its import fails.
     """
-    return cast("AgentPlayer", find_plugin("agents", "endpoint"))
+    return cast("AgentPlayer", find_only("agents"))
 
 
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
 import msgspec
 
 from offbeat.config.clash import Clash
-from offbeat.doors import find_plugin
+from offbeat.doors import find_only
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.finding import Finding
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
@@ -218,7 +218,7 @@ def find_delta() -> DeltaPlugin:
     Raises:
         PluginUnusable: No package brings it, or its import fails.
     """
-    return cast("DeltaPlugin", find_plugin("release_form", "delta"))
+    return cast("DeltaPlugin", find_only("release_form"))
 
 
 def make_packer(*, delta: bool) -> ReleasePacker:

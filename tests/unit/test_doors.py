@@ -13,6 +13,7 @@ from offbeat.doors import (
     Kind,
     PluginUnusable,
     find_module,
+    find_only,
     find_plugin,
     find_problems,
     import_object,
@@ -39,6 +40,10 @@ def test_plugins_of_this_package_are_found_by_kind_and_name() -> None:
     assert [*trackers] == ["wandb", "tensorboard"]
     assert all(isinstance(each, Tracker) for each in trackers.values())
     assert find_plugin("tracker", "wandb") is trackers["wandb"]
+
+
+def test_the_plugin_of_a_kind_that_has_one_is_found_without_its_name() -> None:
+    assert find_only("release_form") is find_plugin("release_form", "delta")
 
 
 def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> None:

@@ -18,7 +18,7 @@ from offbeat.config.graders import GRADERS
 from offbeat.config.media_section import find_media_limits, with_media
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.eval import EvalSetConfig
-from offbeat.doors import PluginUnusable, find_plugin
+from offbeat.doors import PluginUnusable, find_only
 
 _CALL_KEYS: Final = {
     "reward_concurrency",
@@ -290,7 +290,7 @@ class EnvironmentConfig(Config):
     def _an_agent_is_played(self) -> Iterator[Clash]:
         """Yield that nothing here plays agents: another package may bring an environment of them."""
         try:
-            find_plugin("agents", "endpoint")
+            find_only("agents")
         except PluginUnusable as unusable:
             yield Clash(
                 ("environment.name",),

@@ -16,7 +16,7 @@ from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen
-from offbeat.doors import find_plugin
+from offbeat.doors import find_only
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
@@ -307,7 +307,7 @@ def agent_checks() -> AgentChecks:
     Raises:
         PluginUnusable: Its folder is not there, or its import fails.
     """
-    return cast("AgentChecks", find_plugin("agents", "endpoint"))
+    return cast("AgentChecks", find_only("agents"))
 
 
 def _tokens_of_each_environment(

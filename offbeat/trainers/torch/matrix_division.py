@@ -7,7 +7,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from offbeat.doors import find_plugin
+from offbeat.doors import find_only
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.proof import Witness
@@ -90,4 +90,4 @@ def find_division() -> MatrixDivision:
     Raises:
         PluginUnusable: No package brings it, or its import fails.
     """
-    return cast("MatrixDivision", find_plugin("trainer_part", "tensor_ranks"))
+    return cast("MatrixDivision", find_only("division"))
