@@ -24,10 +24,6 @@ class NoMedia:
         del row
         return False
 
-    def names_in(self, row: Mapping[str, Any]) -> list[str]:
-        del row
-        return []
-
     def row_problem(self, config: Any, row: Mapping[str, object]) -> None:  # noqa: ANN401 -- of a room above
         del config, row
 
@@ -53,6 +49,9 @@ class NoMedia:
     def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
         del media
         return {}, 0
+
+    def read_logged(self, *_: object) -> list[object]:
+        return []
 
     def check_model(self, *_: object) -> tuple[()]:
         return ()

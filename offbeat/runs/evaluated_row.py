@@ -1,4 +1,4 @@
-"""``offbeat why RUN --eval SET ROW``: one row of a set. Depends on the option ``images``."""
+"""``offbeat why RUN --eval SET ROW``: one row of a set."""
 # pyright: basic
 # pyarrow has no types.
 
@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.doors import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import SAMPLE_CHARACTERS, printable
@@ -62,7 +63,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
     shown: int  # due version of the one whose samples are to be shown one by one
 
     def to_json(self) -> str:
-        """Encode as indented JSON with a final newline; of pictures it has their sizes alone."""
+        """Encode as indented JSON with a final newline; of media it has only the sizes."""
         values = msgspec.structs.asdict(self) | {
             "evaluations": [
                 msgspec.structs.asdict(each)
@@ -79,7 +80,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         lines = [
             f"row {self.row} of set {self.set or UNNAMED} of {self.run}",
             f"prompt  {'not in this file' if prompt is None else _text(prompt)}",
-            *_pictures(chosen),
+            *_previews(chosen),
             "",
             f"{'due':>8}  {'version':>8}  {'reward':>8}  {'correct':>8}  {'turns':>6}",
             *(_summary(each) for each in self.evaluations),
@@ -154,16 +155,21 @@ def _numbers(ascending: Sequence[int]) -> str:
 def _fields(sample: ScoredSample) -> Mapping[str, object]:
     fields = msgspec.structs.asdict(sample)
     copies = fields.pop("previews")
-    return fields | {"pictures": [{"height": each.height, "width": each.width} for each in copies]}
+    return fields | {
+        find_media().PREVIEW_COLUMN: [
+            {"height": each.height, "width": each.width} for each in copies
+        ]
+    }
 
 
-def _pictures(evaluated: EvaluatedVersion) -> Iterator[str]:
-    """Yield where the small copies of the pictures of the prompt are, if it has any."""
+def _previews(evaluated: EvaluatedVersion) -> Iterator[str]:
+    """Yield where the small copies of the media of the prompt are, if it has any."""
     copies = [each for sample in evaluated.samples for each in sample.previews]
     if copies:
         sides = ", ".join(dict.fromkeys(f"{each.width} x {each.height}" for each in copies))
         file = f"{FOLDER}/{evaluated.due:06d}.parquet"
-        yield f"pictures  small copies of {len(copies)} in {file}, column pictures: {sides} pixels"
+        name = find_media().PREVIEW_COLUMN
+        yield f"{name}  small copies of {len(copies)} in {file}, column {name}: {sides} pixels"
 
 
 def _summary(evaluated: EvaluatedVersion) -> str:

@@ -23,12 +23,13 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
+from offbeat.telemetry.preview_column import column_name
 
 _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
-    *("response", "prompt_row", "pictures", "advantage"),
+    *("response", "prompt_row", "advantage"),
 )
 SAMPLE_CHARACTERS: Final = 4000
 SAMPLE_TOKENS: Final = 20_000  # of a sample that are decoded
@@ -144,7 +145,7 @@ def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
     groups = file.read(columns=["prompt_index"])["prompt_index"].to_numpy()
     at = np.flatnonzero(np.isin(groups, wanted))
     if len(at):
-        yield from file.read(columns=list(_COLUMNS)).take(pa.array(at)).to_pylist()
+        yield from file.read(columns=[*_COLUMNS, column_name()]).take(pa.array(at)).to_pylist()
 
 
 def prompt_of(rows: BranchesBySample | None, text: TokenText) -> str | None:

@@ -1,11 +1,11 @@
-"""``offbeat why``: the history of one prompt group. Depends on the option ``images``."""
+"""``offbeat why``: the history of one prompt group."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol, cast
 
 import msgspec
 
@@ -31,11 +31,11 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
+from offbeat.doors import find_media
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.messages.media import MEDIA_PREFIX
 from offbeat.run_files.files import FAILURES, count_failures
-from offbeat.runs.logged_pictures import LoggedPictures, logged_pictures
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
 
@@ -77,7 +77,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     moments: list[GroupEvent]
     now: str
     until_unix_s: float  # time of the last event of the journal
-    pictures: list[LoggedPictures] = []  # of its prompt, by attempt; empty: none, or not logged
+    pictures: list[Any] = []  # media of its prompt, by attempt; empty: none, or not logged
     failures: int = 0  # records of it in ``failures.jsonl``
 
     def __repr__(self) -> str:
@@ -97,11 +97,18 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
             f"{m.event:>8}  {m.version:>7}  {clock_time(m.unix_s):<{time}}  {m.what:<{what}}  {m.detail}"
             for m in self.moments
         ]
-        pictures = [f"pictures of {each}" for each in self.pictures]
+        kept = [str(each) for each in self.pictures]
         if self.failures:
-            kept = f"{FAILURES} has {self.failures} of its failures: row, response and traceback"
-            pictures.append(kept)
-        return "\n".join([head, *map(str.rstrip, lines), *pictures, f"now: {self.now}"]) + "\n"
+            kept.append(
+                f"{FAILURES} has {self.failures} of its failures: row, response and traceback"
+            )
+        return "\n".join([head, *map(str.rstrip, lines), *kept, f"now: {self.now}"]) + "\n"
+
+
+class _MediaLogs(Protocol):
+    def read_logged(self, run_dir: Path, prompt_index: int) -> list[Any]:
+        """Return the media of a group in the files of the rollouts, each a line of text and JSON."""
+        ...
 
 
 def why(run_dir: Path, group: str) -> GroupHistory:
@@ -130,11 +137,12 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     found = histories.of(prompt_index)
     if not found.moments:
         raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
-    pictures = logged_pictures(run_dir, prompt_index) if histories.has_media else []
+    media = cast("_MediaLogs", find_media())
+    logged = media.read_logged(run_dir, prompt_index) if histories.has_media else []
     return msgspec.structs.replace(
         found,
         until_unix_s=journal.history.at_s,
-        pictures=pictures,
+        pictures=logged,
         failures=count_failures(run_dir, found.group),
     )
 

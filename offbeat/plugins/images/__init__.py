@@ -13,6 +13,7 @@ digits        built-in task: a digit in a drawn picture
 stub          pictures of dry runs
 thumbnails    small copies, and sizes in pixels
 log_columns   what the files of the rollouts keep
+logged_pictures  what these files say of a group
 prompt_check  findings of ``offbeat check``
 plugin        everything that the core asks for
 """

@@ -1,12 +1,13 @@
 """Everything that the core asks of pictures, by the protocols of the rooms that ask.
 
 ``models.media_rules``, ``models.media_tokens``, ``environments.media_prompts``,
-``rollouts.media_log``, ``telemetry.preview_column`` and ``launch.checks.media`` declare them.
+``rollouts.media_log``, ``telemetry.preview_column``, ``runs.why`` and ``launch.checks.media`` declare
+them.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import EnvironmentTraits
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from offbeat.models.media_tokens import MediaTokens
     from offbeat.plugins.images.digits import DigitPrompts
     from offbeat.plugins.images.encoder import PictureEncoder
+    from offbeat.plugins.images.logged_pictures import LoggedPictures
 
 _READ_PICTURES: Final = ("function", "custom", "digits", "stub")
 """Environments whose prompts may have pictures."""
@@ -80,13 +82,6 @@ class Images:
         from offbeat.plugins.images.rows import names_pictures
 
         return names_pictures(row)
-
-    def names_in(self, row: Mapping[str, Any]) -> list[str]:
-        """Return the pictures that a row names, each in a form to be shown."""
-        from offbeat.plugins.images.rows import pictures_of, shown
-
-        named: object = pictures_of(row)
-        return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
 
     def row_problem(self, config: "EnvironmentConfig", row: Mapping[str, object]) -> str | None:
         """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
@@ -144,6 +139,12 @@ class Images:
         from offbeat.plugins.images.log_columns import log_values
 
         return log_values(media)
+
+    def read_logged(self, run_dir: Path, prompt_index: int) -> "list[LoggedPictures]":
+        """Return the pictures of a group in the files of the rollouts, by attempt."""
+        from offbeat.plugins.images.logged_pictures import logged_pictures
+
+        return logged_pictures(run_dir, prompt_index)
 
     def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> "Iterator[Finding]":
         """Check that the model reads the pictures of the prompts."""

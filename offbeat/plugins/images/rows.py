@@ -52,6 +52,12 @@ def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
     return cast("Sequence[object]", several or [])
 
 
+def named_pictures(row: Mapping[str, object]) -> list[str]:
+    """Return the pictures that a row names, each in a form to be shown."""
+    named: object = pictures_of(row)
+    return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
+
+
 def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     """Return why the pictures of a row cannot be used, without looking at a file; None: they can."""
     single, several = (_named(row, key) for key in PICTURE_KEYS)

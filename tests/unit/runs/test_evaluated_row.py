@@ -68,6 +68,7 @@ def test_a_row_is_shown_over_evaluations_and_its_samples_of_the_newest(run: Path
     assert "   3     1.000  correct  stop, 3 tokens, 4 turns  answer 5" in said.stdout
 
 
+@pytest.mark.plugins
 def test_small_copies_of_the_pictures_of_a_row_are_told_with_their_file(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).mkdir()
     small = (Thumbnail(1, 2, b"abcdef"), Thumbnail(1, 2, b"ghijkl"))

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.doors import find_media
 from offbeat.messages.text import printable
+from offbeat.plugins.images.rows import named_pictures
 
 _COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")
 _NAMED: Final = 8  # pictures whose names are spelled out
@@ -32,7 +32,7 @@ class LoggedPictures(msgspec.Struct, frozen=True, kw_only=True):
         named = f"; row {self.row} names {', '.join(self.names)}" if self.names else ""
         count = len(self.sizes) or self.copies
         return (
-            f"attempt {self.attempt}: {count}{of}{named}; small copies of {self.copies} in "
+            f"pictures of attempt {self.attempt}: {count}{of}{named}; small copies of {self.copies} in "
             f"{self.file}, and in the page of offbeat report"
         )
 
@@ -79,5 +79,4 @@ def _names(rest_of_row: str | None) -> list[str]:
         return []
     if not isinstance(row, Mapping):
         return []
-    names: list[str] = find_media().names_in(row)
-    return [printable(each) for each in names[:_NAMED]]
+    return [printable(each) for each in named_pictures(row)[:_NAMED]]
