@@ -24,8 +24,7 @@ from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
 from offbeat.plugins.agents.endpoint.session import SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
-from offbeat.plugins.agents.episode_child import EpisodeLimits
-from offbeat.plugins.agents.factory import AgentFunction
+from offbeat.plugins.agents.factory import AgentFunction, playing
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.samples import SampleFailurePolicy
 
@@ -46,7 +45,7 @@ async def _measure(episodes: int, processes: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     tokenizer.chat_template = CHAT
     target = RewardTarget("benchmarks.one_call_agent:run", ROOT, {}, 2048, None, 120.0)
-    agent = AgentFunction(target, processes, EpisodeLimits(math.ceil(episodes / processes)))
+    agent = AgentFunction(target, processes, playing(math.ceil(episodes / processes)))
     bridge = TemplateBridge(TokenizerTemplate(tokenizer), {})
     groups, engine = AgentGroups(agent, bridge, SessionLimits()), _AllAtOnce(episodes)
     await groups.start()

@@ -1,19 +1,37 @@
-"""First steps of a child process that runs user code: its socket, its limits, its function."""
+"""The side of a child process that runs user code: its first steps, and its replies."""
 
+import asyncio
 import inspect
 import os
 import resource
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
 from offbeat.config.by_value import unpack
-from offbeat.config.user_code import TargetNotFound, describe, load_target
-from offbeat.environments.frames import Ready, Refused, RewardTarget
+from offbeat.config.user_code import TargetNotFound, describe, load_target, traceback_of
+from offbeat.environments.frames import (
+    CallMark,
+    Ready,
+    Refused,
+    RewardCall,
+    RewardReply,
+    RewardTarget,
+    framed,
+)
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
+from offbeat.environments.reward_value import (
+    BadReward,
+    NamedRewards,
+    reward_and_answer_of,
+    reward_of,
+)
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
 
@@ -21,12 +39,57 @@ Send = Callable[[msgspec.Struct], None]
 _Message = TypeVar("_Message")
 
 
-def open_channel(parent_fd: int, parent_pid: int) -> socket.socket:
-    """Return the socket to the parent, with which this process dies."""
+@dataclass(frozen=True, slots=True)
+class ChildSide:
+    """A child as its own process sees it, once the target is imported."""
+
+    target: RewardTarget
+    function: "partial[Any]"  # the target with its options
+    ready: Ready  # as it was sent
+    channel: socket.socket
+    frames: BinaryIO  # on the channel
+    mark: CallMark
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.channel.sendall(framed(message))
+
+
+def run_child(
+    serve: Callable[[ChildSide], None],
+    adapt: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+) -> None:
+    """Run this process as a child: ``python -m PROGRAM FD PID MARK_FD``.
+
+    It communicates over the socket ``FD`` only, so that prints of user code cannot disturb the
+    protocol; both of its standard streams go to the worker's standard error. Its address space is
+    limited, and it dies with the process ``PID`` that started it. ``MARK_FD`` is the file of a
+    ``CallMark``.
+
+    Args:
+        serve: Serves calls until the parent closes the socket.
+        adapt: Changes the form of the user's function.
+    """
+    parent_fd, parent_pid, mark_fd = map(int, sys.argv[1:])
     die_with_parent(parent_pid)  # elsewhere an idle child ends at the end of the socket
     # A process that user code starts must not keep the socket open.
     os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
-    return socket.socket(fileno=parent_fd)
+    channel = socket.socket(fileno=parent_fd)
+    frames = channel.makefile("rb")
+    target = receive(frames, RewardTarget)
+    if target is None:
+        return
+    mark = CallMark(mark_fd)
+    os.close(mark_fd)
+    if target.memory_mib is not None:
+        limit = target.memory_mib << 20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    function = _import(target, adapt)
+    if isinstance(function, Refused):
+        channel.sendall(framed(function))
+        return
+    ready = describe_target(function.func)
+    channel.sendall(framed(ready))
+    serve(ChildSide(target, function, ready, channel, frames, mark))
 
 
 def receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
@@ -36,36 +99,6 @@ def receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
         return None
     body = frames.read(body_length(header))
     return msgspec.json.decode(body, type=kind, dec_hook=lambda kind, path: kind(path))
-
-
-def limit_memory(target: RewardTarget) -> None:
-    """Limit the address space of this process."""
-    if target.memory_mib is not None:
-        limit = target.memory_mib << 20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def import_function(
-    target: RewardTarget,
-    send: Send,
-    adapt: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
-) -> "partial[Any] | None":
-    """Import the target and return it with its options; or send why it is refused and return None.
-
-    ``adapt`` changes the form of the function.
-    """
-    working_dir = target.working_dir
-    try:
-        function = partial(_function_of(target, adapt), **target.options)
-    except TargetNotFound as error:
-        send(Refused(str(error), error.problem, error.fix))
-        return None
-    source = source_digest(target.target, working_dir)  # digest of what has just been imported
-    if target.source and source is not None and source != target.source:
-        changed = str(InputChanged(ENVIRONMENT, target.target))
-        send(Refused(changed, changed, ""))
-        return None
-    return function
 
 
 def describe_target(target: Callable[..., Any]) -> Ready:
@@ -88,6 +121,71 @@ def restrict_to_this_process(send: Send) -> Send:
         send(message)
 
     return sent
+
+
+def row_of(call: RewardCall) -> dict[str, Any]:
+    """Return a copy of the row for one sample, so that the function's changes affect no other."""
+    return msgspec.json.decode(call.prompt, type=dict[str, Any])
+
+
+def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
+    """Return the reply for a value that user code returned."""
+    if isinstance(value, Mapping):
+        value = reward_and_answer_of(cast("Mapping[object, object]", value))
+    elif not isinstance(value, NamedRewards | BadReward):
+        value = reward_of(value)
+    match value:
+        case BadReward():
+            return RewardReply(call.number, sample, problem=value)
+        case NamedRewards():
+            return RewardReply(call.number, sample, value)
+        case _:
+            return RewardReply(call.number, sample, NamedRewards(cast("float", value), {}))
+
+
+def reply_to_raise(
+    call: RewardCall, sample: int, error: BaseException, working_dir: Path
+) -> RewardReply:
+    """Return the reply for an exception that user code raised."""
+    raised = BadReward("reward_raised", describe(error, working_dir), traceback=traceback_of(error))
+    return RewardReply(call.number, sample, problem=raised)
+
+
+async def answer(
+    function: Callable[..., Any],
+    call: RewardCall,
+    sample: int,
+    working_dir: Path,
+    *,
+    is_cancelled: Callable[[], bool],
+) -> RewardReply:
+    """Return the reply for what an async function returns or raises.
+
+    Raises:
+        asyncio.CancelledError: The call ``is_cancelled``; otherwise user code cancelled itself.
+    """
+    try:
+        return reply_with(call, sample, await function(row_of(call), call.responses[sample]))
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        return reply_to_raise(call, sample, error, working_dir)
+
+
+def _import(
+    target: RewardTarget, adapt: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> "partial[Any] | Refused":
+    """Import the target and return it with its options, or say why it is refused."""
+    working_dir = target.working_dir
+    try:
+        function = partial(_function_of(target, adapt), **target.options)
+    except TargetNotFound as error:
+        return Refused(str(error), error.problem, error.fix)
+    source = source_digest(target.target, working_dir)  # digest of what has just been imported
+    if target.source and source is not None and source != target.source:
+        changed = str(InputChanged(ENVIRONMENT, target.target))
+        return Refused(changed, changed, "")
+    return function
 
 
 def _function_of(

@@ -1,12 +1,15 @@
-"""Messages between a reward child and its parent: length-prefixed JSON.
+"""Messages between a child and its parent: length-prefixed JSON.
 
 The only pickle in them is the code of a function that the user gives by value.
 
-Parent: ``RewardTarget`` once, then one ``RewardCall`` per group. Child: ``Ready`` or ``Refused`` once,
-then one ``RewardReply`` per sample, and a ``TryBegun`` before each try of an async function.
+Parent: ``RewardTarget`` once, then one ``RewardCall`` per group or episode, which ``CancelCall`` may
+cancel. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a ``TryBegun``
+before each try of an async function.
 JSON rather than MessagePack, because a row may hold integers of any size.
 """
 
+import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +47,12 @@ class RewardCall(msgspec.Struct, frozen=True, tag=True):
     number: int
     prompt: msgspec.Raw  # the row as JSON
     responses: list[str]
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """Request to end a call, which is replied to as at any other end."""
+
+    number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -84,3 +93,32 @@ LONGEST_ANSWER_BYTES: Final = 1 << 20
 def framed(message: msgspec.Struct | RewardTarget) -> bytes:
     """Return the message behind its length."""
     return framing.framed(msgspec.json.encode(message, enc_hook=str))  # of a path
+
+
+_MARK_BYTES: Final = 8
+
+
+class CallMark:
+    """Number of the call whose code a process executes at this moment; 0 for none.
+
+    It is in shared memory: a process that crashes cannot say why, and the number that it leaves
+    here says in which call.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Map the file of that descriptor, which may be closed afterwards."""
+        os.truncate(fd, _MARK_BYTES)
+        self._memory = mmap.mmap(fd, _MARK_BYTES)
+        self._number = memoryview(self._memory).cast("Q")
+
+    @property
+    def number(self) -> int:
+        return self._number[0]
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._number[0] = number
+
+    def close(self) -> None:
+        self._number.release()
+        self._memory.close()

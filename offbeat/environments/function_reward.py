@@ -15,10 +15,9 @@ from typing import Final
 
 from offbeat.environments.final_answer import opened_thought
 from offbeat.environments.frames import RewardTarget
-from offbeat.environments.killable import RewardFailed, RewardPool
+from offbeat.environments.killable import ChildPool, RewardFailed
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import SingleTurn
-from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.text import Tokenizer, begun_answer, content_ids, encode_prompt
 from offbeat.messages.generation import GenerateResult
@@ -59,11 +58,11 @@ class FunctionReward(SingleTurn):
         """
         self._tokenizer, self._is_counted = tokenizer, is_counted
         self._ignores_thinking = ignores_thinking
-        self._pool = RewardPool(target, workers)
+        self._pool = ChildPool(target, workers)
 
     @property
     def reward_calls(self) -> int:
-        return self._pool.count.made if self._is_counted else 0
+        return self._pool.calls_begun if self._is_counted else 0
 
     async def start(self) -> None:
         await self._pool.start()
@@ -88,7 +87,7 @@ class FunctionReward(SingleTurn):
             row = media_prompts().without_content(task.prompt.data)
             return await self._pool.call(row, responses)
         except RewardFailed as error:
-            raise group_failure(task, error, error.reason) from error
+            raise error.fail(task) from error
 
     def _opening(self, prompt: Prompt) -> str:
         """Return the text before responses that belongs to the answer.

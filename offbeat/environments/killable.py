@@ -3,8 +3,22 @@
 Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool, and
 values travel as pickle. Here a child is the leader of a process group, which one SIGKILL ends.
 
-A child scores one group at a time with a reward function. A call that is late, fails or is cancelled
-kills it. A subclass may run another program, and many calls at once in one process.
+The pool does not know what its children do: a ``ChildJob`` names the program that they execute. A
+call has a row and several texts, each of which gets a reply. By default a child has one call at a
+time, and one that is late, fails or is cancelled kills it. A child with many calls at once:
+
+| what happens                               | to its call     | to the others in the process       |
+|--------------------------------------------|-----------------|------------------------------------|
+| it returns or raises                       | is answered     | nothing                            |
+| it is cancelled, and ends                  | is cancelled    | go on; the process takes no others |
+| it is cancelled, and does not end in time  | is cancelled    | the process is killed: ``SHARED``  |
+| the process dies while it executes         | has failed      | ``SHARED``                         |
+| the process dies of SIGKILL, or while none | ``SHARED``, but | ``SHARED``                         |
+| of them executes                           | for one alone   |                                    |
+
+A call that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory which
+call executes (``CallMark``). A call that runs alone in its process is not cancelled: its process is
+killed.
 """
 
 import asyncio
@@ -13,15 +27,18 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process, create_subprocess_exec
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol, Self
+from tempfile import TemporaryFile
+from typing import Any, Final, Self
 
 import msgspec
 
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
+    CallMark,
+    CancelCall,
     Ready,
     Refused,
     RewardCall,
@@ -31,11 +48,10 @@ from offbeat.environments.frames import (
     framed,
 )
 from offbeat.environments.reward_value import NamedRewards, RewardFault
-from offbeat.messages.failures import OffbeatError
+from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.messages.failures import Component, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.framing import LENGTH, body_length
-
-PROGRAM: Final = "offbeat.environments.reward_child"
-"""Module that a child runs to call a reward function."""
+from offbeat.messages.groups import PROCESS_LOST, RolloutTask
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -48,6 +64,40 @@ _TWICE = (
 _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply | TryBegun)
 _LAST_FRAMES_S: Final = 1.0
 """Longest wait for what a killed child had written; only a process that left its group holds it."""
+_GRACE_S: Final = 2.0
+"""Time for a cancelled call to end before its process is killed, with all others in it."""
+
+_KINDS: Final = {
+    RewardFault.SHARED: FailureKind.INFRASTRUCTURE,
+    RewardFault.IMPORT: FailureKind.BUG,
+    RewardFault.SAMPLE: FailureKind.DATA,
+    RewardFault.NONE: FailureKind.DATA,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChildJob:
+    """Work of the children of a pool: their program, and how many calls each of them gets."""
+
+    program: str = "offbeat.environments.reward_child"  # a module, which calls ``run_child``
+    call_name: str = "call"  # in messages
+    calls_at_once: int = 1
+    calls_in_all: int | None = None  # after so many a child takes no more; None: never
+    grace_s: float = _GRACE_S  # for a cancelled call to end, if others run in the process
+    outlives_calls: bool = False  # whether a process continues after a call that failed
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEvents:
+    """Functions that a child calls."""
+
+    on_begin: Callable[[], None] = lambda: None  # a call of user code begins, tries included
+    on_end: Callable[[], None] = lambda: None  # a call of the child has ended
+    on_change: Callable[[], None] = lambda: None  # the child is worn or gone
+
+
+_SCORING: Final = ChildJob()
+_UNHEARD: Final = ChildEvents()
 
 
 class RewardFailed(OffbeatError):
@@ -63,12 +113,19 @@ class RewardFailed(OffbeatError):
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
 
-
-@dataclass(slots=True)
-class CallCount:
-    """Number of calls of a function that the children of a pool have begun, tries included."""
-
-    made: int = 0
+    def fail(self, task: RolloutTask) -> EnvironmentUnavailable | RolloutFailed:
+        """Return the error that an environment raises for the group of ``task``."""
+        if self.fault is RewardFault.SERVICE:
+            return EnvironmentUnavailable(self.detail)
+        return RolloutFailed(
+            _KINDS[self.fault],
+            task.prompt_index,
+            task.attempt,
+            self.reason,
+            self.detail,
+            Component.ENVIRONMENT,
+            self.sample,
+        )
 
 
 @dataclass(slots=True)
@@ -84,30 +141,28 @@ class OpenCall:
 class Child:
     """A process, the calls that are open in it, and the socket to it.
 
-    After an error of a call the child must not be used again, unless it ``outlives_calls``.
+    After an error of a call the child must not be used again, unless its job outlives calls. It is
+    worn if it has cancelled a call among others, which may have left threads or processes, or has
+    had as many calls as it should.
     """
-
-    outlives_calls: ClassVar[bool] = False
-    """Whether the process continues after a call that failed or was cancelled."""
 
     def __init__(
         self,
         target: RewardTarget,
+        job: ChildJob,
         process: Process,
         streams: Streams,
-        *,
-        count: CallCount,
-        on_call_end: Callable[[], None],
-        on_change: Callable[[], None],
+        mark: CallMark,
+        events: ChildEvents,
     ) -> None:
-        """``on_change`` is called when the child is worn or gone; see there."""
-        self._target, self._process, self._count = target, process, count
+        self._target, self._job, self._process = target, job, process
         self._reader, self._writer = streams
-        self._on_call_end, self._on_change = on_call_end, on_change
+        self._mark, self._events = mark, events
         self.ready = Ready(concurrent=False)
         """Facts about the target, once it is imported."""
         self._open: dict[int, OpenCall] = {}
         self._begun = 0
+        self._killed_for: int | None = None  # the cancelled call that did not end
         self._is_draining = False
         self._end: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -119,36 +174,21 @@ class Child:
 
     @classmethod
     async def start(
-        cls,
-        target: RewardTarget,
-        *,
-        count: CallCount,
-        on_call_end: Callable[[], None],
-        on_change: Callable[[], None],
+        cls, target: RewardTarget, job: ChildJob = _SCORING, events: ChildEvents = _UNHEARD
     ) -> Self:
-        """Start a process and import the target in it; add its calls to ``count``.
+        """Start a process and import the target in it.
 
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
         """
-        process, streams = await spawn(PROGRAM, target)
-        events = {"on_call_end": on_call_end, "on_change": on_change}
-        child = cls(target, process, streams, count=count, **events)
-        await child.begin()
-        return child
-
-    async def begin(self) -> None:
-        """Import the target in the new process; if this fails, the process ends.
-
-        Raises:
-            RewardFailed: As ``start``.
-        """
+        child = cls(target, job, *await _spawn(job.program, target), events)
         try:
-            await self._greet()
+            await child._greet()
         except BaseException:
-            await self.close()
+            await child.close()
             raise
-        self._receiving = asyncio.create_task(self._receive(), name="reward-replies")
+        child._receiving = asyncio.create_task(child._receive(), name="reward-replies")
+        return child
 
     @property
     def pid(self) -> int:
@@ -178,7 +218,7 @@ class Child:
         self._begun += 1
         number, deadline_s = self._begun, self._target.deadline_s
         with ExitStack() as undo:
-            undo.callback(self._on_call_end)
+            undo.callback(self._events.on_end)
             encoded = msgspec.Raw(msgspec.json.encode(row))
             request = framed(RewardCall(number, encoded, list(responses)))
             undo.pop_all()
@@ -218,7 +258,7 @@ class Child:
         target = self._target
         try:
             async with asyncio.timeout(target.start_s):
-                self._send(target)
+                self._writer.write(framed(target))
                 reply = await self._message()
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
@@ -230,12 +270,10 @@ class Child:
         if isinstance(reply, Ready):
             self.ready = reply
 
-    def _send(self, message: RewardTarget | msgspec.Struct) -> None:
-        self._writer.write(framed(message))
-
     def _begin_sample(self, call: OpenCall) -> None:
         """Count the call of the next sample of a plain function, and set its deadline."""
-        self._count.made += not self.ready.concurrent
+        if not self.ready.concurrent:
+            self._events.on_begin()
         if self._target.deadline_s is not None:
             now = asyncio.get_running_loop().time()
             call.deadline.reschedule(now + self._target.deadline_s)
@@ -246,8 +284,18 @@ class Child:
 
     def _cancel(self, number: int) -> None:
         """End a call that is still open and whose caller has left."""
-        del number
-        self.kill()
+        if self._job.calls_at_once == 1:
+            self.kill()
+            return
+        self._writer.write(framed(CancelCall(number)))
+        asyncio.get_running_loop().call_later(self._job.grace_s, self._kill_for, number)
+        self.is_worn = True
+        self._events.on_change()
+
+    def _kill_for(self, number: int) -> None:
+        if number in self._open:
+            self._killed_for = number
+            self.kill()
 
     async def _receive(self) -> None:
         lost = RewardFailed(_DIED, f"the process of {self._target.target}")
@@ -255,7 +303,7 @@ class Child:
             while True:
                 match await self._message():
                     case TryBegun():
-                        self._count.made += 1
+                        self._events.on_begin()
                     case RewardReply() as reply:
                         self._replied(reply)
                     case message:
@@ -286,7 +334,7 @@ class Child:
 
     def _replied(self, reply: RewardReply) -> None:
         call = self._open.get(reply.call)
-        if call is not None and call.answers.done() and not self.outlives_calls:
+        if call is not None and call.answers.done() and not self._job.outlives_calls:
             return  # a sample has failed, or is late: the caller kills this process
         if call is None or reply.sample in call.replies:
             raise RewardFailed("reward_answered_twice", _TWICE.format(reply.sample))
@@ -306,32 +354,38 @@ class Child:
             call.answers.set_result([each.rewards for each in replies])
         elif not self.ready.concurrent:
             self._begin_sample(call)
-        if len(call.replies) == call.samples and (self.outlives_calls or problem is None):
+        if len(call.replies) == call.samples and (self._job.outlives_calls or problem is None):
             self._close_call(reply.call)
 
     def _close_call(self, number: int) -> None:
         del self._open[number]
-        self._on_call_end()
+        self._events.on_end()
         if self._is_draining and not self._open:
             self.kill()
+        if self._job.calls_in_all is not None and self._begun >= self._job.calls_in_all:
+            self.is_worn = True
+            self._events.on_change()
 
     def _lose(self, lost: RewardFailed) -> None:
         """Fail the open calls, and end what is left of the process group."""
         self.kill()
-        failure_of = self._explain_loss(lost)
         opened, self._open, self.is_gone = self._open, {}, True
         self.idle_loss = None if self._begun else lost
+        executing, name = self._mark.number, self._job.call_name
+        if self._killed_for is not None:
+            blocked = f"another {name} could not be ended, because this one kept the event loop"
+            lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}; killed")
+        elif self._process.returncode == -signal.SIGKILL:
+            executing = 0  # by whoever it was
+        detail = f"its process ended with {len(opened)} {name}s in it: {lost.detail}"
         for number, call in opened.items():
+            is_shared = len(opened) > 1 and number != executing
+            failure = RewardFailed(PROCESS_LOST, detail, RewardFault.SHARED) if is_shared else lost
             if not call.answers.done():
-                failure = failure_of(number)
                 failure.sample = self._running(call)
                 call.answers.set_exception(failure)
-            self._on_call_end()
-        self._on_change()
-
-    def _explain_loss(self, lost: RewardFailed) -> Callable[[int], RewardFailed]:
-        """Return a function that says why an open call fails, given its number."""
-        return lambda _: lost
+            self._events.on_end()
+        self._events.on_change()
 
     async def _ended(self) -> None:
         await self._process.wait()
@@ -343,81 +397,63 @@ class Child:
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
+        self._mark.close()
 
 
-async def spawn(
-    program: str, target: RewardTarget, passed: Sequence[int] = ()
-) -> tuple[Process, Streams]:
+async def _spawn(program: str, target: RewardTarget) -> tuple[Process, Streams, CallMark]:
     """Start a process for ``target`` and connect to it.
 
     It executes the module ``program`` with the number of its end of a socket, the id of this process,
-    and the numbers of the descriptors ``passed``, which it inherits.
+    and the descriptor of the file of a mark.
     """
-    ours, theirs = socket.socketpair()
-    with ExitStack() as undo, theirs:  # undone if cancelled, too
-        undo.callback(ours.close)
-        streams = await asyncio.open_unix_connection(sock=ours)
-        undo.callback(streams[1].close)
-        process = await _execute(program, target, (theirs.fileno(), *passed))
-        undo.pop_all()
-    return process, streams
-
-
-async def _execute(program: str, target: RewardTarget, passed: Sequence[int]) -> Process:
     # One thread for numpy and torch, and the parent's import path.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     import_path = os.pathsep.join(path for path in sys.path if path)
     names = os.environ if target.variables is None else target.variables
     inherited = {name: value for name, value in os.environ.items() if name in names}
-    channel, *others = map(str, passed)
-    return await create_subprocess_exec(
-        sys.executable,
-        "-P",  # the working directory must not shadow the child's own imports
-        "-m",
-        program,
-        channel,
-        str(os.getpid()),
-        *others,
-        pass_fds=passed,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=_STDERR,
-        start_new_session=True,
-        cwd=target.working_dir,
-        env=threads | inherited | {"PYTHONPATH": import_path},
-    )
+    with TemporaryFile() as marked, ExitStack() as undo:  # undone if cancelled, too
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        with theirs:
+            streams = await asyncio.open_unix_connection(sock=ours)
+            undo.callback(streams[1].close)
+            mark = CallMark(marked.fileno())
+            undo.callback(mark.close)
+            process = await create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory must not shadow the child's own imports
+                "-m",
+                program,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(marked.fileno()),
+                pass_fds=(theirs.fileno(), marked.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR,
+                start_new_session=True,
+                cwd=target.working_dir,
+                env=threads | inherited | {"PYTHONPATH": import_path},
+            )
+        undo.pop_all()
+    return process, streams, mark
 
 
-class StartChild(Protocol):
-    """Starts a child as ``Child.start`` does."""
-
-    def __call__(
-        self,
-        target: RewardTarget,
-        *,
-        count: CallCount,
-        on_call_end: Callable[[], None],
-        on_change: Callable[[], None],
-    ) -> Coroutine[Any, Any, Child]: ...
-
-
-class RewardPool:
+class ChildPool:
     """Pool of ``size`` children; further calls wait their turn, first come, first served.
 
-    All methods belong to one event loop.
+    A child that is worn or gone is replaced at once. A worn one ends its open calls meanwhile; at
+    most ``size`` do so. All methods belong to one event loop.
     """
 
-    def __init__(
-        self,
-        target: RewardTarget,
-        size: int,
-        start: StartChild = Child.start,
-        calls_at_once: int = 1,
-    ) -> None:
-        """``calls_at_once``: how many calls a child that ``start`` starts can have open."""
-        self._target, self._size, self._start_child = target, size, start
-        self._places = asyncio.Semaphore(size * calls_at_once)
-        self._slots: list[_Slot] = []
-        self.count = CallCount()
+    def __init__(self, target: RewardTarget, size: int, job: ChildJob = _SCORING) -> None:
+        self._target, self._size, self._job = target, size, job
+        self._places = asyncio.Semaphore(size * job.calls_at_once)
+        self._events = ChildEvents(self._count, self._places.release, self._replace)
+        self._starts: list[asyncio.Future[Child]] = []  # of the current children
+        self._former: list[Child] = []  # replaced, and not ended yet
+        self._expected: list[asyncio.Future[Child]] = []  # for each call that waits, its start
+        self.calls_begun = 0
+        """Calls of user code that the children have begun, tries included."""
 
     async def start(self) -> None:
         """Start all children.
@@ -425,15 +461,10 @@ class RewardPool:
         Raises:
             RewardFailed: The target cannot be imported. No child is left running.
         """
-
-        def start(on_change: Callable[[], None]) -> Coroutine[Any, Any, Child]:
-            events = {"on_call_end": self._places.release, "on_change": on_change}
-            return self._start_child(self._target, count=self.count, **events)
-
-        self._slots = [_Slot(start) for _ in range(self._size)]
+        self._starts = [self._start_child() for _ in range(self._size)]
         try:
-            for slot in self._slots:
-                await slot.child()
+            for start in self._starts:
+                await start
         except BaseException:
             await self.close()
             raise
@@ -451,101 +482,80 @@ class RewardPool:
         if not responses:
             return []
         await self._places.acquire()
-        # A call in a child that is being replaced has a place too, so the emptiest of the others
-        # has room.
-        slot = min(self._slots, key=lambda each: (each.load, not each.pids))
-        slot.expected += 1
         try:
-            child = await slot.child()
+            child = await self._emptiest()
         except BaseException:
             self._places.release()
             raise
-        finally:
-            slot.expected -= 1
         return await child.call(row, responses)
 
     async def close(self) -> None:
         """Kill every child. No call may be running."""
-        for slot in self._slots:
-            await slot.close()
-        self._slots = []
+        starts, self._starts = self._starts, []
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+        for child in (*self._former, *map(_started, starts)):
+            if child is not None:
+                await child.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the children that run, also of those that are being replaced."""
-        return tuple(pid for slot in self._slots for pid in slot.pids)
+        children = (*self._former, *map(_started, self._starts))
+        return tuple(child.pid for child in children if child is not None and not child.is_gone)
 
+    async def _emptiest(self) -> Child:
+        """Return the child with the fewest calls, once started.
 
-class _Slot:
-    """A place in the pool, whose child is ready, starting, or failed to start.
-
-    A worn child is replaced at once and ends its open calls meanwhile; at most one does so, therefore
-    a slot has never more than two.
-    """
-
-    def __init__(self, start: Callable[[Callable[[], None]], Coroutine[Any, Any, Child]]) -> None:
-        """``start`` starts a child, given what the child calls when it is worn or gone."""
-        self._start_child = start
-        self._former: list[Child] = []  # replaced, and not ended yet
-        self._is_closing = False
-        self._start = self._starting()
-        self.expected = 0  # calls that wait for the child to start
-
-    @property
-    def load(self) -> int:
-        current = self._current
-        return self.expected + (0 if current is None else current.open_calls)
-
-    @property
-    def pids(self) -> list[int]:
-        return [each.pid for each in self._children if not each.is_gone]
-
-    async def child(self) -> Child:
-        """Return the child, once started. A cancellation here does not cancel the start.
+        A call in a child that is being replaced has a place too, so this one has room. A
+        cancellation does not cancel the start.
 
         Raises:
             RewardFailed: It did not start. The next call tries again.
         """
         while True:
-            start = self._start
-            await asyncio.wait({start})
-            if start is self._start:  # else it has been replaced meanwhile
+            start = min(self._starts, key=self._load)
+            self._expected.append(start)
+            try:
+                await asyncio.wait({start})
+            finally:
+                self._expected.remove(start)
+            if start in self._starts:  # else it has been replaced meanwhile
                 break
-        if not start.cancelled() and start.exception() is not None:
-            self._start = self._starting()
+        if _started(start) is None:
+            self._starts[self._starts.index(start)] = self._start_child()
         return start.result()
 
-    async def close(self) -> None:
-        self._is_closing = True
-        self._start.cancel()
-        await asyncio.wait({self._start})
-        for each in self._children:
-            await each.close()
+    def _load(self, start: asyncio.Future[Child]) -> tuple[int, bool]:
+        child, expected = _started(start), self._expected.count(start)
+        return (expected, True) if child is None else (expected + child.open_calls, child.is_gone)
 
-    @property
-    def _current(self) -> Child | None:
-        is_ready = self._start.done() and not self._start.cancelled()
-        return self._start.result() if is_ready and self._start.exception() is None else None
+    def _count(self) -> None:
+        self.calls_begun += 1
 
-    @property
-    def _children(self) -> list[Child]:
-        return self._former if self._current is None else [*self._former, self._current]
-
-    def _starting(self) -> asyncio.Future[Child]:
-        return asyncio.create_task(self._start_child(self._replace), name="reward-child-start")
+    def _start_child(self) -> asyncio.Future[Child]:
+        start = Child.start(self._target, self._job, self._events)
+        return asyncio.create_task(start, name="reward-child-start")
 
     def _replace(self) -> None:
-        """Start another child if the current one is gone, or worn and none drains."""
-        current = self._current
-        if self._is_closing or current is None:
-            return
-        drains = any(not each.is_gone for each in self._former)
-        if current.is_gone or (current.is_worn and not drains):
-            self._former = [each for each in self._former if not each.has_ended] + [current]
-            self._start = (
-                self._starting() if current.idle_loss is None else _fail(current.idle_loss)
-            )
-            current.drain()
+        """Start another child for each that is gone, or worn while fewer than ``size`` drain."""
+        self._former = [each for each in self._former if not each.has_ended]
+        for place, start in enumerate(self._starts):
+            child = _started(start)
+            is_full = sum(not each.is_gone for each in self._former) >= self._size
+            if child is None or not (child.is_gone or (child.is_worn and not is_full)):
+                continue
+            self._former.append(child)
+            loss = child.idle_loss
+            self._starts[place] = self._start_child() if loss is None else _fail(loss)
+            child.drain()
+
+
+def _started(start: asyncio.Future[Child]) -> Child | None:
+    """Return the child that has started, or None if it has not, or could not."""
+    is_up = start.done() and not start.cancelled() and start.exception() is None
+    return start.result() if is_up else None
 
 
 def _fail(lost: RewardFailed) -> asyncio.Future[Child]:

@@ -22,7 +22,7 @@ from offbeat.environments.frames import Ready, RewardTarget
 from offbeat.environments.inputs import ADVANTAGE
 from offbeat.environments.inputs import LOSS as LOSS_KEY
 from offbeat.environments.inputs import SAMPLER as SAMPLER_KEY
-from offbeat.environments.killable import CallCount, Child, RewardFailed
+from offbeat.environments.killable import Child, RewardFailed
 from offbeat.launch.bounded_call import StartedCall
 from offbeat.messages.finding import Finding, error, ok, warning
 
@@ -139,8 +139,7 @@ def _run(child: RewardTarget, row: dict[str, Any] | None = None) -> Ready:
     """
 
     async def run() -> Ready:
-        events = {"on_call_end": lambda: None, "on_change": lambda: None}
-        started = await Child.start(child, count=CallCount(), **events)
+        started = await Child.start(child)
         try:
             if row is not None:
                 await started.call(row, [_RESPONSE])

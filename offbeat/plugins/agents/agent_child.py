@@ -1,48 +1,202 @@
-"""Runs an agent: ``python -m offbeat.plugins.agents.agent_child FD PID MARK_FD``.
+"""Plays episodes of an agent in a child process (``run_child``): many at once, on one event loop.
 
-It is a reward child (``reward_child``) that plays many episodes at once. ``MARK_FD`` is the file of an
-``EpisodeMark``.
+Each episode is one call: its row is the task, its one response an ``AgentClient``. The parent may cancel
+a call with ``CancelCall``; its end is always reported. The tasks of an episode that are left running end
+with it, and no task of another one does.
 """
 
 import asyncio
-import os
-import sys
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
+from operator import contains
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakSet
 
 import msgspec
 
+from offbeat.config.user_code import describe
+from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.child_setup import (
-    import_function,
-    limit_memory,
-    open_channel,
-    receive,
+    ChildSide,
+    answer,
     restrict_to_this_process,
+    run_child,
 )
-from offbeat.environments.frames import Ready, RewardTarget, framed
-from offbeat.plugins.agents.agent_call import agent_as_reward
-from offbeat.plugins.agents.episode_mark import EpisodeMark
-from offbeat.plugins.agents.episode_serving import serve_episodes
+from offbeat.environments.exits import ContainedCoroutine
+from offbeat.environments.frames import CallMark, CancelCall, RewardCall, RewardReply, framed
+from offbeat.environments.reward_value import (
+    BadReward,
+    NamedRewards,
+    reward_of,
+    short_answer,
+    unavailable,
+)
+from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.messages.framing import LENGTH, body_length
+
+T = TypeVar("T")
+_NONE: Final = 0
+_EPISODE: ContextVar[int] = ContextVar("episode", default=_NONE)
+_FROM_PARENT = msgspec.json.Decoder(RewardCall | CancelCall)
+_REWARD: Final = "reward"
+_ANSWER: Final = "answer"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MOST_NAMES: Final = 32
 
 
-def main() -> None:
+async def serve_episodes(child: ChildSide) -> None:
     """Play episodes until the parent closes the socket."""
-    parent_fd, parent_pid, mark_fd = map(int, sys.argv[1:])
-    channel = open_channel(parent_fd, parent_pid)
-    target = receive(channel.makefile("rb"), RewardTarget)
-    if target is None:
-        return
-    mark = EpisodeMark(mark_fd)
-    os.close(mark_fd)
-    limit_memory(target)
+    reader, writer = await asyncio.open_unix_connection(sock=child.channel)
+    send = restrict_to_this_process(lambda message: writer.write(framed(message)))
+    tasks = EpisodeTasks(child.mark)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(tasks)
+    running: dict[int, asyncio.Task[None]] = {}
+    cancelled = set[int]()
 
-    def send(message: msgspec.Struct) -> None:
-        channel.sendall(framed(message))
+    async def play(call: RewardCall) -> None:
+        number, working_dir = call.number, child.target.working_dir
+        reply = RewardReply(number, 0, problem=BadReward("cancelled", "by the parent"))
+        try:
+            is_cancelled = partial(contains, cancelled, number)
+            reply = await answer(child.function, call, 0, working_dir, is_cancelled=is_cancelled)
+        except asyncio.CancelledError:
+            pass  # by the parent
+        finally:
+            try:
+                await tasks.end(number)
+            finally:
+                del running[number]
+                cancelled.discard(number)
+                send(reply)
 
-    agent = import_function(target, send, agent_as_reward)
-    if agent is None:
-        return
-    send(Ready(concurrent=True))
-    asyncio.run(serve_episodes(agent, channel, mark, target.working_dir, restrict_to_this_process))
+    while (message := await _received(reader)) is not None:
+        match message:
+            case RewardCall():
+                running[message.number] = tasks.begin(message.number, play(message))
+            case CancelCall():
+                if (episode := running.get(message.number)) is not None:
+                    cancelled.add(message.number)
+                    loop.call_soon(episode.cancel)  # behind its first step: a reply is due
+
+
+async def _received(reader: asyncio.StreamReader) -> RewardCall | CancelCall | None:
+    """Return the next message; None when the parent has closed the socket."""
+    try:
+        header = await reader.readexactly(LENGTH.size)
+        return _FROM_PARENT.decode(await reader.readexactly(body_length(header)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class EpisodeTasks:
+    """Task factory of an event loop: a task belongs to the episode of the task that created it.
+
+    While a task of an episode executes, the mark has the number of the episode. An exception that
+    would end the process, such as ``SystemExit``, fails the task with ``ExitRaised``.
+    """
+
+    def __init__(self, mark: CallMark) -> None:
+        self._mark = mark
+        self._tasks: dict[int, WeakSet[asyncio.Task[Any]]] = {}
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,  # noqa: ANN401 - a coroutine, or what a generator makes of one
+        **options: Any,  # noqa: ANN401 - those of asyncio
+    ) -> "asyncio.Task[Any]":
+        context = options.get("context")
+        number = _EPISODE.get() if context is None else context.get(_EPISODE, _NONE)
+        if number != _NONE:
+            coroutine = _Marked(coroutine, self._mark, number)
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        if number in self._tasks:
+            self._tasks[number].add(task)
+        return task
+
+    def begin(self, number: int, episode: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Return the first task of an episode. Numbers begin with 1."""
+        context = copy_context()
+        context.run(_EPISODE.set, number)
+        self._tasks[number] = WeakSet()
+        loop = asyncio.get_running_loop()
+        return loop.create_task(episode, name=f"episode-{number}", context=context)
+
+    async def end(self, number: int) -> None:
+        """Cancel the tasks that the episode has left running, other than the current one."""
+        left = self._tasks.pop(number) - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+class _Marked(ContainedCoroutine[T]):
+    """A contained coroutine that marks its episode while it executes."""
+
+    def __init__(self, inner: Coroutine[Any, Any, T], mark: CallMark, number: int) -> None:
+        super().__init__(inner)
+        self._mark, self._number = mark, number
+
+    @contextmanager
+    def _executing(self) -> Generator[None]:
+        self._mark.number = self._number
+        try:
+            with super()._executing():
+                yield
+        finally:
+            self._mark.number = _NONE
+
+
+def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
+    """Return an async agent function in the form of an async reward function.
+
+    What a reward function gets as response is here an ``AgentClient`` as JSON.
+    """
+
+    async def scored(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
+        try:
+            value = await run(row, msgspec.json.decode(client, type=AgentClient), **options)
+        except EnvironmentUnavailable as error:
+            return unavailable(describe(error))
+        return _reward_in(value)
+
+    return scored
+
+
+def _reward_in(value: object) -> object:
+    """Return what an agent returned: a number, or the rewards and the final answer in a mapping."""
+    if not isinstance(value, Mapping):
+        return value
+    named = dict(cast("Mapping[object, object]", value))
+    answers = _ANSWER in named
+    answer = named.pop(_ANSWER, None)
+    if not isinstance(answer, str | None):
+        problem = f"{_ANSWER!r} is {type(answer).__name__} {answer!r:.80}: it is the final answer, as text"
+        return BadReward("reward_wrong_type", problem)
+    if _REWARD not in named:
+        problem = f"the agent returned {sorted(map(str, named))!r:.200} without {_REWARD!r}"
+        return BadReward("reward_wrong_type", problem)
+    if len(named) > _MOST_NAMES or not all(
+        isinstance(name, str) and _NAME.fullmatch(name) for name in named
+    ):
+        problem = (
+            f"the agent named its rewards {sorted(map(str, named))!r:.200}: use at most {_MOST_NAMES} "
+            "names, of letters, digits, '_' and '-'"
+        )
+        return BadReward("reward_wrong_type", problem)
+    by_name = dict[str, float]()
+    for name, each in named.items():
+        reward = reward_of(each)
+        if isinstance(reward, BadReward):
+            return BadReward(reward.reason, f"{name}: {reward.detail}")
+        by_name[str(name)] = reward
+    said = short_answer(answer or "") if answers else None
+    return NamedRewards(by_name.pop(_REWARD), by_name, said)
 
 
 if __name__ == "__main__":
-    main()
+    run_child(lambda child: asyncio.run(serve_episodes(child)), agent_as_reward)

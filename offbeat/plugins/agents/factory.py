@@ -7,13 +7,12 @@ Environment ``agent``: a user's own loop around the model, which it calls over H
 Beside further numbers, the mapping may have the final answer as text, ``answer``.
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
 for this sample. The function runs in child processes, many episodes at once in each
-(``episode_child``): a call that is cancelled costs one sample, and so does a process that dies,
+(``killable``): a call that is cancelled costs one sample, and so does a process that dies,
 because the others in it are played again. A child inherits only variables of an allow-list, so that
 no token of the worker is in the hands of code that a model may have written.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,12 +25,10 @@ from offbeat.environments.environment_plugin import Agent, PluginOfAgents, find_
 from offbeat.environments.factory import BadEnvironment, make_reward_target
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.inputs import ENVIRONMENT, resolved_program
-from offbeat.environments.killable import RewardFailed, RewardPool
-from offbeat.environments.reward_failure import group_failure
+from offbeat.environments.killable import ChildJob, ChildPool, RewardFailed
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.groups import RolloutTask
 from offbeat.plugins.agents import agent_program
-from offbeat.plugins.agents.episode_child import EpisodeChild, EpisodeLimits
 
 INHERITED: Final = (
     "PATH",
@@ -56,13 +53,12 @@ _REASONS: Final = {
 }
 
 
-class AgentFunction(RewardPool):
+class AgentFunction(ChildPool):
     """Runs a user's agent function in killable children."""
 
-    def __init__(self, target: RewardTarget, workers: int, limits: EpisodeLimits) -> None:
-        start = partial(EpisodeChild.start_with, limits)
-        super().__init__(target, workers, start, limits.at_once)
-        self.episodes = workers * limits.at_once
+    def __init__(self, target: RewardTarget, workers: int, job: ChildJob) -> None:
+        super().__init__(target, workers, job)
+        self.episodes = workers * job.calls_at_once
         """Episodes that run at once."""
 
     async def run(self, task: RolloutTask, client: AgentClient) -> NamedRewards:
@@ -79,14 +75,17 @@ class AgentFunction(RewardPool):
             (rewards,) = await self.call(task.prompt.data, [encoded])
         except RewardFailed as error:
             error.sample = None  # the only one of its call, not of the group
-            reason = _REASONS.get(error.reason, error.reason)
-            raise group_failure(task, error, reason) from error
+            error.reason = _REASONS.get(error.reason, error.reason)
+            raise error.fail(task) from error
         assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set
         return rewards
 
 
 NAME: Final = "agent"
 """The environment whose agent is a function or a program that the recipe names."""
+
+_PROGRAM: Final = "offbeat.plugins.agents.agent_child"
+"""Module that a child executes to play episodes."""
 
 _EPISODES_PER_CHILD: Final = 64
 """Episodes that share a child process, of an agent that is a function."""
@@ -143,8 +142,13 @@ def make_agent_function(
     given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
     agent = make_reward_target(config, target, working_dir, source, **given)
     # The process group of a program ends with each episode, and whatever it has left in it.
-    limits = EpisodeLimits(episodes_at_once(config), 1 if config.command else None)
-    return AgentFunction(agent, config.reward_workers, limits)
+    job = playing(episodes_at_once(config), calls_in_all=1 if config.command else None)
+    return AgentFunction(agent, config.reward_workers, job)
+
+
+def playing(episodes: int, **limits: Any) -> ChildJob:  # noqa: ANN401 - fields of a job
+    """Return the job of children that play so many episodes at once."""
+    return ChildJob(_PROGRAM, "episode", episodes, outlives_calls=True, **limits)
 
 
 def episodes_at_once(config: EnvironmentConfig) -> int:

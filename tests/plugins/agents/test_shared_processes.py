@@ -22,8 +22,7 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure,
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.session import SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
-from offbeat.plugins.agents.episode_child import EpisodeLimits
-from offbeat.plugins.agents.factory import AgentFunction
+from offbeat.plugins.agents.factory import AgentFunction, playing
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.samples import SampleFailurePolicy
 from tests.support.agent_endpoint import END, DrawnBytes, template
@@ -49,7 +48,7 @@ async def with_agent(
 ) -> T:
     made = template()
     bridge = TemplateBridge(made, made.end_texts((END,)))
-    limits = EpisodeLimits(AT_ONCE, grace_s=grace_s)
+    limits = playing(AT_ONCE, grace_s=grace_s)
     agent = AgentFunction(target(name, **options), processes, limits)
     groups = AgentGroups(agent, bridge, SessionLimits())
     await groups.start()
@@ -135,7 +134,7 @@ def test_an_episode_that_blocks_its_process_costs_no_other_one(tmp_path: Path) -
 
 @asynccontextmanager
 async def pool_of(name: str) -> AsyncIterator[AgentFunction]:
-    pool = AgentFunction(target(name), 1, EpisodeLimits(AT_ONCE))
+    pool = AgentFunction(target(name), 1, playing(AT_ONCE))
     await pool.start()
     try:
         yield pool

@@ -16,7 +16,7 @@ import torch
 
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.frames import RewardTarget
-from offbeat.environments.killable import RewardFailed, RewardPool
+from offbeat.environments.killable import ChildPool, RewardFailed
 from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of, short_answer
 
 HERE = Path(__file__).parent
@@ -32,9 +32,9 @@ async def pool_of(
     memory_mib: int = 2048,
     limits: CallLimits | None = None,
     **options: Any,
-) -> AsyncIterator[RewardPool]:
+) -> AsyncIterator[ChildPool]:
     target = RewardTarget(name, HERE, options, memory_mib, deadline_s, 120.0, limits=limits)
-    pool = RewardPool(target, size)
+    pool = ChildPool(target, size)
     await pool.start()
     try:
         yield pool
@@ -43,7 +43,7 @@ async def pool_of(
 
 
 async def score_with(
-    pool: RewardPool, row: dict[str, Any], responses: Sequence[str]
+    pool: ChildPool, row: dict[str, Any], responses: Sequence[str]
 ) -> list[float | NamedRewards | None]:
     """Return the rewards; a number for one that names no answer."""
     rewards = await pool.call(row, responses)
@@ -272,8 +272,7 @@ def test_calls_are_counted_as_they_begin_those_of_a_killed_process_too(
         async with pool_of(f"user_rewards:{name}", deadline_s=1.0, limits=AT_ONCE) as pool:
             with suppress(RewardFailed):
                 await score_with(pool, {"offset": 0}, responses)
-            count = pool.count
-        return count.made
+        return pool.calls_begun
 
     assert asyncio.run(scenario()) == made
 
@@ -342,11 +341,11 @@ import asyncio, sys
 from pathlib import Path
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.frames import RewardTarget
-from offbeat.environments.killable import RewardPool
+from offbeat.environments.killable import ChildPool
 
 async def main():
     target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0, 120.0)
-    pool = RewardPool(target, 2)
+    pool = ChildPool(target, 2)
     await pool.start()
     await asyncio.gather(pool.call({}, ["hang"]), pool.call({}, ["hang"]))
 
@@ -357,7 +356,7 @@ asyncio.run(main())
 def test_the_example_reward_scores_its_example_rows() -> None:
     async def score(responses: Sequence[str]) -> list[Any]:
         example = HERE.parents[2] / "examples" / "rewards"
-        pool = RewardPool(
+        pool = ChildPool(
             RewardTarget("digits:reward", example, {"near": 0.2}, 2048, 20.0, 120.0), 1
         )
         await pool.start()
