@@ -245,15 +245,9 @@ class _Reader:
             if len(line) > _LONGEST_ROW_BYTES:
                 raise PromptFileError(str(path), number, _TOO_LONG)
             if row := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                yield self._from_json(path, number, row)
+                fields = self._checked(path, number, _decoded(path, number, row))
+                yield msgspec.json.encode(fields) if self._columns else row
         self._digest.update(digest.digest())
-
-    def _from_json(self, path: Path, number: int, row: bytes) -> bytes:
-        value = _decoded(row)
-        if isinstance(value, str):
-            raise PromptFileError(str(path), number, value)
-        self._take(path, number, value)
-        return msgspec.json.encode(self._mapped(value)) if self._columns else row
 
     def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
         # Loaded here: most runs read JSON Lines, or have an environment that makes its prompts
@@ -266,28 +260,25 @@ class _Reader:
         absent = {column: None for column in here if "." not in column}
         rows = parquet_rows(path, file, tuple(self._columns.values()), named)
         for number, fields in enumerate(rows, start=1):
-            yield self._from_parquet(path, number, absent | fields)
+            checked = self._checked(path, number, absent | fields)
+            try:
+                row = json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
+            except ValueError as error:
+                problem = "holds a number that is not finite"
+                raise PromptFileError(str(path), number, problem) from error
+            if len(row) > _LONGEST_ROW_BYTES:
+                raise PromptFileError(str(path), number, _TOO_LONG)
+            yield row
 
-    def _from_parquet(self, path: Path, number: int, fields: dict[str, Any]) -> bytes:
-        self._take(path, number, fields)
-        try:
-            row = json.dumps(self._mapped(fields), ensure_ascii=False, allow_nan=False).encode()
-        except ValueError as error:
-            problem = "holds a number that is not finite"
-            raise PromptFileError(str(path), number, problem) from error
-        if len(row) > _LONGEST_ROW_BYTES:
-            raise PromptFileError(str(path), number, _TOO_LONG)
-        return row
-
-    def _take(self, path: Path, number: int, row: Mapping[str, object]) -> None:
-        """Check a row, and note what it is compared by."""
-        try:
-            mapped = self._mapped(row)
-        except KeyError as missing:
-            (column,) = missing.args
-            key = next(key for key, each in self._columns.items() if each == column)
-            problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
-            raise PromptFileError(str(path), number, problem) from missing
+    def _checked(self, path: Path, number: int, row: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the row under the keys that the environment reads; note what it is compared by."""
+        mapped = dict[str, object]() if self._columns else dict(row)
+        for key, column in self._columns.items():
+            try:
+                mapped[key] = column_of(row, column)
+            except KeyError as missing:
+                problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
+                raise PromptFileError(str(path), number, problem) from missing
         if problem := self._problem_of(mapped):
             raise PromptFileError(str(path), number, problem)
         shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
@@ -296,12 +287,7 @@ class _Reader:
             shown += os.fsencode(path.parent.absolute())  # the names of media are relative to it
         digest = hashlib.blake2b(shown, digest_size=self.digests.itemsize).digest()
         self.digests.frombytes(digest)
-
-    def _mapped(self, row: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the row under the keys that the environment reads."""
-        if not self._columns:
-            return row
-        return {key: column_of(row, column) for key, column in self._columns.items()}
+        return mapped
 
 
 def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
@@ -324,18 +310,26 @@ def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _decoded(line: bytes) -> dict[str, object] | str:
-    """Return the row that a line holds, or why it holds none."""
+def _decoded(path: Path, number: int, line: bytes) -> dict[str, object]:
+    """Return the row that a line holds.
+
+    Raises:
+        PromptFileError: It holds none.
+    """
+    row: object = None
+    problem = ""
     try:
-        row: object = msgspec.json.decode(line)
+        row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         problem = json_problem(line)
-        fix = "; a row is a whole object in one line, as `jq -c .` writes it"
-        return problem + fix if problem == ENDS_EARLY else problem
+        if problem == ENDS_EARLY:
+            problem += "; a row is a whole object in one line, as `jq -c .` writes it"
     except RecursionError:
-        return _TOO_DEEP
+        problem = _TOO_DEEP
     if line.count(b"[") + line.count(b"{") > DEEPEST and nesting_depth(row) > DEEPEST:
-        return _TOO_DEEP
-    if not isinstance(row, dict):
-        return f"is a JSON {type(row).__name__}; a row is an object, one a line"
+        problem = _TOO_DEEP
+    if not (problem or isinstance(row, dict)):
+        problem = f"is a JSON {type(row).__name__}; a row is an object, one a line"
+    if problem:
+        raise PromptFileError(str(path), number, problem)
     return cast("dict[str, object]", row)
