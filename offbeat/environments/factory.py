@@ -23,7 +23,7 @@ from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.environment_plugin import PluginOfEnvironments, find_environment
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.frames import RewardTarget
-from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.function_reward import FunctionReward, WeightedRewards
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.held_out import check_one_split
 from offbeat.environments.inputs import (
@@ -33,18 +33,18 @@ from offbeat.environments.inputs import (
     eval_key,
     source_digest,
 )
-from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, prompt_files
 from offbeat.environments.prompts import (
     ArithmeticOptions,
     ArithmeticPrompts,
+    EnvironmentPrompts,
+    MixedPrompts,
     PromptSource,
     StubPrompts,
 )
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.row_checks import row_check, shown_part
 from offbeat.environments.text import Tokenizer
-from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import OffbeatError
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)

@@ -16,9 +16,8 @@ import numpy as np
 from offbeat.config.mixture import evaluation_paths, key_in
 from offbeat.config.run import RunConfig
 from offbeat.environments.inputs import DATA, eval_key
-from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
-from offbeat.environments.prompts import PromptSource
+from offbeat.environments.prompts import EnvironmentPrompts, MixedPrompts, PromptSource
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import list_names
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from math_verify import parse, verify
 
-from offbeat.environments.answer_rows import column_of
 from offbeat.environments.final_answer import without_thinking
+from offbeat.environments.prompt_row import column_of
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
 """Marks by which math-verify finds LaTeX; it searches a text without any for numbers only."""

@@ -22,10 +22,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from offbeat.config.hub_path import FORM, is_on_hub
-from offbeat.environments.answer_rows import column_of
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
 from offbeat.environments.media_prompts import media_prompts
-from offbeat.environments.prompt_row import row_problem
+from offbeat.environments.prompt_row import column_of, row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.messages.bad_json import ENDS_EARLY, json_problem
 from offbeat.messages.failures import OffbeatError

@@ -2,6 +2,8 @@
 
 ``prompt`` is a text; ``messages`` is a conversation, which the chat template renders with the
 ``tools`` and the ``chat_template_kwargs`` of the row.
+
+Recipes name columns, and graders compare with answers: both are looked up here.
 """
 
 from collections.abc import Mapping
@@ -126,3 +128,30 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
             "messages[-1] is the assistant's and empty; leave it out: the template opens the turn"
         )
     return None
+
+
+def column_of(row: Mapping[str, object], name: str) -> object:
+    """Return a column of a row; a dotted name that is no column reaches into nested objects.
+
+    Raises:
+        KeyError: There is no such column.
+    """
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(name)
+        value = cast("Any", value[part])
+    return value
+
+
+def answer_problem(row: Mapping[str, object], answer_key: str) -> str | None:
+    """Return why a row has no answer to compare with; None when it has one."""
+    try:
+        answer = column_of(row, answer_key)
+    except KeyError:
+        return f"has no {answer_key!r} (keys: {', '.join(row)}); the grader compares with it"
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return f"{answer_key!r} is {answer!r:.80}; it is a string or a number"
+    return None if str(answer).strip() else f"{answer_key!r} is empty; it needs a value"

@@ -7,13 +7,18 @@ from typing import Any, Final, cast
 
 from offbeat.config.graders import GRADERS
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
-from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.demonstrations import is_answer
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.gsm8k import row_problem as question_problem
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import RowCheck, ShownPart
-from offbeat.environments.prompt_row import OF_MESSAGES, of_messages, row_problem, unshown_problem
+from offbeat.environments.prompt_row import (
+    OF_MESSAGES,
+    answer_problem,
+    of_messages,
+    row_problem,
+    unshown_problem,
+)
 from offbeat.environments.text import in_one_form
 
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {

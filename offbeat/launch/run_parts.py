@@ -31,9 +31,8 @@ from offbeat.controller.ports import Generator, Ports, ReportingRollouts, Traine
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.held_out import check_held_out
 from offbeat.environments.inputs import ADVANTAGE, DATA, LOSS, SAMPLER, check_same, source_digest
-from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
-from offbeat.environments.prompts import PromptSource
+from offbeat.environments.prompts import MixedPrompts, PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded

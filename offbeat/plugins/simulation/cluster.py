@@ -18,7 +18,7 @@ from offbeat.controller.events import Admitted, Opened
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports, Prompts
-from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
+from offbeat.environments.prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.messages.failures import Component
 from offbeat.messages.fences import Fence
 from offbeat.plugins.simulation.actor import Actor

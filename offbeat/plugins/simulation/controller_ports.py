@@ -13,7 +13,7 @@ import msgspec
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
-from offbeat.environments.mixed_prompts import MixedPrompts
+from offbeat.environments.prompts import MixedPrompts
 from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.failures import ActorLost

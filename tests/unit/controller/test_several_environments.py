@@ -1,8 +1,7 @@
 """A run on several environments: what the controller tells of each."""
 
 from offbeat.controller.events import Committed
-from offbeat.environments.mixed_prompts import MixedPrompts
-from offbeat.environments.prompts import StubPrompts
+from offbeat.environments.prompts import MixedPrompts, StubPrompts
 from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.groups import Prompt
 from tests.support.world import World

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import InputChanged
-from offbeat.environments.mixed_prompts import MixedPrompts
-from offbeat.environments.prompts import StubPrompts
+from offbeat.environments.prompts import MixedPrompts, StubPrompts
 from offbeat.runs.inputs import input_digests
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 5), min_size=1)

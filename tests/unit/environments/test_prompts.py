@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.environments.permutation import permuted
-from offbeat.environments.prompts import ArithmeticPrompts
+from offbeat.environments.prompts import ArithmeticPrompts, permuted
 
 
 @given(rows=st.integers(1, 700), seed=st.integers(), epoch=st.integers(0, 1000))

@@ -12,10 +12,10 @@ from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.factory import make_environment
+from offbeat.environments.function_reward import WeightedRewards
 from offbeat.environments.inputs import ENVIRONMENT
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleStatus
