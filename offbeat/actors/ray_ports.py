@@ -155,7 +155,7 @@ class RayGenerator:
         # Ray replaces handles with their content only if they are arguments themselves
         ref = self._engine.load.remote(fence, epoch, release.without_handles(), *release.handles)
         try:
-            return await reply_of(ref, self.name, "weight sync")
+            return await reply_of(ref, self.name, release.loading)
         except ArgumentLost as lost:
             raise ReleaseLost(self.name, release.version, lost.detail) from lost
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
-from offbeat.messages.weights import WeightRelease
 from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.canary import invented_answers
-from offbeat.weight_sync.manifest import Bytes
 
 
 class StubEngineServer(EngineServer):
@@ -27,16 +26,14 @@ class StubEngineServer(EngineServer):
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
         super().__init__(spec, self._stub, incarnation, cpu_clock=cpu_clock)
 
-    async def _set_loaded_version(self, epoch: int, version: int) -> None:
-        del epoch  # no cache outlives a version
-        await self._stub.set_version(version)
-
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
-        started_s, version, gap = time.perf_counter(), release.version, None
-        if (canary := release.manifest.canary) is not None:
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        version, gap = incoming.release.version, None
+        if incoming.is_initial:
+            await self._stub.set_version(version)
+            return LoadOutcome(0.0, None)
+        chunks, started_s = await incoming.bring_whole(), time.perf_counter()
+        if (canary := incoming.release.manifest.canary) is not None:
             answers = invented_answers(bytes(chunks[0]).hex())  # all of a stub's weights: 16 bytes
-            gap = self._canaries.check(canary, answers, epoch=epoch, version=version)
+            gap = self._canaries.check(canary, answers, epoch=incoming.epoch, version=version)
         await self._stub.set_version(version)
         return LoadOutcome(time.perf_counter() - started_s, gap)

@@ -8,11 +8,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import NamedTuple, Protocol, cast
 
+from offbeat.generators.incoming import IncomingRelease, WeightFetcher
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (
     CanaryFailed,
     EngineUnavailable,
@@ -26,8 +25,9 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.weight_sync.background import in_thread
 from offbeat.weight_sync.canary import CanaryChecks
-from offbeat.weight_sync.delta_plugin import CheckedBase, keep_release
+from offbeat.weight_sync.delta_plugin import keep_release
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.release_handle import ReleaseHandle
@@ -63,7 +63,6 @@ class EngineServer:
     All methods belong to one event loop. Blocking work runs in threads.
     """
 
-    _loads_regions = False  # whether ``_load_release`` accepts chunks with regions of tensors
     # Failures of a transfer that leave the served weights as they were
     _transfer_failures: tuple[type[OffbeatError], ...] = (TransferFailed, TransferRefused)
 
@@ -91,8 +90,7 @@ class EngineServer:
         self._model_path = spec.model.path
         self._guard = FenceGuard(spec.name)
         self._epoch = 0  # epoch of the newest transfer begun
-        self._fetcher = WeightFetcher(spec.name, device or "cpu")
-        self._keeps_base = spec.keeps_base
+        self._fetcher = WeightFetcher(spec.name, device or "cpu", keeps_base=spec.keeps_base)
         self._kept_base = keep_release(spec.name, delta=spec.keeps_base)
         self._version: int | None = None
         self._digest: str | None = None
@@ -164,8 +162,10 @@ class EngineServer:
         Args:
             fence: Fence of the caller.
             epoch: Epoch of the transfer.
-            release: The release without handles. With a delta, it is loaded by its changes.
-            *handles: The chunks of the release or of its delta, or the route to the trainer ranks
+            release: The release without handles. With a delta, it is loaded by its changes. Without
+                a manifest, it names the weights that this process was created with: an evaluation
+                has no trainer. The ack has the digest of their files.
+            *handles: The chunks of the release or of its delta, or the handle of the trainer ranks
                 that hold its parts.
 
         Raises:
@@ -174,69 +174,38 @@ class EngineServer:
             ReleaseLost: The ranks that hold a part have ended, or send another release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
-        started_s, delta = time.perf_counter(), release.delta
-        base: CheckedBase | None = None
+        started_s, delta, version = time.perf_counter(), release.delta, release.version
         self._guard.check(fence)
-        if delta is not None:
-            base = self._kept_base.check(release.version, delta.base, self._digest)
-        self._begin_transfer(fence, epoch, release.version)
-        with self._classify_failures(epoch, release.version):
-            route = handles[0] if handles and isinstance(handles[0], ReleaseHandle) else None
-            outcome = None if route is None else await self._fetch_and_load(epoch, release, route)
-            if outcome is not None:
-                self._manifest = release.manifest
-            else:
-                parts = cast("tuple[Bytes, ...]", handles)
-                if route is not None:
-                    sent = release.manifest if delta is None else delta.manifest
-                    parts = await self._fetcher.fetch_on_host(route, epoch, sent, release.manifest)
-                if delta is not None and base is not None:
-                    rebuild = partial(base.rebuild, epoch, release, delta, parts)
-                    parts = await in_thread(f"delta {epoch}", rebuild)
-                outcome = await self._load_chunks(epoch, release, parts)
-        return self._acknowledge(started_s, epoch, release.version, release.digest, outcome)
+        base = None if delta is None else self._kept_base.check(version, delta.base, self._digest)
+        self._begin_transfer(epoch, version)
+        incoming = IncomingRelease(epoch, release, handles, self._fetcher, base)
+        digest = await self._hash_files(epoch, version) if incoming.is_initial else release.digest
+        with self._classify_failures(epoch, version):
+            outcome = await self._load_release(incoming)
+            self._manifest = incoming.release.manifest
+            chunks = cast("tuple[Bytes, ...]", incoming.chunks)  # in main memory if they are kept
+            self._kept_base.serves(digest, release.manifest, chunks)
+        return self._acknowledge(started_s, epoch, version, digest, outcome)
 
-    async def _load_chunks(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
-        """Load all chunks; first join regions to whole tensors if the engine loads no regions."""
-        whole, parts = release, chunks
-        if release.manifest.pieces and not self._loads_regions:
-            whole = await self._fetcher.joined(release, chunks, self._explain_whole_tensors())
-            parts = whole.chunks
-        outcome = await self._load_release(epoch, whole, parts)
-        self._manifest = whole.manifest
-        if self._keeps_base:
-            self._kept_base.serves(release.digest, release.manifest, chunks)
-        return outcome
-
-    async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
-        """Serve the weights of the model directory, which this process was created with.
-
-        The ack has the digest of their files. For evaluations without a trainer.
+    async def _hash_files(self, epoch: int, version: int) -> str:
+        """Return the digest of the model's files, which the engine still has to serve.
 
         Raises:
             WeightSyncFailed: A release has replaced them, or the files cannot be read.
         """
-        self._begin_transfer(fence, epoch, version)
-        started_s = time.perf_counter()
         if self._version not in (None, version):
             problem = f"a release took the place of the loaded weights: version {self._version}"
             raise WeightSyncFailed(self._name, epoch, version, problem)
         try:
-            digest = await in_thread("digest", lambda: loaded_digest(self._model_path))
+            return await in_thread("digest", lambda: loaded_digest(self._model_path))
         except OSError as error:
             raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
-        with self._classify_failures(epoch, version):
-            await self._set_loaded_version(epoch, version)
-        return self._acknowledge(started_s, epoch, version, digest, LoadOutcome(0.0, None))
 
     async def close(self) -> None:
         """Close the engine: open calls raise ``EngineUnavailable``."""
         await self._served.close()
 
-    def _begin_transfer(self, fence: Fence, epoch: int, version: int) -> None:
-        self._guard.check(fence)
+    def _begin_transfer(self, epoch: int, version: int) -> None:
         if epoch <= self._epoch:
             problem = f"a newer transfer was begun: epoch {self._epoch}"
             raise WeightSyncFailed(self._name, epoch, version, problem)
@@ -283,40 +252,18 @@ class EngineServer:
             canary_gap=outcome.canary_gap,
         )
 
-    # --- overridden by the servers of each kind of engine -----------------------------------------
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        """Bring, verify and commit a release, and check its canary, if it has one.
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
-        """Load, verify and commit a release, and check its canary, if it has one.
+        Each kind of engine overrides it. An initial release has nothing to bring: tokens are stamped
+        with its version from now on.
 
         Raises:
-            TransferRefused: The release did not fit, or arrived damaged: the engine serves the
-                previous version.
+            TransferFailed: No rank that holds a part could send it: the engine serves the previous
+                version.
+            TransferRefused: The release did not fit, or arrived damaged; or the engine does not have
+                the initial weights any more. It serves the previous version.
             CanaryFailed: The engine computes other values: it serves nothing, and its requests are
                 lost.
         """
         raise NotImplementedError
-
-    async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ReleaseHandle
-    ) -> LoadOutcome | None:
-        """Fetch, verify and commit the regions of a release, or of its delta.
-
-        Return None if the engine loads chunks instead.
-
-        Raises:
-            TransferFailed, TransferRefused, CanaryFailed: As ``load`` and ``_load_release``.
-        """
-        del epoch, release, route
-
-    async def _set_loaded_version(self, epoch: int, version: int) -> None:
-        """Stamp tokens of the loaded weights with this version from now on.
-
-        Raises:
-            TransferRefused: The engine has other weights by now.
-        """
-        raise NotImplementedError
-
-    def _explain_whole_tensors(self) -> str:
-        return "the loader of this engine takes whole tensors, no regions"

@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost
 from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.background import in_thread
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ class _Committed(NamedTuple):
 class ModuleEngineServer(EngineServer):
     """Server of an engine in this process. A kind of engine derives from it, and creates the engine."""
 
-    _loads_regions = True
-
     def __init__(
         self,
         spec: EngineSpec,
@@ -86,27 +84,16 @@ class ModuleEngineServer(EngineServer):
         self._committed: _Committed | None = None  # used by the engine's thread only
         super().__init__(spec, engine, incarnation, device, cpu_clock=cpu_clock)
 
-    async def _set_loaded_version(self, epoch: int, version: int) -> None:
-        del epoch  # no cache outlives a version
-        await self._engine.between_steps(lambda engine: engine.set_version(version))
-
-    async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ReleaseHandle
-    ) -> LoadOutcome | None:
-        if self._keeps_base:
-            return None  # deltas travel between main memories, and so do their bases
-        buckets = await self._fetcher.fetch_buckets(route, epoch, release.manifest)
-        return await self._load_release(epoch, release, buckets)
-
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: "Sequence[BucketMemory]"
-    ) -> LoadOutcome:
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        epoch, release = incoming.epoch, incoming.release
+        if incoming.is_initial:  # no cache outlives a version
+            await self._engine.between_steps(lambda engine: engine.set_version(release.version))
+            return LoadOutcome(0.0, None)
+        chunks = await incoming.bring()
         async with self._staging:
             loader = await self._get_loader(epoch, release.manifest)
             await self._stage(epoch, release, chunks, loader.receiver)
-        self._check_newest(
-            epoch
-        )  # nothing is awaited from here to the queue of the engine's thread
+        self._check_newest(epoch)  # nothing is awaited from here to the queue of its thread
         swap = _swapped(loader.receiver, release.version)
         outcome = await self._commit(epoch, release, swap, loader.read_back)
         self._last = release.manifest.digest, loader

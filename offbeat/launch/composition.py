@@ -7,7 +7,6 @@ from functools import partial
 
 from offbeat.actors.engine_layouts import EngineLayouts, layouts_of
 from offbeat.actors.handles import Handle
-from offbeat.actors.loaded_generator import make_loaded_generators
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_run_files import check_sees
 from offbeat.actors.ray_spool import RaySpool
@@ -64,8 +63,6 @@ def _make_ports(actors: Actors, spec: RunSpec, needed: Iterable[str]) -> MadePor
 
 
 def _make_generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
-    if spec.evaluates_only:
-        return make_loaded_generators(actors.engines)
     if not spec.config.generator.has_engines:
         rows = RowGenerator()
         return {rows.name: rows}

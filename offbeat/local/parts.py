@@ -19,7 +19,6 @@ from offbeat.launch.part_specs import engine_specs, environment_specs, trainer_s
 from offbeat.launch.run_parts import MadePorts, RunSpec
 from offbeat.local.hosted import Hosted
 from offbeat.local.ports import (
-    LoadedLocalGenerator,
     LocalGenerator,
     LocalRollouts,
     LocalSpool,
@@ -125,10 +124,9 @@ class LocalParts:
     def make_ports(self, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
         """Create the ports of a run; ``needed`` are the spool segments to keep."""
         trainer = None if spec.evaluates_only else self._host_trainer(spec)
-        kind = LoadedLocalGenerator if spec.evaluates_only else LocalGenerator
         for each in engine_specs(spec):
             hosted = self._host_engine(spec, each, trainer)
-            self.generators[each.name] = kind(hosted, self.loop)
+            self.generators[each.name] = LocalGenerator(hosted, self.loop)
         spool = LocalSpool(spec.run_dir / FOLDER, needed)
         (worker,) = environment_specs(spec, {})
         made = partial(self._makers.worker, worker, self.generators)

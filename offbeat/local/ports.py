@@ -170,7 +170,7 @@ class LocalGenerator:
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         return await self._await(
-            "weight sync",
+            release.loading,
             lambda engine: engine.load(fence, epoch, release.without_handles(), *release.handles),
         )
 
@@ -198,16 +198,6 @@ class LocalGenerator:
     async def close(self) -> None:
         with self._engine.ending():
             await self._await("close", lambda engine: engine.close())
-
-
-class LoadedLocalGenerator(LocalGenerator):
-    """Port of an engine that serves the model that it was created with."""
-
-    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        return await self._await(
-            "serve loaded weights",
-            lambda engine: engine.serve_loaded(fence, epoch, release.version),
-        )
 
 
 class LocalRollouts:

@@ -26,9 +26,9 @@ new edition; one that was not applied leaves the edition as it is.
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from transformers import PreTrainedModel
 
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.local.hosted import ONE_AT_A_TIME, Hosted
 from offbeat.local.threads import WorkThread
@@ -55,9 +56,6 @@ from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.transport import WeightSource
-
-if TYPE_CHECKING:
-    from offbeat.weight_sync.chunks import BucketMemory
 
 
 class WeightGate:
@@ -254,17 +252,15 @@ class SharedEngineServer(EmbeddedEngineServer):
             turns=self._turns,
         )
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: "Sequence[BucketMemory]"
-    ) -> LoadOutcome:
-        """Adopt the trainer's weights as the release; nothing is received."""
-        del chunks
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        """Adopt the trainer's weights as the release; nothing is brought."""
+        release = incoming.release
         if not self._trainer.hosts(self._rank):
             problem = "it computes with the weights of a trainer that was replaced"
             self._engine.fail(problem)
             raise EngineUnavailable(self._name, "weight sync", problem, "Start another engine")
         read_back = ModuleTarget(self._module).read_back
-        return await self._commit(epoch, release, self._adopted(release), read_back)
+        return await self._commit(incoming.epoch, release, self._adopted(release), read_back)
 
     @contextmanager
     def _adopted(self, release: WeightRelease) -> Generator[None]:

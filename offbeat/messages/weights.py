@@ -85,7 +85,7 @@ class WeightRelease(msgspec.Struct, frozen=True):
 
     ``chunks`` are opaque handles, object references in production, in the order of the manifest. A
     reference to the release keeps its bytes alive, so a restarted engine can catch up without the
-    trainer.
+    trainer. Without a manifest the release names weights that engines were created with.
     """
 
     version: int
@@ -101,6 +101,11 @@ class WeightRelease(msgspec.Struct, frozen=True):
     def handles(self) -> tuple[Any, ...]:
         """Return the handles that an engine loads: the chunks of the delta, if there is one."""
         return self.chunks if self.delta is None else self.delta.chunks
+
+    @property
+    def loading(self) -> str:
+        """Return the name of the call that loads it, for errors."""
+        return "serve loaded weights" if self.manifest is None else "weight sync"
 
     def without_handles(self) -> "WeightRelease":
         """Return the description of this release, to send next to the handles."""

@@ -1,5 +1,6 @@
 """Runs blocking work in daemon threads, which do not keep the process from ending."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,3 +24,11 @@ def start_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return outcome
+
+
+async def in_thread(name: str, work: Callable[[], T]) -> T:
+    """Run blocking work in a daemon thread and return its result.
+
+    If the caller is cancelled, the work runs to its end and its result is discarded.
+    """
+    return await asyncio.wrap_future(start_in_thread(work, name))

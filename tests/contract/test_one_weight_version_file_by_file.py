@@ -13,6 +13,7 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, 
 from offbeat.actors.engine_actor import EmbeddedEngineActor
 from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.environments.prompts import ArithmeticPrompts
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.rollouts.worker import EnvironmentSpec
@@ -31,6 +32,7 @@ PASSING: Final = {
     "weight_sync/delta_plugin.py": "packs a release without a delta",
     "weight_sync/whole_shards.py": "returns the chunks of one rank as buckets",
     "weight_sync/bucket_memory.py": "returns the digest of the bytes of a bucket",
+    "generators/incoming.py": "returns the chunks that came with the call",
     "weight_sync/transport.py": "puts the handles of a release behind its manifest",
     "weight_sync/manifest.py": "returns a digest to the file that asked",
 }
@@ -73,6 +75,8 @@ class FirstVersion:
                 return not self.digests.isdisjoint(value.chunk_digests)
             case WeightRelease() | WeightsAck():
                 return value.digest in self.digests
+            case IncomingRelease():
+                return value.release.digest in self.digests
             case _:
                 return False
 

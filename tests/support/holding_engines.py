@@ -5,8 +5,7 @@ import asyncio
 from offbeat.actors.engine_actor import EmbeddedEngineActor, StubEngineActor
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
-from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.manifest import Bytes
+from offbeat.generators.incoming import IncomingRelease
 
 
 class HoldingEngine(EngineServer):
@@ -21,13 +20,11 @@ class HoldingEngine(EngineServer):
         assert self._release_received is not None
         await self._release_received.wait()
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
         if self._release_received is not None:
             self._release_received.set()
             await asyncio.Event().wait()
-        return await super()._load_release(epoch, release, chunks)
+        return await super()._load_release(incoming)
 
 
 class HoldingStub(HoldingEngine, StubEngineActor): ...

@@ -15,8 +15,8 @@ from offbeat.config.base import of_kind
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease
@@ -40,11 +40,11 @@ from offbeat.plugins.vllm.staging import StagingArea
 from offbeat.plugins.vllm.workarounds import TESTED, was_tested
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.telemetry.process import new_incarnation
+from offbeat.weight_sync.background import in_thread
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
 
 if TYPE_CHECKING:
@@ -159,10 +159,6 @@ class VllmEngineServer(EngineServer):
             self._warm_up = asyncio.ensure_future(self._vllm.warm_up())
         await asyncio.shield(self._warm_up)
 
-    async def _set_loaded_version(self, epoch: int, version: int) -> None:
-        await self._warmed_up()
-        await self._updates.name_loaded(epoch, version)
-
     @contextlib.contextmanager
     def _classify_failures(self, epoch: int, version: int) -> Generator[None]:
         try:
@@ -172,14 +168,22 @@ class VllmEngineServer(EngineServer):
             if not self._vllm.serving:
                 self._version = self._digest = None
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
         await self._warmed_up()
-        if release.manifest.adapter is not None:
-            release = await self._merge(epoch, release, chunks)
-            chunks = release.chunks
-        return LoadOutcome(*await self._updates.take(epoch, release, chunks))
+        epoch, release = incoming.epoch, incoming.release
+        if incoming.is_initial:
+            await self._updates.name_loaded(epoch, release.version)
+            return LoadOutcome(0.0, None)
+        ranks = incoming.ranks if release.manifest.pieces else None
+        if ranks is not None and await self._updates.layout.get() is not None:
+            if release.delta is None:
+                self._kept_base.forget()  # the workers drop theirs before they fetch
+            return LoadOutcome(*await self._updates.load(epoch, release, ranks))
+        chunks = await incoming.bring_whole(self._explain_whole_tensors())
+        if incoming.release.manifest.adapter is None:
+            return LoadOutcome(*await self._updates.load(epoch, incoming.release, chunks))
+        merged = await self._merge(epoch, incoming.release, chunks)
+        return LoadOutcome(*await self._updates.load(epoch, merged, merged.chunks))
 
     async def layout(self, fence: Fence) -> EngineLayout | None:
         """Return the regions that each worker loads, or None if they could not be recorded.
@@ -197,18 +201,6 @@ class VllmEngineServer(EngineServer):
             except OSError as error:  # other commands plan without it
                 log.warning("weights.layout_unwritten", engine=self._name, error=str(error))
         return layout
-
-    async def _fetch_and_load(
-        self, epoch: int, release: WeightRelease, route: ReleaseHandle
-    ) -> LoadOutcome | None:
-        await self._warmed_up()
-        if not release.manifest.pieces or await self._updates.layout.get() is None:
-            return None
-        if release.delta is None:
-            self._kept_base.forget()  # the workers drop theirs before they fetch
-        outcome = LoadOutcome(*await self._updates.fetch(epoch, release, route))
-        self._kept_base.serves(release.digest, release.manifest, ())
-        return outcome
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
         try:

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 import structlog
@@ -101,10 +101,16 @@ class WeightUpdates:
         self._newest = -1
         self._loads_files = loads_files
 
-    async def take(
-        self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]
+    async def load(
+        self, epoch: int, release: WeightRelease, content: Sequence[Bytes] | ReleaseHandle
     ) -> tuple[float, float | None]:
         """Load, verify and serve a release.
+
+        Args:
+            epoch: Epoch of the transfer.
+            release: The release. If the workers fetch it, it may be loaded by its delta.
+            content: Its chunks; or the trainer ranks that hold them, from which every worker fetches
+                what it loads. The layout has then been recorded.
 
         Returns:
             Seconds that decoding was paused; and distance from the release's canary in nats, None
@@ -113,39 +119,22 @@ class WeightUpdates:
         Raises:
             TransferRefused: It does not fit the model, arrived damaged, or is older than another
                 release.
+            TransferFailed: No trainer rank that holds a part could send it.
+            SenderGone: All ranks that hold a part have ended, or send another release.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
             EngineUnavailable: The engine's processes have ended.
             CanaryFailed: Engine and trainer compute different log-probabilities from these weights.
         """
-        return await self._taken(epoch, release, lambda: self._stage(epoch, release, chunks))
-
-    async def fetch(
-        self, epoch: int, release: WeightRelease, route: ReleaseHandle
-    ) -> tuple[float, float | None]:
-        """Have every worker fetch what it loads of a release, or its delta; verify and serve it.
-
-        The layout has been recorded.
-
-        Returns:
-            As ``take``.
-
-        Raises:
-            TransferFailed: No trainer rank that holds a part could send it.
-            SenderGone: All ranks that hold a part have ended, or send another release.
-            OffbeatError: As ``take``.
-        """
-        return await self._taken(epoch, release, lambda: self._fetch(epoch, release, route))
-
-    async def _taken(
-        self, epoch: int, release: WeightRelease, stage: Callable[[], Awaitable[None]]
-    ) -> tuple[float, float | None]:
         self._newest = max(self._newest, epoch)
         async with self._one_at_a_time:
             if epoch < self._newest:
                 raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
             self._engine.check_usable("take weights")
-            await stage()
+            if isinstance(content, ReleaseHandle):
+                await self._fetch(epoch, release, content)
+            else:
+                await self._stage(epoch, release, content)
             return await self._update(epoch, release.version, release.manifest.canary)
 
     async def name_loaded(self, epoch: int, version: int) -> None:

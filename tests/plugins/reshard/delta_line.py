@@ -1,7 +1,7 @@
 """A trainer's model, a sender whose releases have deltas, and an engine that takes them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,12 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.reshard.messages import TransferTimeouts
-from offbeat.weight_sync.manifest import Bytes
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
     PublishedRelease,
@@ -59,8 +60,6 @@ class TrainedModel(nn.Module):
 class LoadingEngine(EngineServer):
     """Engine server that loads releases into a module; the next canary fails if it is told so."""
 
-    _loads_regions = True
-
     def __init__(self, rows: int = 64) -> None:
         self.model, self.fails = TrainedModel(7, rows), False
         self.receiver = ModuleReceiver(self.model)
@@ -69,9 +68,9 @@ class LoadingEngine(EngineServer):
         spec = EngineSpec("g0", model, generator, StubConfig(), 0, "unused", keeps_base=True)
         super().__init__(spec, stub, "g0-1")
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        chunks = await self._bring(incoming)
+        epoch, release = incoming.epoch, incoming.release
         self.receiver.begin(epoch, release.manifest)
         for index, chunk in enumerate(chunks):
             self.receiver.apply(epoch, index, chunk)
@@ -82,17 +81,17 @@ class LoadingEngine(EngineServer):
             raise CanaryFailed("g0", epoch, release.version, 1, -1.0, -2.0, 1.0, 0.1)
         return LoadOutcome(0.0, None)
 
+    async def _bring(self, incoming: IncomingRelease) -> Sequence[BucketMemory]:
+        return await incoming.bring()
+
 
 class WholeTensorEngine(LoadingEngine):
     """Engine whose loader takes no regions of tensors."""
 
-    _loads_regions = False
-
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
-        assert not release.manifest.pieces, "its loader was given regions"
-        return await super()._load_release(epoch, release, chunks)
+    async def _bring(self, incoming: IncomingRelease) -> Sequence[BucketMemory]:
+        chunks = await incoming.bring_whole()
+        assert not incoming.release.manifest.pieces, "its loader was given regions"
+        return chunks
 
 
 class Ranks:

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.config.run import RunConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
+from offbeat.generators.engine_server import LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
 from offbeat.plugins.verify_weights.verification import compare_served
@@ -43,10 +45,10 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
     tmp_path: Path,
 ) -> None:
     class WholeTensors(EmbeddedEngineServer):
-        _loads_regions = False
-
-        async def _fetch_and_load(self, *about: object) -> None:
-            del about
+        async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+            chunks = await incoming.bring_whole()
+            whole = IncomingRelease(incoming.epoch, incoming.release, chunks, self._fetcher)
+            return await super()._load_release(whole)
 
     model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
     bench = ReshardBench(2, models=[model] * 2, bucket_bytes=100_000)

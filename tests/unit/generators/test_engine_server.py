@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     EngineUnavailable,
@@ -32,9 +33,8 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, plan, release_digest
+from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.virtual_time import run
@@ -62,13 +62,12 @@ class Checking(EngineServer):
         self.stub = kind(StubConfig(), name="generator-0", incarnation="incarnation-1", seed=0)
         super().__init__(spec(), self.stub, "incarnation-1")
 
-    async def _load_release(
-        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> LoadOutcome:
-        digests = [xxhash.xxh3_128_hexdigest(each.data) for each in chunks]
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        release = incoming.release
+        digests = [xxhash.xxh3_128_hexdigest(each.data) for each in await incoming.bring_whole()]
         got = release_digest(release.manifest, digests)
         if got != release.digest:
-            raise TransferRefused(epoch, "digest", got, release.digest)
+            raise TransferRefused(incoming.epoch, "digest", got, release.digest)
         await self.stub.set_version(release.version)
         return LoadOutcome(0.0, None)
 
@@ -237,14 +236,16 @@ def test_after_a_load_the_engine_samples_exactly_as_one_made_from_the_new_weight
 
 
 def test_an_engine_serves_what_it_loaded_as_if_a_trainer_had_sent_it() -> None:
+    initial = WeightRelease(0, loaded_digest(str(TINY)), manifest=None, chunks=(), nbytes=0)
+
     async def use(server: EmbeddedEngineServer) -> None:
-        ack = await server.serve_loaded(FENCE, 1, 0)
+        ack = await server.load(FENCE, 1, initial)
         assert (ack.version, ack.digest) == (0, loaded_digest(str(TINY)))
         unsent = await server.generate(REQUEST)
         await load(server, release_of(TINY, 1), epoch=2)
         assert same(await server.generate(REQUEST), unsent)
         with pytest.raises(WeightSyncFailed, match="took the place of the loaded weights"):
-            await server.serve_loaded(FENCE, 3, 0)
+            await server.load(FENCE, 3, initial)
 
     with_embedded(TINY, use)
 
@@ -347,12 +348,10 @@ def test_an_older_release_that_was_overtaken_while_it_was_fetched_is_refused(cha
     class Slow(EmbeddedEngineServer):
         """The first release is in memory only once the second is served."""
 
-        async def _load_release(
-            self, epoch: int, release: WeightRelease, chunks: Sequence[BucketMemory]
-        ) -> LoadOutcome:
-            if epoch == 1:
+        async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+            if incoming.epoch == 1:
                 await newer_is_served.wait()
-            return await super()._load_release(epoch, release, chunks)
+            return await super()._load_release(incoming)
 
     newer_is_served = asyncio.Event()
 

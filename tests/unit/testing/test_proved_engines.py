@@ -17,11 +17,11 @@ from offbeat.generators.embedded.start import load_served_model
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.engine_server import LoadOutcome
+from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.module_server import ModuleEngineServer, ReleaseLoader
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.weights import WeightRelease
 from offbeat.testing import EngineRefused, prove_engine
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
@@ -69,10 +69,10 @@ class KeepsItsWeights(EmbeddedEngineServer):
 
 
 class ChecksNoCanary(EmbeddedEngineServer):
-    async def _load_release(self, epoch: int, release: WeightRelease, chunks: Any) -> LoadOutcome:
-        manifest = msgspec.structs.replace(release.manifest, canary=None)
-        unchecked = msgspec.structs.replace(release, manifest=manifest, canary=None)
-        return await super()._load_release(epoch, unchecked, chunks)
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        manifest = msgspec.structs.replace(incoming.release.manifest, canary=None)
+        incoming.release = msgspec.structs.replace(incoming.release, manifest=manifest, canary=None)
+        return await super()._load_release(incoming)
 
 
 class DropsNothing(EmbeddedEngineServer):
@@ -122,9 +122,9 @@ class NeverAnswers(EmbeddedEngineServer):
 class StampsARefusedVersion(EmbeddedEngineServer):
     _newest = 0
 
-    async def _load_release(self, epoch: int, release: WeightRelease, chunks: Any) -> LoadOutcome:
-        self._newest = release.version
-        return await super()._load_release(epoch, release, chunks)
+    async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
+        self._newest = incoming.release.version
+        return await super()._load_release(incoming)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         try:

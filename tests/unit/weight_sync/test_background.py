@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from offbeat.generators.weight_fetch import in_thread
+from offbeat.weight_sync.background import in_thread
 
 
 def test_the_result_or_the_error_of_the_work_is_the_callers() -> None:
