@@ -42,7 +42,7 @@ from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, m
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
 from offbeat.trainers.ranks.world_entry import WorldEntry
-from offbeat.trainers.senders import make_sender, publish
+from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
@@ -187,7 +187,7 @@ class TrainerRank:
         self._admit(fence)
         self._check_holds(version, TrainerCall.PUBLISH)
         try:
-            make = partial(publish, self._sender, version, layout)
+            make = partial(self._sender.publish, version, layout)
             published = self._together("publish", lambda: self._canaries.add(make(), self._split))
         except TransferFailed as error:  # only a new process can send again
             raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error

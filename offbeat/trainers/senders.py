@@ -7,11 +7,8 @@ from offbeat.config.limits import shares_weights, trainer_device
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.sender import NullSender, SharedSource
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import (
     DigestedSource,
-    FollowsLayout,
-    PublishedRelease,
     Sender,
     Source,
     WeightSource,
@@ -45,10 +42,3 @@ def make_sender(
     from offbeat.weight_sync.object_store import ObjectStoreSender  # noqa: PLC0415
 
     return ObjectStoreSender(cast("Source", source), delta=config.delta)
-
-
-def publish(sender: Sender, version: int, layout: EngineLayout | None) -> PublishedRelease:
-    """Publish a snapshot, cut from now on for engines of this layout if one is given."""
-    if layout is not None and isinstance(sender, FollowsLayout):
-        sender.follow(layout)
-    return sender.publish(version)

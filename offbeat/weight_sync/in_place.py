@@ -1,5 +1,6 @@
 """Transport without a transfer: engines compute with the tensors that the trainer updates."""
 
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.transport import DigestedSource, PublishedRelease
 
@@ -14,12 +15,12 @@ class InPlaceSender:
         """``source``: the weights, which are hashed where they are."""
         self._source = source
 
-    def publish(self, version: int) -> PublishedRelease:
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
         """Return the digests of the current weights, equal to those of any other transport.
 
         They name the weights only until these change.
         """
-        del version
+        del version, layout
         manifest = self._source.manifest.sealed(list(self._source.digests()))
         digest = release_digest(manifest, manifest.chunk_digests)
         return PublishedRelease(manifest, digest, ())

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from offbeat.weight_sync.delta_plugin import make_packer
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.whole_shards import WholeShards
@@ -25,8 +26,8 @@ class ObjectStoreSender:
     def handles(self) -> int:
         return len(self._source.manifest.chunk_nbytes)
 
-    def publish(self, version: int) -> PublishedRelease:
-        del version
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
+        del version, layout
         packed = self._packer.pack(self._source, lambda _, nbytes: np.empty(nbytes, np.uint8))
         chunks = {each.bucket: each.data for each in packed.buckets}
         manifest = self._source.manifest.sealed([each.digest for each in packed.buckets])

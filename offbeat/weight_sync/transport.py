@@ -126,15 +126,6 @@ def release_of(
     )
 
 
-@runtime_checkable
-class FollowsLayout(Protocol):
-    """Sender whose releases may be cut for the ranks of an engine."""
-
-    def follow(self, layout: EngineLayout) -> None:
-        """Cut further releases for engines of this layout. All ranks call it together."""
-        ...
-
-
 class Sender(Protocol):
     """The trainer's end of a transport."""
 
@@ -152,8 +143,12 @@ class Sender(Protocol):
         """Forget the last release as a base: the weights were restored to another line of versions."""
         ...
 
-    def publish(self, version: int) -> PublishedRelease:
-        """Publish a snapshot of the current weights, which may change as soon as this returns."""
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
+        """Publish a snapshot of the current weights, which may change as soon as this returns.
+
+        With a layout, a sender of regions cuts this and further releases for engines of this layout;
+        all ranks are given the same.
+        """
         ...
 
     def close(self) -> None:

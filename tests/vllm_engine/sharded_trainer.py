@@ -23,7 +23,7 @@ from offbeat.config.run import RunConfig
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.process_group import join
-from offbeat.trainers.senders import make_sender, publish
+from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -218,7 +218,7 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         with torch.no_grad():
             for each, base in zip(trainer.held_regions(), first, strict=True):
                 each.values.copy_(base * factor(version, each.name, delta=spec.config.sync.delta))
-        released = publish(sender, version, layout)
+        released = sender.publish(version, layout)
         server: ReshardServer = sender._server  # noqa: SLF001
         offered = server._offered  # noqa: SLF001
         assert offered is not None

@@ -55,12 +55,7 @@ class ReshardSender:
         self._compare_plans()
         self._routes = tuple(peers.all_gather(server.route, _ROUTES))
 
-    def follow(self, layout: EngineLayout) -> None:
-        """Cut further releases for engines of this layout; all ranks call it together.
-
-        Raises:
-            PlansDiffer: Two ranks would send by different plans.
-        """
+    def _follow(self, layout: EngineLayout) -> None:
         before = self._source.manifest.digest
         run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
         self._compare_plans()
@@ -73,13 +68,18 @@ class ReshardSender:
         if other := next((rank for rank, each in enumerate(plans) if each != plans[0]), None):
             raise PlansDiffer((0, other), (plans[0], plans[other]))
 
-    def publish(self, version: int) -> PublishedRelease:
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
         """Publish a snapshot of this rank's shard, which may change as soon as this returns.
 
+        With a layout, this and further releases are cut for engines of this layout.
+
         Raises:
+            PlansDiffer: Two ranks would send by different plans.
             TransferFailed: The serving thread has ended.
             ReplicasDiverged: Two ranks hold the same weights with other values.
         """
+        if layout is not None:
+            self._follow(layout)
         packed = run_on_all_ranks(self._peers, "publish", self._packed)
         mine = {each.bucket: each.digest for each in packed.buckets}
         by_rank = self._peers.all_gather(mine, _DIGESTS)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease, Source
 
 
@@ -21,8 +22,8 @@ class NullSender:
     def __init__(self, source: SharedSource) -> None:
         self._source = source
 
-    def publish(self, version: int) -> PublishedRelease:
-        del version
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
+        del version, layout
         self._source.take_part()
         return PublishedRelease(self._source.manifest, "", ())
 

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from bench_parts import HOST, PATIENT, together
@@ -163,14 +162,16 @@ class ReshardBench:
 
         together(*(lambda rank=rank: start(rank) for rank in range(ranks)))
         self.count = len(self.plan.routes)
+        self._layout: EngineLayout | None = None
 
     def publish(self, version: int) -> PublishedRelease:
         """The release of all ranks; raises what a rank has raised."""
         answers: list[Any] = [None] * len(self.senders)
+        layout, self._layout = self._layout, None
 
         def work(rank: int) -> None:
             try:
-                answers[rank] = self.senders[rank].publish(version)
+                answers[rank] = self.senders[rank].publish(version, layout)
             except Exception as error:  # noqa: BLE001 -- raised below
                 answers[rank] = error
 
@@ -181,8 +182,8 @@ class ReshardBench:
         return answers[0]
 
     def follow(self, layout: EngineLayout) -> None:
-        """Every rank cuts larger buckets from now on."""
-        together(*(partial(each.follow, layout) for each in self.senders))
+        """Every rank cuts larger buckets from the next release on."""
+        self._layout = layout
 
     def train(self) -> None:
         """Every rank's copy of the weights changes, by the same."""
