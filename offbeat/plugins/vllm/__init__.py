@@ -4,11 +4,12 @@
     VllmEngineServer  fence, acks
     VllmEngine        requests ------> scheduler --------------> model
     WeightUpdates     transaction ---> pause, resume
-    StagingArea       shared memory ---------------------------> ShmTransferEngine: digests, load
+    StagingArea       shared memory ---------------------------> SharedChunks: digests
+                                                                 ShmTransferEngine: load
     Verdicts          pipe <------------------------------------ ShadowModel: new layers beside the old
                                                                  WorkerExtension: abort
 
-These modules import vllm at their top: ``transfer_engine``, ``shadow_model`` and
+These modules import vllm at their top: ``transfer_engine``, ``shadow_model``, ``shared_chunks`` and
 ``worker_extension``, which run inside vLLM's processes, and ``imported_names`` and ``labelled_llm``.
 The others import them when an engine is created, so that a driver without vLLM can set up a run.
 """

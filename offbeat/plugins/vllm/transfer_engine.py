@@ -1,12 +1,12 @@
-"""vLLM's weight transfer from memory that the actor shares with this worker, or over the network.
+"""vLLM's weight transfer: loads what one of two sources brings to this worker.
 
     actor                                  worker                               decoding
-    fills its StagingArea
+    fills its StagingArea                  (``SharedChunks``)
     ws_plan                   ---------->  knows what lies where, from then on
     ws_stage(digests)         ---------->  a thread hashes the area             goes on
                               <----------  report: verified
 
-or, where the worker's loader was recorded (``worker_fetch``):
+or, if the worker's loader was recorded (``WorkerFetch``):
     ws_plan_fetch             ---------->  selects its buckets, from then on
     ws_fetch(senders)         ---------->  a thread fetches and verifies them   goes on
                               <----------  report: verified
@@ -29,12 +29,10 @@ model untouched. Reports go through ``verdicts``: a reply to a call would block 
 # pyright: basic, reportMissingImports=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -49,12 +47,12 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
-from offbeat.plugins.vllm.load_comparison import Comparison, Extent, Placed
+from offbeat.plugins.vllm.load_comparison import Comparison
 from offbeat.plugins.vllm.read_back import NotComparable, WorkerWeights
 from offbeat.plugins.vllm.shadow_model import ShadowModel, obstacle, pack_tied
+from offbeat.plugins.vllm.shared_chunks import SharedChunks
 from offbeat.plugins.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
 from offbeat.plugins.vllm.worker_fetch import Groups, WorkerFetch
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 
 
@@ -82,8 +80,6 @@ class ExpertKernels:
 
 
 T = TypeVar("T")
-Staged = list[tuple[int, int, str]]
-"""Offset, bytes and digest of each chunk in the shared memory."""
 
 _NOBODY: Final = -1  # epoch of no transfer
 
@@ -106,20 +102,19 @@ class ChunkInfo(WeightTransferUpdateInfo):
 
 
 class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
-    """Loads chunks from shared memory or from the network, after verifying their digests in this worker."""
+    """Loads the chunks that a source brings, after it has verified their digests in this worker."""
 
     init_info_cls = StagingInfo
     update_info_cls = ChunkInfo
 
     def __init__(self, *args: Any) -> None:  # noqa: ANN401 - vLLM's to define
         super().__init__(*args)
-        self._memory = torch.empty(0, dtype=torch.uint8)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="weights")  # in order
-        self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
         self._verdicts: VerdictSender | None = None
         self._rank = self.parallel_config.rank
         self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
+        self.shared_chunks = SharedChunks(self._rank)
         self.worker_fetch = WorkerFetch(self._rank, _own_device())
         self._given_up = threading.Event()  # of the open transfer
         self._verified: Future[Groups] | None = None
@@ -132,46 +127,18 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
 
     def init_transfer_engine(self, init_info: StagingInfo) -> None:
         """Map the actor's shared memory; called again whenever it has grown."""
-        with Path(init_info.path).open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), init_info.nbytes)
-        self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.shared_chunks.map(init_info.path, init_info.nbytes)
         if self._verdicts is not None:
             self._verdicts.close()
         self._verdicts = VerdictSender(init_info.verdicts, self._rank)
 
     # --- before anything is opened ------------------------------------------------------------------
 
-    def stage(self, epoch: int, chunks: Staged) -> None:
-        """Begin to verify that each chunk has the digest it was sent with."""
-        self.forget()
-        self._epoch, self._chunks = epoch, len(chunks)
-        self._verified = self._do_beside(VERIFIED, lambda: self._verify(epoch, chunks))
-
-    def plan(self, chunks: list[list[Placed]], *, in_place: bool) -> str:
-        """Learn the layout.
+    def choose(self, *, in_place: bool) -> str:
+        """Choose how the releases of a new layout are loaded.
 
         Return why loading beside decoding is impossible, or an empty string.
         """
-        self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
-        return self._choose(in_place=in_place)
-
-    def plan_fetch(self, member: str, manifest: bytes, routes: bytes, *, in_place: bool) -> str:
-        """Learn the layout of releases that this worker fetches itself; return as ``plan``."""
-        self.worker_fetch.introduce(member, manifest, routes)
-        return self._choose(in_place=in_place)
-
-    def fetch(
-        self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
-    ) -> None:
-        """Begin to fetch this worker's part of a release; its tensors come in ``groups`` chunks."""
-        self.forget()
-        self._epoch, self._chunks = epoch, groups
-        given_up = self._given_up = threading.Event()
-        self._verified = self._do_beside(
-            VERIFIED, lambda: self.worker_fetch.fetch(epoch, digests, senders, given_up, changes)
-        )
-
-    def _choose(self, *, in_place: bool) -> str:
         if self._obstacle is None:
             on_cpu = self.device.type == "cpu"
             self._obstacle = obstacle(self.model) if on_cpu else "a GPU has no room twice"
@@ -179,18 +146,19 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._in_place = bool(problem)
         return problem
 
-    def _view(self, placed: Placed) -> tuple[str, Tensor]:
-        name, shape, dtype, offset, nbytes = placed
-        data = self._memory[offset : offset + nbytes]
-        return name, data.view(getattr(torch, dtype)).view(shape)
+    def begin(self, epoch: int, chunks: int, bring: Callable[[threading.Event], Groups]) -> None:
+        """Begin to bring and verify a release.
 
-    def _verify(self, epoch: int, chunks: Staged) -> Groups:
-        for index, (offset, nbytes, want) in enumerate(chunks):
-            if (got := digest_of(self._memory[offset : offset + nbytes].numpy())) != want:
-                raise TransferRefused(
-                    epoch, f"digest of chunk {index} in worker {self._rank}", got, want
-                )
-        return self._planned
+        Args:
+            epoch: Epoch of the transfer.
+            chunks: Number of chunks in which the tensors come.
+            bring: Returns the verified tensors, by chunk; called in the background thread. The event
+                is set when nobody waits for them any more.
+        """
+        self.forget()
+        self._epoch, self._chunks = epoch, chunks
+        given_up = self._given_up = threading.Event()
+        self._verified = self._do_beside(VERIFIED, lambda: bring(given_up))
 
     def _do_beside(self, work: str, does: Callable[[], T]) -> Future[T]:
         """Run work in the background thread, and report its result to the actor."""
@@ -293,26 +261,13 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
 
     # --- what it computes with ----------------------------------------------------------------------
 
-    def compare(self, placed: list[Placed], extent: Extent) -> Comparison:
-        """Compare what the model computes with with a chunk in shared memory."""
-        offset, nbytes, digest = extent
-        if digest_of(self._memory[offset : offset + nbytes].numpy()) != digest:
-            return ["another release has taken the place of the served one in shared memory"]
-        return self._compared(map(self._view, placed))
-
-    def compare_fetched(self, epoch: int, group: int) -> Comparison:
-        """Compare what the model computes with with a group of what this worker has fetched."""
-        tensors = self.worker_fetch.arrived(epoch, group)
-        if tensors is None:
-            return ["the buckets of the served release are not in memory any more"]
-        return self._compared(tensors)
-
-    def _compared(self, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
+    def compare(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> Comparison:
+        """Compare what the model computes with with tensors of the served release."""
         recording = self.worker_fetch.recording
         if recording is None:
             return ["its loader was not recorded"]
         try:
-            found = WorkerWeights(self.model, recording).first_difference(tensors)
+            found = WorkerWeights(self.model, recording).first_difference(read())
         except NotComparable as problem:
             return [str(problem)]
         return [] if found is None else list(found)

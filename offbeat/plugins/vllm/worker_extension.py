@@ -13,11 +13,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from offbeat.plugins.vllm.arguments import TRANSFER_BACKEND
 from offbeat.plugins.vllm.load_comparison import Comparison, Extent, Placed
-from offbeat.plugins.vllm.transfer_engine import (
-    ShmTransferEngine,
-    Staged,
-    place_back,
-)
+from offbeat.plugins.vllm.shared_chunks import Staged
+from offbeat.plugins.vllm.transfer_engine import ShmTransferEngine, place_back
 from offbeat.plugins.vllm.worker_fetch import Checkpoint, Regions
 
 
@@ -30,7 +27,8 @@ class WorkerExtension:
 
     def ws_stage(self, epoch: int, chunks: Staged) -> None:
         """Begin to verify the chunks, beside decoding."""
-        self.weight_transfer_engine.stage(epoch, chunks)
+        engine = self.weight_transfer_engine
+        engine.begin(epoch, len(chunks), lambda _: engine.shared_chunks.verify(epoch, chunks))
 
     def ws_plan(self, chunks: list[list[Placed]], in_place: bool) -> str:  # noqa: FBT001 - a remote call
         """Store the layout of the chunks, until the next call.
@@ -38,7 +36,9 @@ class WorkerExtension:
         Returns:
             Reason why updates cannot be prepared beside decoding; empty if they can.
         """
-        return self.weight_transfer_engine.plan(chunks, in_place=in_place)
+        engine = self.weight_transfer_engine
+        engine.shared_chunks.plan(chunks)
+        return engine.choose(in_place=in_place)
 
     def ws_record(self, checkpoint: Checkpoint) -> Regions | str:
         """Record which regions of the model's files this worker loads.
@@ -55,21 +55,26 @@ class WorkerExtension:
             As ``ws_plan``.
         """
         engine = self.weight_transfer_engine
-        return engine.plan_fetch(member, manifest, routes, in_place=in_place)
+        engine.worker_fetch.introduce(member, manifest, routes)
+        return engine.choose(in_place=in_place)
 
     def ws_fetch(
         self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
     ) -> None:
         """Begin to fetch this worker's part of a release, or its changes, beside decoding."""
-        self.weight_transfer_engine.fetch(epoch, groups, digests, senders, changes)
+        engine = self.weight_transfer_engine
+        fetch = engine.worker_fetch.fetch
+        engine.begin(epoch, groups, lambda gone: fetch(epoch, digests, senders, gone, changes))
 
     def ws_compare(self, placed: list[Placed], extent: Extent) -> Comparison:
         """Compare what this worker computes with with a chunk of the release in shared memory."""
-        return self.weight_transfer_engine.compare(placed, extent)
+        engine = self.weight_transfer_engine
+        return engine.compare(lambda: engine.shared_chunks.read(placed, extent))
 
     def ws_compare_fetched(self, epoch: int, group: int) -> Comparison:
         """Compare what this worker computes with with a group of the tensors that it has fetched."""
-        return self.weight_transfer_engine.compare_fetched(epoch, group)
+        engine = self.weight_transfer_engine
+        return engine.compare(lambda: engine.worker_fetch.arrived(epoch, group))
 
     def ws_abort(self) -> int:
         """End an update that cannot be finished; the worker stays alive.

@@ -24,6 +24,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from offbeat.messages.text import first_line
+from offbeat.plugins.vllm.read_back import NotComparable
 from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.delta_plugin import find_delta
@@ -216,10 +217,14 @@ class WorkerFetch:
             epoch, release, known.buckets, held.buckets, parts.buckets
         )
 
-    def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]] | None:
-        """Return a group of the tensors that came with the fetch of an epoch; None if it was not the last."""
+    def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]]:
+        """Return a group of the tensors that came with the fetch of an epoch.
+
+        Raises:
+            NotComparable: It was not the last fetch.
+        """
         if self._introduced is None or self._arrived is None or self._arrived.epoch != epoch:
-            return None
+            raise NotComparable("the buckets of the served release are not in memory any more")
         return self._introduced.made.tensors(self._arrived.buckets)[group]
 
 

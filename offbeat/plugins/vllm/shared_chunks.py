@@ -1,0 +1,70 @@
+"""Chunks in the memory that the actor fills (``StagingArea``), as one worker reads them."""
+
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from offbeat.plugins.vllm.load_comparison import Extent, Placed
+from offbeat.plugins.vllm.read_back import NotComparable
+from offbeat.weight_sync.bucket_memory import digest_of
+from offbeat.weight_sync.errors import TransferRefused
+
+Staged = list[tuple[int, int, str]]
+"""Offset, bytes and digest of each chunk in the shared memory."""
+
+
+class SharedChunks:
+    """Layout and memory of releases that reach a worker through its actor."""
+
+    def __init__(self, rank: int) -> None:
+        """``rank``: number of the worker."""
+        self._rank = rank
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
+
+    def map(self, path: str, nbytes: int) -> None:
+        """Map the memory; called again whenever it has grown."""
+        with Path(path).open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), nbytes)
+        self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def plan(self, chunks: list[list[Placed]]) -> None:
+        """Learn where the tensors of each chunk lie, until the next call."""
+        self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
+
+    def verify(self, epoch: int, chunks: Staged) -> Sequence[Sequence[tuple[str, Tensor]]]:
+        """Return the tensors of all chunks, each of which has the digest that it was sent with.
+
+        Raises:
+            TransferRefused: A chunk has another digest.
+        """
+        for index, extent in enumerate(chunks):
+            got, want = self._digest(extent), extent[2]
+            if got != want:
+                where = f"digest of chunk {index} in worker {self._rank}"
+                raise TransferRefused(epoch, where, got, want)
+        return self._planned
+
+    def read(self, placed: list[Placed], extent: Extent) -> Iterator[tuple[str, Tensor]]:
+        """Return the tensors of a chunk of the served release.
+
+        Raises:
+            NotComparable: Another release was staged there.
+        """
+        if self._digest(extent) != extent[2]:
+            raise NotComparable(
+                "another release has taken the place of the served one in shared memory"
+            )
+        return map(self._view, placed)
+
+    def _digest(self, extent: Extent) -> str:
+        offset, nbytes, _ = extent
+        return digest_of(self._memory[offset : offset + nbytes].numpy())
+
+    def _view(self, placed: Placed) -> tuple[str, Tensor]:
+        name, shape, dtype, offset, nbytes = placed
+        data = self._memory[offset : offset + nbytes]
+        return name, data.view(getattr(torch, dtype)).view(shape)
