@@ -41,8 +41,7 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
-from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.whole_shards import WholeShards
+from offbeat.weight_sync.transport import PublishedRelease, WholeShards
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

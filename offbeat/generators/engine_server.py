@@ -30,8 +30,8 @@ from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.delta_plugin import keep_release
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
+from offbeat.weight_sync.transport import ReleaseHandle
 
 
 class ServedEngine(Protocol):

@@ -19,10 +19,9 @@ import structlog
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.background import in_thread
-from offbeat.weight_sync.bucket_memory import on_host
 from offbeat.weight_sync.delta_plugin import CheckedBase
-from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.release_handle import ReleaseHandle
+from offbeat.weight_sync.manifest import Bytes, Manifest, on_host
+from offbeat.weight_sync.transport import ReleaseHandle
 from offbeat.weight_sync.transport_plugin import ReleaseReceiver, find_transport
 
 if TYPE_CHECKING:

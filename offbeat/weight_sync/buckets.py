@@ -2,16 +2,16 @@
 
 A bucket is a chunk of the manifest that holds regions of tensors. All its regions have the same
 holders and the same senders, so that each rank packs the buckets that it holds, once, and any holder
-can send a bucket in the place of another.
+can send a bucket in the place of another: they agree on its digest.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import xxhash
 
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.errors import WeightsNotCovered
+from offbeat.weight_sync.errors import ReplicasDiverged, WeightsNotCovered
 from offbeat.weight_sync.manifest import (
     ALIGNMENT,
     Manifest,
@@ -149,3 +149,24 @@ def _packed(tensors: Sequence[TensorMeta], plan: TransferPlan, bucket_bytes: int
 def _holders(source: Placement, region: Region) -> Ranks:
     ranks = {rank for held, ranks in source.parts if held.contains(region) for rank in ranks}
     return tuple(sorted(ranks))
+
+
+def agreed_digests(
+    by_rank: Sequence[Mapping[int, str]], names: Callable[[int], str]
+) -> tuple[str, ...]:
+    """Return the digest of every bucket, on which all ranks that hold it agree.
+
+    Args:
+        by_rank: Digests of the buckets that each rank holds, by bucket.
+        names: Returns the names of the tensors of a bucket, for the error.
+
+    Raises:
+        ReplicasDiverged: Two ranks hold the same weights with other values.
+    """
+    found = dict[int, tuple[int, str]]()
+    for rank, digests in enumerate(by_rank):
+        for bucket, digest in digests.items():
+            first, known = found.setdefault(bucket, (rank, digest))
+            if digest != known:
+                raise ReplicasDiverged(names(bucket), (first, rank), (known, digest))
+    return tuple(found[bucket][1] for bucket in range(len(found)))

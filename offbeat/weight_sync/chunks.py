@@ -19,8 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from offbeat.weight_sync.bucket_memory import digest_of, on_host
-from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec, digest_of, on_host
 from offbeat.weight_sync.region import Region
 
 __all__ = [

@@ -2,11 +2,12 @@
 
 A manifest is created once and is the only description of a transfer: metadata, sender, receiver and
 tests walk it (``offbeat.weight_sync.chunks.walk``), so they cannot disagree on the layout.
+The digests of its chunks are of their bytes in any memory. Loads no torch.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 from offbeat.messages.weights import Canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.region import Region
+
+if TYPE_CHECKING:
+    from offbeat.weight_sync.chunks import BucketMemory
+
 
 Bytes = NDArray[np.uint8]
 ALIGNMENT: Final = 64  # bytes; every tensor starts aligned, whatever the types before it
@@ -131,3 +136,13 @@ def plan(
 def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:
     """Return one digest of layout and content together."""
     return xxhash.xxh3_128_hexdigest("\n".join((manifest.digest, *chunk_digests)).encode())
+
+
+def on_host(data: "BucketMemory") -> Bytes:
+    """Return the bytes in main memory, without a copy if they are there already."""
+    return data if isinstance(data, np.ndarray) else data.cpu().numpy()
+
+
+def digest_of(data: "BucketMemory") -> str:
+    """Return the digest of the bytes."""
+    return xxhash.xxh3_128_hexdigest(on_host(data).data)

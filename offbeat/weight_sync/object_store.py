@@ -10,8 +10,7 @@ import numpy as np
 from offbeat.weight_sync.delta_plugin import make_packer
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.transport import PublishedRelease, Source
-from offbeat.weight_sync.whole_shards import WholeShards
+from offbeat.weight_sync.transport import PublishedRelease, Source, WholeShards
 
 
 class ObjectStoreSender:

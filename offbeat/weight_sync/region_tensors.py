@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.chunks import BucketMemory, tensor_views, walk
-from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan, release_digest
+from offbeat.weight_sync.manifest import Manifest, TensorMeta, digest_of, plan, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.transaction import Transaction
 

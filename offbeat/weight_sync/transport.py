@@ -3,11 +3,11 @@
 The controller's code is the same for all of them. The trainer *publishes* a release: a manifest
 with the digests of its chunks, the release's digest, and some handles. With the handles, an engine
 can receive the release, now or later. Their content depends on the transport: the chunks
-themselves, addresses of memory, or the address of a sender.
+themselves, or the addresses of the ranks that hold its parts. Loads no torch.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,7 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 
 if TYPE_CHECKING:  # it imports torch, which a stub does without
     from offbeat.weight_sync.chunks import BucketMemory
+
 
 Room = Callable[[int, int], Bytes]
 """(chunk index, bytes) -> memory to pack it into."""
@@ -154,3 +155,36 @@ class Sender(Protocol):
     def close(self) -> None:
         """Stop sending. Idempotent."""
         ...
+
+
+class ReleaseHandle(msgspec.Struct, frozen=True):
+    """Handle of a release in buckets. The transport derives a class with the addresses of its ranks."""
+
+    version: int
+    digest: str
+    buckets: tuple[BucketRoute, ...]
+
+    transport: ClassVar[str]
+    """Name of the transport, whose plug-in makes what receives the release."""
+
+    def encode_senders(self) -> bytes:
+        """Return what the receivers of an engine need in addition to the buckets, which they know."""
+        raise NotImplementedError
+
+
+class WholeShards:
+    """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.manifest = source, source.manifest  # of whole tensors, for any engine
+        route = BucketRoute((0,), ((0, 0),))
+        self.routes = (route,) * len(source.manifest.chunk_nbytes)
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Do nothing: whole tensors hold what any rank needs."""
+        del layout
+
+    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
+        chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
+        for index, (data, digest) in enumerate(chunks):
+            yield PackedBucket(index, data, digest)

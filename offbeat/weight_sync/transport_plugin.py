@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from offbeat.weight_sync.buckets import BucketRoute
     from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.manifest import Manifest
-    from offbeat.weight_sync.release_handle import ReleaseHandle
-    from offbeat.weight_sync.transport import Sender, WeightSource
+    from offbeat.weight_sync.transport import ReleaseHandle, Sender, WeightSource
 
 
 class Received(Protocol):

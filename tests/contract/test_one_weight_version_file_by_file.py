@@ -30,11 +30,9 @@ PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
     "controller/delta_offers.py": "returns the release without a delta, where it has one",
     "weight_sync/delta_plugin.py": "packs a release without a delta",
-    "weight_sync/whole_shards.py": "returns the chunks of one rank as buckets",
-    "weight_sync/bucket_memory.py": "returns the digest of the bytes of a bucket",
-    "generators/incoming.py": "returns the chunks that came with the call",
     "weight_sync/transport.py": "puts the handles of a release behind its manifest",
     "weight_sync/manifest.py": "returns a digest to the file that asked",
+    "generators/incoming.py": "returns the chunks that came with the call",
 }
 """Files through which the weights pass on the way between two that the architecture lists, and why
 a reader who follows them need not open these."""
@@ -127,8 +125,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
 ) -> None:
     assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
     for giver, taker in (
-        ("weight_sync/source.py", "weight_sync/whole_shards.py"),
-        ("weight_sync/whole_shards.py", "weight_sync/delta_plugin.py"),
+        ("weight_sync/source.py", "weight_sync/transport.py"),
+        ("weight_sync/transport.py", "weight_sync/delta_plugin.py"),
         ("weight_sync/delta_plugin.py", "weight_sync/object_store.py"),
         ("weight_sync/object_store.py", "trainers/rank.py"),
         ("generators/engine_server.py", "generators/module_server.py"),

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.torch.logprobs import largest_logprobs
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.manifest import Manifest, digest_of, release_digest
 from offbeat.weight_sync.source import ModuleSource
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"

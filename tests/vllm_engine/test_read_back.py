@@ -10,8 +10,8 @@ from shared_engine import Engine, Shared, TakenOver, load
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.verify_weights.verification import LegResult, compare_served
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.chunks import tensor_views, walk
+from offbeat.weight_sync.manifest import digest_of
 
 ATTENTION, MLP = "model.layers.1.self_attn.", "model.layers.1.mlp."
 

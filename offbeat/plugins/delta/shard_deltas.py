@@ -21,11 +21,10 @@ from offbeat.plugins.delta.kept_release import (
     rebuilt_chunk,
     word_bytes,
 )
-from offbeat.weight_sync.agreement import agreed_digests
-from offbeat.weight_sync.bucket_memory import digest_of, on_host
+from offbeat.weight_sync.buckets import agreed_digests
 from offbeat.weight_sync.delta_plugin import BucketChange, PackedShard, ShardChanges
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest, digest_of, on_host, release_digest
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from offbeat.weight_sync.buckets import BucketRoute
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.transport import ReleaseHandle
 
 
 class TransferTimeouts(msgspec.Struct, frozen=True):

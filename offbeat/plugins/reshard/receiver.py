@@ -19,11 +19,10 @@ from offbeat.plugins.reshard.messages import Join, ShardRoute
 from offbeat.plugins.reshard.section import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
 from offbeat.plugins.reshard.server import bucket_limit_s
 from offbeat.plugins.reshard.wire import BucketLink, BucketWire
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import needed_by
 from offbeat.weight_sync.chunks import BucketMemory, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Manifest, digest_of
 
 log = structlog.stdlib.get_logger()
 _TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile

@@ -13,14 +13,13 @@ from offbeat.plugins.reshard.server import (
     ReshardServer,
 )
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.weight_sync.agreement import agreed_digests
+from offbeat.weight_sync.buckets import agreed_digests
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.delta_plugin import PackedShard, ShardChanges, make_packer
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource
-from offbeat.weight_sync.whole_shards import WholeShards
+from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource, WholeShards
 
 _ROUTES: Final = msgspec.msgpack.Decoder(Route)
 _TEXT: Final = msgspec.msgpack.Decoder(str)

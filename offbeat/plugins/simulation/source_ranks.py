@@ -12,7 +12,7 @@ from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.processes import OUTSIDE
 from offbeat.plugins.simulation.source_layout import source_plan
-from offbeat.weight_sync.agreement import agreed_digests
+from offbeat.weight_sync.buckets import agreed_digests
 from offbeat.weight_sync.manifest import Manifest
 
 _OTHERS_LIVE_S: Final = (0.0, 1.4)  # from the death of a rank to the end of the others

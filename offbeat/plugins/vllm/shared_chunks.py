@@ -9,8 +9,8 @@ from torch import Tensor
 
 from offbeat.plugins.vllm.load_comparison import Extent, Placed
 from offbeat.plugins.vllm.read_back import NotComparable
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import digest_of
 
 Staged = list[tuple[int, int, str]]
 """Offset, bytes and digest of each chunk in the shared memory."""

@@ -52,8 +52,8 @@ from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.region_tensors import grouped
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.served import TensorDifference
+from offbeat.weight_sync.transport import ReleaseHandle
 
 log = structlog.stdlib.get_logger()
 

@@ -34,7 +34,7 @@ from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.region import Region, Shape
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.release_handle import ReleaseHandle
+from offbeat.weight_sync.transport import ReleaseHandle
 from offbeat.weight_sync.transport_plugin import ReleaseReceiver, find_transport
 
 

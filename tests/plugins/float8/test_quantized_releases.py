@@ -20,11 +20,10 @@ from offbeat.plugins.float8.precision import (
 )
 from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, quantize
 from offbeat.plugins.verify_weights.verification import compare_served
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.manifest import Manifest, digest_of, release_digest
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of

@@ -4,8 +4,8 @@ import pickle
 
 from offbeat.plugins.reshard.messages import Route, ShardRoute, TransferTimeouts
 from offbeat.weight_sync.buckets import BucketRoute
-from offbeat.weight_sync.release_handle import ReleaseHandle
 from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.transport import ReleaseHandle
 from offbeat.weight_sync.transport_plugin import find_transport
 
 BUCKETS = (BucketRoute((0, 1), ((0, 0),)), BucketRoute((1,), ((0, 1),)))

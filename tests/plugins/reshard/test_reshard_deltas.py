@@ -14,9 +14,9 @@ from reshard_bench import Held, copied, rows_of
 from offbeat.messages.failures import BaseRefused, ReleaseLost, WeightSyncFailed
 from offbeat.messages.weights import FullReason, WeightRelease
 from offbeat.plugins.delta.shard_deltas import rebuilt_buckets
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused
+from offbeat.weight_sync.manifest import digest_of
 
 LAYOUTS: dict[str, tuple[int, Held]] = {
     "one rank": (1, rows_of(1)),

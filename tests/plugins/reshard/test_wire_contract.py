@@ -6,7 +6,7 @@ import torch
 
 from offbeat.plugins.reshard.handle_wire import HandleWire
 from offbeat.plugins.reshard.messages import DevicePlace, Route, TransferTimeouts
-from offbeat.weight_sync.bucket_memory import digest_of, on_host
+from offbeat.weight_sync.manifest import digest_of, on_host
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import pack, tensor_views, walk
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import TensorMeta, plan
+from offbeat.weight_sync.manifest import TensorMeta, digest_of, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, named_weights

@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.weight_sync.agreement import agreed_digests
-from offbeat.weight_sync.bucket_memory import digest_of
-from offbeat.weight_sync.buckets import BucketPlan
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, release_digest
+from offbeat.weight_sync.buckets import BucketPlan, agreed_digests
+from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_of, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards

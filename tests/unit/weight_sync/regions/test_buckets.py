@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import BucketPlan, plan_buckets
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
+from offbeat.weight_sync.manifest import (
+    Bytes,
+    Manifest,
+    PieceSpec,
+    TensorMeta,
+    digest_of,
+    release_digest,
+)
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.region_tensors import joined_release
