@@ -35,8 +35,8 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
 from offbeat.testing.engines import EngineRefused
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
+from offbeat.weight_sync.chunks import GatheredSource, dtype_name, named_weights
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.source import GatheredSource, dtype_name, named_weights
 
 FENCE: Final = Fence("proof", 1)
 LOGPROB_ERROR: Final = 1e-3

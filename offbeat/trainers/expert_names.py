@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.weight_sync.chunks import dtype_name
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, Shape
-from offbeat.weight_sync.source import dtype_name
 
 Meta = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a tensor."""

@@ -27,7 +27,7 @@ from offbeat.trainers.expert_names import (
     Meta,
     UnjoinedExperts,
 )
-from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.chunks import named_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NAMED_IN_ERROR: Final = 3

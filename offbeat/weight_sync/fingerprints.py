@@ -13,12 +13,19 @@ import torch
 import xxhash
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import WeightChunk, as_bytes, pack, parts_of, tensor_views, walk
+from offbeat.weight_sync.chunks import (
+    WeightChunk,
+    as_bytes,
+    dtype_name,
+    pack,
+    parts_of,
+    tensor_views,
+    walk,
+)
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import TensorDifference, TensorFingerprint
-from offbeat.weight_sync.source import dtype_name
 
 REGION_BYTES: Final = 2**20
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

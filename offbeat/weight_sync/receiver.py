@@ -14,12 +14,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import BucketMemory, WeightChunk, tensor_views, walk
+from offbeat.weight_sync.chunks import (
+    BucketMemory,
+    WeightChunk,
+    dtype_name,
+    named_weights,
+    tensor_views,
+    walk,
+)
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest, digest_of
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs, Transaction
 
 Named = Sequence[tuple[str, Tensor]]

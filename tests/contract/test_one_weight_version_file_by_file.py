@@ -20,8 +20,8 @@ from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.choose import make_torch_rank
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.source import GatheredSource
 from tests.support.architecture import traced
 from tests.support.world import World
 
@@ -125,7 +125,7 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
 ) -> None:
     assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
     for giver, taker in (
-        ("weight_sync/source.py", "weight_sync/transport.py"),
+        ("weight_sync/chunks.py", "weight_sync/transport.py"),
         ("weight_sync/transport.py", "weight_sync/delta_plugin.py"),
         ("weight_sync/delta_plugin.py", "weight_sync/object_store.py"),
         ("weight_sync/object_store.py", "trainers/rank.py"),

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from offbeat.plugins.float8.precision import is_quantized
 from offbeat.plugins.float8.quantize import quantize
+from offbeat.weight_sync.chunks import ModuleSource, named_weights
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.source import ModuleSource, named_weights
 from tests.gpu.conftest import Measured
 
 WIDTH: Final = {"cuda": 2048, "cpu": 256}

@@ -14,8 +14,8 @@ from torch import Tensor
 from offbeat.plugins.reshard.choose_wire import make_wire
 from offbeat.plugins.reshard.cuda_memory import CudaMemory
 from offbeat.plugins.reshard.receiver import ReshardReceiver
+from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.source import named_weights
 from tests.gpu.conftest import Measured
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled

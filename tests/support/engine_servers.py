@@ -18,8 +18,8 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.source import GatheredSource
 from tests.support.trainer_fixtures import SIZES
 
 FENCE: Final = Fence("run", 1)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.chunks import named_weights
 
 
 class Model(nn.Module):

@@ -18,9 +18,9 @@ from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.plugins.lora.release import merged
 from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.served import loaded_digest
-from offbeat.weight_sync.source import GatheredSource
 
 RANK, ALPHA = 4, 8.0
 LONG_PROMPT = tuple(2 + i % 60 for i in range(256))

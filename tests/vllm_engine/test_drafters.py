@@ -13,7 +13,7 @@ from shared_engine import PROMPT, Engine, Shared, ask, load, running
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
 from offbeat.trainers.expert_names import APART
-from offbeat.weight_sync.source import GatheredSource, dtype_name, named_weights
+from offbeat.weight_sync.chunks import GatheredSource, dtype_name, named_weights
 
 DRAFTER = "model.layers.2."
 

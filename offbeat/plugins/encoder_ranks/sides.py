@@ -17,7 +17,7 @@ from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
 from offbeat.trainers.sides import Side, tower_modules
 from offbeat.trainers.torch.routing import routers_of
-from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.chunks import named_weights
 
 _FIX = "Leave trainer.encoder out"
 _COPIES: Final = 3  # of a trained weight in a checkpoint: itself, and AdamW's moments

@@ -38,9 +38,9 @@ from offbeat.trainers.torch.exchanged_weights import exchanged_weights, whole_of
 from offbeat.trainers.torch.parts import Exported, TrainedParameters
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.weights import TrainedWeights, torch_dtype
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.served import loaded_digest
-from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.wire_format import policy_of
 
 

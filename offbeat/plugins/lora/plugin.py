@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offbeat.plugins.lora.release import BaseWeights
     from offbeat.trainers.spec import TrainerSpec
     from offbeat.trainers.torch.parts import TorchParts
-    from offbeat.weight_sync.source import GatheredSource
+    from offbeat.weight_sync.chunks import GatheredSource
 
 
 class Lora(TrainerPart):

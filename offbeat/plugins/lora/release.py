@@ -19,12 +19,12 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from offbeat.weight_sync.chunks import dtype_name, named_weights
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack, tensor_difference
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import Named
 from offbeat.weight_sync.served import TensorDifference
-from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs
 
 _NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")

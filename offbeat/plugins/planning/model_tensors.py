@@ -20,8 +20,8 @@ from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
 from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames, find_division
+from offbeat.weight_sync.chunks import dtype_name
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
-from offbeat.weight_sync.source import dtype_name
 from offbeat.weight_sync.wire_format import wire_metas
 
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")

@@ -15,10 +15,10 @@ from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.shards import HeldShards
-from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.wire_format import policy_of, wire_held, wire_metas, wire_regions
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])

@@ -18,7 +18,7 @@ from offbeat.models.auto_class import auto_class_of
 from offbeat.models.loading import load_causal_lm, support_float64
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.weights import torch_dtype
-from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.chunks import named_weights
 
 _CALL_ON_A_CPU: Final = 1_400_000
 _CALL_ON_A_GPU: Final = 6_000_000_000

@@ -21,7 +21,7 @@ from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
 from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
 from offbeat.trainers.torch.model import unfilled_model
-from offbeat.weight_sync.source import tied_names
+from offbeat.weight_sync.chunks import tied_names
 
 _GENERATION_CONFIG: Final = "generation_config.json"
 _TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")

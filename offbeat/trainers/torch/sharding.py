@@ -25,10 +25,10 @@ from offbeat.models.plain import HALF
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.trainers.torch_versions import refuse_sharding
+from offbeat.weight_sync.chunks import dtype_name, named_weights
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts
 from offbeat.weight_sync.region import part_of as part_of_region
-from offbeat.weight_sync.source import dtype_name, named_weights
 
 
 def shard(

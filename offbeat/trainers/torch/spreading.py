@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import unfilled_model
 from offbeat.trainers.torch.sharding import Weights, own, part_of
-from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.chunks import named_weights
 
 
 def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -19,8 +19,8 @@ from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.source import named_weights
 
 
 def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:

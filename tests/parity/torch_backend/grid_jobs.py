@@ -31,8 +31,8 @@ from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.source import named_weights
 
 
 class PlantedGridLoader(PlantedLoader, GridLoader):

@@ -29,8 +29,8 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.pass_room import PassRoom
 from offbeat.trainers.torch.sharding import own
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.source import GatheredSource
 
 
 def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -> Any:

@@ -21,6 +21,7 @@ from offbeat.plugins.float8.precision import (
 from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, quantize
 from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.buckets import plan_buckets
+from offbeat.weight_sync.chunks import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, digest_of, release_digest
@@ -30,7 +31,6 @@ from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.region_tensors import joined_release
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
-from offbeat.weight_sync.source import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.wire_format import wire_held, wire_metas, wire_regions
 

@@ -19,8 +19,8 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter, release_digest
-from offbeat.weight_sync.source import GatheredSource
 from tests.support.engine_servers import (
     FENCE,
     load,

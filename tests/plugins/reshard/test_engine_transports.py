@@ -17,7 +17,7 @@ from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.source import ModuleSource, named_weights
+from offbeat.weight_sync.chunks import ModuleSource, named_weights
 from offbeat.weight_sync.transport import Sender
 from tests.support.loading import FENCE, load, released
 

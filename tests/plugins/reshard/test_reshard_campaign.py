@@ -14,11 +14,11 @@ from reshard_bench import copied, rows_of
 
 from offbeat.plugins.reshard.fetch import BucketFetch
 from offbeat.weight_sync.buckets import plan_buckets
+from offbeat.weight_sync.chunks import dtype_name, named_weights
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_of, release_digest
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.shards import HeldShards
-from offbeat.weight_sync.source import dtype_name, named_weights
 from tests.support.weight_models import Model, equal, weights
 
 FAULTS: tuple[str, ...] = (

@@ -18,8 +18,8 @@ from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
 from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.source import named_weights
 from tests.support.loading import load, released
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"

@@ -34,10 +34,10 @@ from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.parts import TorchParts
+from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.source import GatheredSource
 from tests.support.loading import load
 from tests.support.random_groups import make_step
 from tests.support.split_steps import run_step

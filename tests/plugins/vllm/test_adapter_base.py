@@ -12,11 +12,10 @@ from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.lora.release import merged
 from offbeat.plugins.vllm.adapter_base import FileBase
 from offbeat.plugins.vllm.coverage import coverage_of
-from offbeat.weight_sync.chunks import tensor_views, walk
+from offbeat.weight_sync.chunks import GatheredSource, tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Adapter, Manifest, release_digest
 from offbeat.weight_sync.served import loaded_digest
-from offbeat.weight_sync.source import GatheredSource
 
 TARGETS = ("self_attn.q_proj", "mlp.down_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

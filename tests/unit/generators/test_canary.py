@@ -24,10 +24,10 @@ from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
+from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
-from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
 from tests.support.engine_servers import (
     FENCE,

@@ -39,8 +39,8 @@ from offbeat.run_files.sharing import WriteLocation
 from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import release_of
 from tests.support.live_run import offbeat
 from tests.support.no_address import no_address

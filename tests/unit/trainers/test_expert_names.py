@@ -18,9 +18,9 @@ from offbeat.trainers.expert_names import (
     regions_apart,
     regions_together,
 )
+from offbeat.weight_sync.chunks import dtype_name
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, part_of
-from offbeat.weight_sync.source import dtype_name
 
 SIZES = {
     "vocab_size": 20,

@@ -33,7 +33,7 @@ from offbeat.trainers.receiver_names import (
     names_for_module,
 )
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.source import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, named_weights
 
 BODY: dict[str, Any] = {
     "vocab_size": 32,

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from offbeat.weight_sync.chunks import walk
+from offbeat.weight_sync.chunks import ModuleSource, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import ALIGNMENT, Manifest, plan, release_digest
 from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Receiver
-from offbeat.weight_sync.source import ModuleSource
 from tests.support.weight_models import Model, equal, weights
 
 

@@ -9,11 +9,11 @@ from torch import nn
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync_base import WireFormatName
 from offbeat.doors import NoSuchPlugin, plugins_of
+from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy, wire_dtypes
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.wire_format import (
     find_wire_format,
     formats_by_dtype,

@@ -11,12 +11,18 @@ from torch import nn
 
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import pack, tensor_views, walk
+from offbeat.weight_sync.chunks import (
+    GatheredSource,
+    ModuleSource,
+    named_weights,
+    pack,
+    tensor_views,
+    walk,
+)
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, digest_of, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.source import GatheredSource, ModuleSource, named_weights
 from offbeat.weight_sync.wire_format import policy_of
 from tests.support.weight_models import Model, weights
 
