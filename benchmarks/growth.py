@@ -255,7 +255,7 @@ async def _take_over(directory: Path) -> None:
     took_s = time.perf_counter() - began_s
     print(
         f"a new controller: {took_s:.2f} s to read the journal, {resident_mib() - before:.0f} MiB; "
-        f"{ledger.trainer_version:,} steps, {journal.past.samples:,} samples so far",
+        f"{ledger.trainer_version:,} steps, {journal.stats.totals.samples:,} samples so far",
         flush=True,
     )
     began_s = time.perf_counter()

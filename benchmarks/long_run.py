@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from offbeat.controller.aggregates import Aggregates, RunAggregates
 from offbeat.controller.events import (
     Admitted,
     Claimed,
@@ -34,7 +33,6 @@ from offbeat.controller.events import (
     StepApplied,
     StepIntent,
 )
-from offbeat.controller.history import History
 from offbeat.controller.journal.frames import AGGREGATES, SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
     SavedState,
@@ -43,6 +41,8 @@ from offbeat.controller.journal.reading import (
     snapshot_path,
 )
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import Aggregates
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.report.story import RECORDS
@@ -128,13 +128,12 @@ def make(run_dir: Path, run: LongRun) -> None:
     """Write the run directory."""
     journal = run_dir / "journal"
     journal.mkdir(parents=True)
-    ledger, history, fold = Ledger(), History(), RunAggregates()
+    ledger, fold = Ledger(), RunStats()
     for event in run.events(0):
         ledger.apply(event)  # pyright: ignore[reportArgumentType] - Event is the base of AnyEvent
-        history.take(event)
-        fold.take(event)
+        fold.add(event)
     template = fold.end_part(1)
-    saved = SavedState(ledger.snapshot(), history, fold.carried)
+    saved = SavedState(ledger.snapshot(), fold.totals, fold.carried)
     for part in range(run.parts):
         segment = part + 1
         head = header(SEGMENT, part, _segment_bytes(journal, part) if part else 0)

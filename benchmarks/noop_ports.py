@@ -4,8 +4,8 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-import msgspec
-
+from offbeat.controller.events import Event
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.fakes.instant_ports import InstantEngine
 from offbeat.fakes.receipts import make_receipt
@@ -18,7 +18,12 @@ SAMPLES = 8
 class NoJournal:
     """Keeps nothing, and nothing has to be waited for."""
 
-    def append(self, event: msgspec.Struct) -> None: ...
+    def __init__(self) -> None:
+        self.stats = RunStats()
+
+    def append(self, event: Event) -> None:
+        self.stats.add(event)
+
     async def barrier(self) -> None: ...
     async def steps_after(self, version: int) -> StepsAfter:
         return StepsAfter((), ())

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.long_run import LongRun
-from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.journal import open_journal
+from offbeat.controller.run_stats import RunStats
 from offbeat.run_files.disk import DISK, Disk
 from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.records import MetricRecord
@@ -51,7 +51,7 @@ async def write_run(
     sink, status = JsonlSink(run_dir / "metrics.jsonl"), StatusFile(run_dir, "writers-1")
     sink.open()
     metrics = {f"section/metric_{number}": number / 7 for number in range(METRICS)}
-    fold, costs = RunAggregates(), list[dict[str, float]]()
+    fold, costs = RunStats(), list[dict[str, float]]()
     for step in range(1, run.steps + 1):
         events = list(run.step_events(step))
         for event in events:
@@ -69,7 +69,7 @@ async def write_run(
         status.update(Status(step=step, steps=run.steps, phase="running"))
         written = time.process_time()
         for event in events:
-            fold.take(event)
+            fold.add(event)
         if step % (SNAPSHOT_RECORDS // len(events)) == 0:
             fold.end_part()
         folded = time.process_time()

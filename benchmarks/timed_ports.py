@@ -43,6 +43,7 @@ class TimedJournal(NoJournal):
     """Journal that keeps nothing; a barrier takes its time."""
 
     def __init__(self, costs: Costs) -> None:
+        super().__init__()
         self._costs = costs
 
     async def barrier(self) -> None:

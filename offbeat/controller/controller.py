@@ -149,7 +149,6 @@ class Controller:
             self._sync,
             self._rollout_pump,
             self._ports.payloads,
-            on_taken=self.progress.taken_over,
             groups_per_turn=groups_per_turn,
         )
 
@@ -235,7 +234,7 @@ class Controller:
     def _leave_out_retired_engines(self) -> None:
         """Skip the engines that a former controller has retired."""
         fleet = self.state.fleet
-        for name in self.state.tally.retired:
+        for name in self.state.costs.retired:
             fleet.dead(name)
             fleet.retire(name)
             self._sync.canaries.retired(name)

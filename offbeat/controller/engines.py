@@ -52,7 +52,7 @@ class EnginePump:
             EngineBudgetSpent: It needs more restarts than the budget allows, and the run needs it.
             EngineNotStarted: It does not start, and no other engine is alive.
         """
-        if self._name in self._state.tally.retired:
+        if self._name in self._state.costs.retired:
             await self._generator.retire()  # that controller may have died before it did
             return
         while True:
@@ -224,7 +224,7 @@ class EnginePump:
         self._state.waits.give_up(self._name, reason)
         self._sync.canaries.replaced(self._name)
         self._state.observer.engine_ended(self._name, "lost", gone=self._gone)
-        self._state.count(EngineLost(engine=self._name, reason=reason))
+        self._state.ledger.note(EngineLost(engine=self._name, reason=reason))
 
     def _is_retired(self) -> bool:
         """Return whether the dead engine stays down for good instead of being restarted.
@@ -257,7 +257,7 @@ class EnginePump:
         fleet.retire(self._name)
         self._sync.canaries.retired(self._name)
         state.observer.engine_ended(self._name, "retired")
-        state.count(Retired(engine=self._name, reason=self._last_failure))
+        state.ledger.note(Retired(engine=self._name, reason=self._last_failure))
         log.warning(
             "engine.retired",
             engine=self._name,

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.fences import Fence, StepKey
@@ -255,6 +256,11 @@ class Trainer(Protocol):
 
 class Journal(Protocol):
     """Durable record of the ledger's events, in order."""
+
+    @property
+    def stats(self) -> RunStats:
+        """Return the figures of all events so far, also of former controllers."""
+        ...
 
     def append(self, event: Event) -> None:
         """Queue an event. Never blocks the loop, never raises for a slow or failed disk."""

@@ -2,21 +2,20 @@
 
 import platform
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import fmean
 from typing import Literal
 
 import msgspec
 
 from offbeat.controller.events import Spent
-from offbeat.controller.history import History
 from offbeat.controller.pending_waits import Pump
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import summarize
 from offbeat.controller.state import RunState
+from offbeat.controller.stats_records import RunTotals
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.doors import installed_version
 from offbeat.messages.failures import Component
-from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status_file import Status
@@ -34,8 +33,9 @@ class Progress:
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
-        # Counts of all incarnations; times of those before this one
-        self._past = History()
+        totals = state.journal.stats.totals  # of the incarnations before this one
+        self._wall_before_s, self._serving_before_s = totals.wall_s, totals.serving_s
+        self._first_step_s = totals.first_step_s
         self._pauses_s, self._transfers_s = Reservoir(), Reservoir()  # of syncs
         self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
@@ -48,30 +48,18 @@ class Progress:
         # Mean rewards of the last steps, by environment
         self._by_environment = defaultdict[str, deque[float]](_last_steps)
 
-    def go_on_from(self, before: History) -> None:
-        """Continue from the history of earlier incarnations."""
-        self._past = msgspec.structs.replace(before)
-        self._state.tally = before.tally
-
-    def taken_over(self, receipts: Sequence[Receipt]) -> None:
-        """Count a former controller's last step, whose end is not in its journal."""
-        self._past.samples += sum(len(receipt.valid_rewards) for receipt in receipts)
-        self._past.masked_samples += sum(receipt.masked_samples for receipt in receipts)
-        self._past.tokens += sum(receipt.tokens for receipt in receipts)
-
     def ended(self) -> None:
         self._ended_at = self._clock()
 
     def step_done(self, measures: StepMetricsBuilder) -> dict[str, float]:
         """Add one step, its weight sync included; return the utilization metrics."""
-        if self._past.first_step_s is None:
-            self._past.first_step_s = self._wall_s()
+        if self._first_step_s is None:
+            self._first_step_s = self._wall_s()
         self._last = measures
         if measures.sync is not None:
             self._pauses_s.add(measures.sync.pause_s)
             self._transfers_s.add(measures.sync.transfer_s)
             self._sync_bytes = measures.sync.nbytes
-        self.taken_over(measures.receipts)
         self._steps_with_signal += measures.has_signal
         for name, rewards in measures.rewards_by_environment().items():
             self._by_environment[name].append(fmean(rewards))
@@ -87,7 +75,7 @@ class Progress:
             reward_s=reward_s,
             syncs=int(measures.sync is not None),
         )
-        self._state.count(spent)
+        self._state.ledger.note(spent)
         self._verdict = verdict(trainer, engines, generate_s=generate_s, reward_s=reward_s)
         return busy_metrics(trainer, engines)
 
@@ -111,7 +99,7 @@ class Progress:
             in_flight=ledger.in_flight,
             trainer_busy=shares[0].get(TrainerTime.COMPUTE),
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
-            samples_per_s=self._past.samples / serving_s if serving_s > 0 else None,
+            samples_per_s=state.journal.stats.totals.samples / serving_s if serving_s > 0 else None,
             verdict=self._verdict,
             waiting_for=self._waiting_for(),
             waits=state.waits.named(),
@@ -137,10 +125,10 @@ class Progress:
         """
         state, ledger = self._state, self._state.ledger
         rest = state.observer.times.lap()  # since the last step
-        state.count(Spent(trainer=rest[0], engines=rest[1]))
-        folded = folded_summary(
+        state.ledger.note(Spent(trainer=rest[0], engines=rest[1]))
+        folded = summarize(
             ledger,
-            self._history(),
+            self._totals(),
             run_id=run_id,
             name=state.config.name,
             steps_asked=state.config.steps,
@@ -169,20 +157,20 @@ class Progress:
             versions=_versions(),
         )
 
-    def _history(self) -> History:
-        """Return times and rates of all incarnations, this one up to now."""
+    def _totals(self) -> RunTotals:
+        """Return the totals of all incarnations, with the times of this one by its own clock."""
         return msgspec.structs.replace(
-            self._past,
+            self._state.journal.stats.totals,
             wall_s=self._wall_s(),
             serving_s=self._serving_s(),
-            tally=self._state.tally,
+            first_step_s=self._first_step_s,
         )
 
     def _syncs(self) -> Syncs | None:
         if not self._pauses_s.count:
             return None
         return Syncs(
-            count=self._state.tally.syncs,
+            count=self._state.costs.syncs,
             pause_s=self._pauses_s.median(),
             transfer_s=self._transfers_s.median(),
             nbytes=self._sync_bytes,
@@ -193,12 +181,12 @@ class Progress:
 
     def _wall_s(self) -> float:
         """Return the wall time of all incarnations."""
-        return self._past.wall_s + self._now() - self._started_at
+        return self._wall_before_s + self._now() - self._started_at
 
     def _serving_s(self) -> float:
         """Return the time in which an incarnation has served weights."""
         since = self._state.lifecycle.running_since
-        return self._past.serving_s + (0.0 if since is None else self._now() - since)
+        return self._serving_before_s + (0.0 if since is None else self._now() - since)
 
 
 def _last_steps() -> deque[float]:

@@ -5,7 +5,7 @@ applied is asked of the trainer, never guessed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -23,7 +23,6 @@ from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.failures import Component, DeadlineExceeded, PayloadLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.fixed_times import READ_JOURNAL_S
-from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
 GROUPS_PER_TURN: Final = 4000
@@ -43,7 +42,6 @@ class Recovery:
         rollouts: RolloutPump,
         payloads: Payloads,
         *,
-        on_taken: Callable[[Sequence[Receipt]], None],
         groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
         """Create the recovery of a controller.
@@ -54,12 +52,11 @@ class Recovery:
             sync: The weight sync, whose release a rewind invalidates.
             rollouts: The rollout pump, which dispatches returned groups again.
             payloads: Payloads that have survived their owner.
-            on_taken: Receives the groups of a step that only the trainer knows to have ended.
             groups_per_turn: Maximum groups returned between two turns of the event loop.
         """
         self._groups_per_turn = groups_per_turn
         self._state, self._trainer_client, self._sync = state, trainer_client, sync
-        self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
+        self._rollouts, self._payloads = rollouts, payloads
         self._sampling = sampling_identity(state.config)
         self._read_again = set[tuple[int, int]]()
         """Prompt index and attempt of ready groups whose columns were lost and read again."""
@@ -82,7 +79,7 @@ class Recovery:
             if answer.version < ledger.trainer_version:
                 anew = "the trainer was started anew"
                 if answer.version != ledger.rewinding_to:  # else counted when the rewind began
-                    state.count(TrainerReplaced(reason=anew, found=True))
+                    state.ledger.note(TrainerReplaced(reason=anew, found=True))
                 await self.rewind(anew, taking_over=True)
             self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
@@ -227,10 +224,7 @@ class Recovery:
                     f"version {answer.version} (step {reported[0]}, attempt {reported[1]})",
                     f"version {ledger.trainer_version}, intending {intent}",
                 )
-            groups = ledger.training.values()
-            receipts = [group.receipt for group in groups if group.receipt is not None]
             ledger.applied(intent.step, intent.attempt)
-            self._on_taken(receipts)
         # Also in this case: a controller that adopted this step before may have begun the next one,
         # and died before its journal recorded that.
         key = StepKey(state.step, state.first_of_incarnation, 0)

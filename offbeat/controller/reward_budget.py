@@ -25,7 +25,7 @@ class RewardBudget:
         """Return the calls so far, where functions are counted, and those left, where it is bounded."""
         if not self._per_group:
             return {}
-        calls = self._state.tally.reward_calls
+        calls = self._state.costs.reward_calls
         left = {} if self._limit is None else {"rollout/reward_calls_left": self._limit - calls}
         return {"rollout/reward_calls": calls, **left}
 
@@ -61,11 +61,11 @@ class RewardBudget:
             f"the up to {self._per_group} calls of one more group{beside}",
             limit,
             "rollout.reward_call_budget",
-            f"the run has made {state.tally.reward_calls} calls of reward functions",
+            f"the run has made {state.costs.reward_calls} calls of reward functions",
         )
         if state.config.rollout.on_reward_budget_spent == "fail":
             raise spent
-        log.warning("rewards.budget_spent", calls=state.tally.reward_calls, error=str(spent))
+        log.warning("rewards.budget_spent", calls=state.costs.reward_calls, error=str(spent))
         state.operator.stop(f"rollout.reward_call_budget={limit}")
 
     @property
@@ -91,4 +91,4 @@ class RewardBudget:
         if self._limit is None:
             return True
         reserved = groups * self._per_group + evaluations * self._per_evaluation
-        return self._state.tally.reward_calls + reserved <= self._limit
+        return self._state.costs.reward_calls + reserved <= self._limit

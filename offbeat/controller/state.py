@@ -9,15 +9,15 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.commands import Command, Stop
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade, WorkerLost
+from offbeat.controller.events import AnyEvent, Joined, RewardCallsMade, WorkerLost
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
 from offbeat.controller.observer import Observer
 from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.ports import Ports
-from offbeat.controller.run_costs import RunCosts
 from offbeat.controller.signal import Signal
+from offbeat.controller.stats_records import RunCosts
 from offbeat.controller.view import LedgerView
 from offbeat.controller.waits import Waits
 from offbeat.messages.failures import Component
@@ -241,12 +241,16 @@ class RunState:
         self.sync = SyncState(waits.changed)
         self.evaluation = EvaluationState(waits.changed)
         self.cpu = CpuSeconds(ports.cpu_s)
-        self.tally = RunCosts()  # what all incarnations of the controller have cost
         self.view = LedgerView(
             ledger,
             serving_version=lambda: self.fleet.serving_version,
             groups_needed=lambda: self.groups_needed,
         )
+
+    @property
+    def costs(self) -> RunCosts:
+        """Return the costs of all incarnations of the controller."""
+        return self.journal.stats.costs
 
     @property
     def step(self) -> int:
@@ -276,15 +280,15 @@ class RunState:
 
         A worker that was replaced while nobody called it is recorded as lost first.
         """
-        if component is Component.WORKER and self.tally.is_unseen_loss(name, incarnation):
+        if component is Component.WORKER and self.costs.is_unseen_loss(name, incarnation):
             self.worker_lost(name, "another process answers under its name")
-        if self.tally.is_new(name, incarnation):
-            self.count(Joined(component, name, incarnation, initial_weights))
+        if self.costs.is_new(name, incarnation):
+            self.ledger.note(Joined(component, name, incarnation, initial_weights))
 
     def worker_lost(self, name: str, reason: str) -> None:
         """Record that a worker's process is lost, once until ``joined`` says that it is back."""
-        if name not in self.tally.lost_workers:
-            self.count(WorkerLost(name, reason))
+        if name not in self.costs.lost_workers:
+            self.ledger.note(WorkerLost(name, reason))
 
     def worker_reported(self, report: WorkerReport) -> None:
         """Take what a worker's process says of itself with a reply, which may be late."""
@@ -293,13 +297,8 @@ class RunState:
 
     def reward_calls(self, process: str, calls: int) -> None:
         """Record how many calls a worker's process has made; an older report changes nothing."""
-        if calls > self.tally.reward_calls_of.get(process, 0):
-            self.count(RewardCallsMade(process, calls))
-
-    def count(self, event: CostEvent) -> None:
-        """Count a cost of the run, for this incarnation and those after it."""
-        self.tally.take(event)
-        self.ledger.note(event)
+        if calls > self.costs.reward_calls_of.get(process, 0):
+            self.ledger.note(RewardCallsMade(process, calls))
 
     def _ledger_changed(self, event: type[AnyEvent]) -> None:
         self.waits.changed()

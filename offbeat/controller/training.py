@@ -273,7 +273,7 @@ class TrainPump:
             what = "replacements of the trainer"
             raise TrainerBudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
         log.warning("trainer.lost", step=state.step, error=str(lost))
-        state.count(TrainerReplaced(reason=str(lost)))
+        state.ledger.note(TrainerReplaced(reason=str(lost)))
         state.lifecycle.enter(RunPhase.REWINDING)
         with state.observer.trainer_in(TrainerTime.INCIDENT, Failpoint.REWINDING):
             try:

@@ -23,7 +23,6 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.mixture import key_in
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
-from offbeat.controller.events import Opened
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
@@ -143,9 +142,6 @@ async def _assemble_around(
     made.rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
     made.rollouts.report_lost(controller.state.worker_lost)
     made.rollouts.report_to(controller.state.worker_reported)
-    if fence.incarnation > 1:
-        journal.past.take(Opened(spec.run_id, fence.incarnation, spec.driver))
-        controller.progress.go_on_from(journal.past)
     return ControllerHost(
         controller,
         run_id=spec.run_id,

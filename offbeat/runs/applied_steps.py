@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.controller.aggregates import STEP_FIELDS, Aggregates
+from offbeat.controller.stats_records import STEP_FIELDS, Aggregates
 from offbeat.runs.limits import METRIC_NAMES
 from offbeat.runs.metrics_file import MetricsFile
 from offbeat.telemetry.records import MetricRecord

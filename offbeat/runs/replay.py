@@ -8,10 +8,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
-from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, differing_aggregates, recover
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
@@ -159,10 +158,10 @@ def replay(run_dir: Path) -> Replay:
         dropped=ledger.totals.dropped,
         retried=ledger.totals.retried,
         evicted=ledger.totals.evicted,
-        restarts={part.value: n for part, n in story.history.tally.restarts.items()},
-        engines_retired=sorted(story.history.tally.retired),
-        worker_losses=story.history.tally.worker_losses,
-        workers_lost=sorted(story.history.tally.lost_workers),
+        restarts={part.value: n for part, n in story.stats.costs.restarts.items()},
+        engines_retired=sorted(story.stats.costs.retired),
+        worker_losses=story.stats.costs.worker_losses,
+        workers_lost=sorted(story.stats.costs.lost_workers),
         summary=state,
         ended=ended,
         differences=[*differences, *found],
@@ -174,7 +173,7 @@ class _Story:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.history = History()
+        self.stats = RunStats()
         self.kinds = Counter[str]()
         self.incarnations = list[ControllerIncarnation]()
         self._driver = ""
@@ -204,15 +203,15 @@ class _Story:
                 self.checkpoints.append(event.version)
             case _:
                 pass
-        self.history.take(event)
+        self.stats.add(event)
         if self.incarnations:
             self.incarnations[-1].ended_unix_s = event.unix_s
 
     def expected(self) -> dict[str, Any]:
         """Return the expected figures of a summary at the end of the last incarnation."""
         run_id = self.ledger.run_id
-        summary = folded_summary(
-            self.ledger, self.history, run_id=run_id, name="", steps_asked=0, outcome="aborted", error=None
+        summary = summarize(
+            self.ledger, self.stats.totals, run_id=run_id, name="", steps_asked=0, outcome="aborted", error=None
         )  # fmt: skip
         # The ledger may have applied the event that opens the next incarnation.
         return _figures(summary) | {"controller_incarnations": len(self.incarnations)}

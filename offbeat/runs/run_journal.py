@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from offbeat.controller.aggregates import Aggregates
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import JournalParts, JournalState, read_parts
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.stats_records import Aggregates
 from offbeat.runs.past_run import checked, journal_of
 
 
@@ -30,7 +30,7 @@ class RunJournal:
         """
         journal = journal_of(run_dir)
         self._read: JournalParts = read_parts(journal)
-        self.ledger, self.history = self._read.ledger, self._read.history
+        self.ledger, self.totals = self._read.ledger, self._read.totals
         self.problems = self._read.problems
         """Damaged files that others made up for, one sentence each."""
         self.aggregates: list[Aggregates] = [part.aggregates for part in self._read.parts]

@@ -7,10 +7,10 @@ import msgspec
 import structlog
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.history import History
-from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
+from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_totals
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import summarize
+from offbeat.controller.stats_records import RunTotals
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.telemetry.summary import Summary
 
@@ -39,17 +39,17 @@ def last_summary(
         pass
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as damage:
         log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
-    journal, ledger, history = run_dir / JOURNAL, Ledger(), History()
+    journal, ledger, totals = run_dir / JOURNAL, Ledger(), RunTotals()
     try:
         if journal.exists():
-            ledger, history = recover_with_history(journal)
+            ledger, totals = recover_with_totals(journal)
     except (JournalCorrupt, JournalVersion, OSError) as damage:
         log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
         if str(damage) not in error:
             error = f"{error}; nothing is counted here: {damage}"
-    summary = folded_summary(
+    summary = summarize(
         ledger,
-        history,
+        totals,
         run_id=run_id,
         name=config.name,
         steps_asked=config.steps,

@@ -141,7 +141,7 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     logged = media.read_logged(run_dir, prompt_index) if histories.has_media else []
     return msgspec.structs.replace(
         found,
-        until_unix_s=journal.history.at_s,
+        until_unix_s=journal.totals.at_s,
         pictures=logged,
         failures=count_failures(run_dir, found.group),
     )

@@ -1,11 +1,9 @@
 """An engine that was retired stays so for the controllers that follow, until the run is resumed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.controller.events import Joined, Opened, Retired
-from offbeat.controller.history import History
+from offbeat.controller.events import Joined, Retired
 from tests.support.fakes import FakeGenerator, MemoryJournal
 from tests.support.scenarios import DiesAfterSync, next_incarnation, outcome, play, use_engine
 from tests.support.world import World
@@ -35,15 +33,8 @@ def retires_an_engine() -> World:
 def goes_on(before: World, driver: str, overrides: dict[str, Any] | None = None) -> World:
     """Return the next controller's world: more steps are asked for, and the actors live on."""
     world = next_incarnation(before, {"steps": 150, **(overrides or {})}, engines=3)
-    world.past = history(world.journal.events, driver)
+    world.driver = driver
     return world
-
-
-def history(events: Sequence[Any], driver: str) -> History:
-    past = History()
-    for event in (*events, Opened("run", 2, driver)):
-        past.take(event)
-    return past
 
 
 def test_a_retirement_is_durable_before_the_process_is_ended_for_good() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.controller.events import Event
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.fakes.receipts import make_receipt
 from offbeat.fakes.refusals import check_held, check_newest_transfer, check_next_step
@@ -432,8 +434,10 @@ class MemoryJournal:
 
     events: list[msgspec.Struct] = field(default_factory=list[msgspec.Struct])
     barriers: list[int] = field(default_factory=list[int])
+    stats: RunStats = field(default_factory=RunStats)
 
-    def append(self, event: msgspec.Struct) -> None:
+    def append(self, event: Event) -> None:
+        self.stats.add(event)
         self.events.append(event)
 
     async def barrier(self) -> None:

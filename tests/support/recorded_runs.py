@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
+from offbeat.controller.journal import FileJournal, open_journal, recover_with_totals
 from offbeat.controller.ledger import Ledger
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
@@ -52,7 +52,7 @@ class RecordedRun:
     def summarise(self, **changes: object) -> None:
         ledger = self.ledger
         self.journal.flush_now()
-        _, history = recover_with_history(self.run_dir / "journal")
+        _, totals = recover_with_totals(self.run_dir / "journal")
         facts = {
             "run_id": ledger.run_id,
             "name": "tiny",
@@ -62,15 +62,15 @@ class RecordedRun:
             "groups": GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             "wall_s": 1.0,
             "weights_digest": ledger.digest,
-            "restarts": history.tally.restarts.get(Component.ENGINE, 0),
-            "worker_restarts": history.tally.restarts.get(Component.WORKER, 0),
-            "worker_losses": history.tally.worker_losses,
-            "workers_lost": sorted(history.tally.lost_workers),
-            "trainer_restarts": history.tally.restarts.get(Component.TRAINER, 0),
-            "engines_retired": list(history.tally.retired),
+            "restarts": totals.tally.restarts.get(Component.ENGINE, 0),
+            "worker_restarts": totals.tally.restarts.get(Component.WORKER, 0),
+            "worker_losses": totals.tally.worker_losses,
+            "workers_lost": sorted(totals.tally.lost_workers),
+            "trainer_restarts": totals.tally.restarts.get(Component.TRAINER, 0),
+            "engines_retired": list(totals.tally.retired),
             "rewinds": ledger.lineage,
             "controller_incarnations": ledger.incarnation,
-            "resumes": history.resumes,
+            "resumes": totals.resumes,
         }
         Summary(**{**facts, **changes}).write(self.run_dir / "summary.json")  # pyright: ignore[reportArgumentType]
 

@@ -9,6 +9,7 @@ from offbeat.controller.errors import RunFailed
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
+from offbeat.controller.run_stats import RunStats
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -101,7 +102,7 @@ def next_incarnation(
     world.rollouts.slow = before.rollouts.slow
     world.prompts = before.prompts
     world.payloads = payloads or world.payloads
-    world.journal.events = list(known)
+    world.journal.events, world.journal.stats = list(known), RunStats.fold(known)
     return world
 
 

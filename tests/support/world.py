@@ -12,7 +12,6 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
-from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace, no_cpu_clock
 from offbeat.controller.recovery import GROUPS_PER_TURN
@@ -48,7 +47,7 @@ class World:
     loss: LossSpec = field(default_factory=LossSpec)
     ledger: Ledger | None = None  # of a former controller
     incarnation: int = 1
-    past: History | None = None  # what the journal says of the former controllers
+    driver: str = ""
     payloads: Payloads = field(default_factory=NoPayloads)
     trace: Trace = field(default_factory=NoTrace)
     scored: FakePrompts | dict[str, FakePrompts] | None = None  # prompts of evaluations, by set
@@ -104,12 +103,11 @@ class World:
             max_group_bytes=1000,
             rng=random.Random(0),
             ledger=self.ledger,
+            driver=self.driver,
             groups_per_turn=self.groups_per_turn,
             evaluates_only=self.evaluates_only,
             spares_prompts=self.spares_prompts,
         )
-        if self.past is not None:
-            self.built.progress.go_on_from(self.past)
         return self.built
 
     async def go(self) -> None:

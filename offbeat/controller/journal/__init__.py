@@ -22,7 +22,7 @@ from offbeat.controller.journal.parts import (
     differing_aggregates,
     read_parts,
 )
-from offbeat.controller.journal.reading import read_journal, recover, recover_with_history
+from offbeat.controller.journal.reading import read_journal, recover, recover_with_totals
 
 __all__ = [
     "FileJournal",
@@ -39,5 +39,5 @@ __all__ = [
     "read_journal",
     "read_parts",
     "recover",
-    "recover_with_history",
+    "recover_with_totals",
 ]

@@ -11,7 +11,6 @@ begins share it. Without barriers a sync begins when ``FLUSH_BYTES`` are queued.
 """
 
 import asyncio
-import copy
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,10 +18,8 @@ from typing import Final
 
 import msgspec
 
-from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
 from offbeat.controller.group_table import GroupTable
-from offbeat.controller.history import History
 from offbeat.controller.journal.errors import (
     JournalFailed,
     JournalTaken,
@@ -30,6 +27,7 @@ from offbeat.controller.journal.errors import (
 from offbeat.controller.journal.files import Rotation, Segments
 from offbeat.controller.journal.reading import SavedState, journalled_steps_after
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.run_files.disk import DISK, Disk
 
@@ -74,8 +72,7 @@ def open_journal(
         segments,
         ledger,
         run_blocking,
-        history=folded.history,
-        aggregates=folded.aggregates,
+        stats=folded.stats,
         snapshot_records=snapshot_records,
         records=folded.records,
         unix_s=unix_s,
@@ -97,21 +94,18 @@ class FileJournal:
         table: GroupTable,
         run_blocking: RunBlocking,
         *,
-        history: History,
-        aggregates: RunAggregates,
+        stats: RunStats,
         snapshot_records: int,
         records: int,
         unix_s: Callable[[], float],
     ) -> None:
         """Create the journal of ``table``, which applies every event before it is appended.
 
-        ``history`` covers the incarnations before; each event updates it, and the snapshots hold it.
-        So with ``aggregates``, which begin at the last snapshot.
+        Each event is added to ``stats``, which have those of the incarnations before; the snapshots
+        hold them.
         """
         self._segments, self._table, self._run_blocking = segments, table, run_blocking
-        self.past = copy.deepcopy(history)
-        """Times and rates of the incarnations before this one."""
-        self._history, self._aggregates = history, aggregates
+        self.stats = stats
         self._snapshot_records, self._records = snapshot_records, records
         self._unix_s = unix_s
         self._encode = msgspec.msgpack.Encoder().encode
@@ -125,8 +119,7 @@ class FileJournal:
     def append(self, event: Event) -> None:
         """Queue an event for writing. Takes microseconds, however slow the disk is."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
-        self._history.take(event)
-        self._aggregates.take(event)
+        self.stats.add(event)
         payload = self._encode(event)
         self._put(payload)
         self._appended += 1
@@ -185,8 +178,8 @@ class FileJournal:
         """
         self._records = 0
         if self.failure is None:
-            aggregates = self._aggregates.end_part()
-            state = SavedState(self._table.snapshot(), self._history, self._aggregates.carried)
+            aggregates = self.stats.end_part()
+            state = SavedState(self._table.snapshot(), self.stats.totals, self.stats.carried)
             self._put(Rotation(self._encode(state), aggregates))
             self._begin_sync()
 

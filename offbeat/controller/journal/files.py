@@ -15,7 +15,6 @@ from typing import Self
 import msgspec
 import structlog
 
-from offbeat.controller.aggregates import Aggregates
 from offbeat.controller.journal.errors import JournalFailed, JournalRemoved, JournalTaken
 from offbeat.controller.journal.frames import AGGREGATES, SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
@@ -26,6 +25,7 @@ from offbeat.controller.journal.reading import (
     segment_path,
     snapshot_path,
 )
+from offbeat.controller.stats_records import Aggregates
 from offbeat.run_files.disk import Disk
 
 log = structlog.stdlib.get_logger()

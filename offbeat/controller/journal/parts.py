@@ -11,9 +11,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.controller.aggregates import STEP_FIELDS, Aggregates, RunAggregates
 from offbeat.controller.events import AnyEvent
-from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
 from offbeat.controller.journal.frames import AGGREGATES
 from offbeat.controller.journal.reading import (
@@ -26,6 +24,8 @@ from offbeat.controller.journal.reading import (
     snapshot_before,
 )
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import STEP_FIELDS, Aggregates, RunTotals
 from offbeat.controller.time_bins import BINS
 
 _ROW_BYTES: Final = 8 * len(STEP_FIELDS)
@@ -56,7 +56,7 @@ class JournalParts:
     directory: Path
     parts: list[JournalPart]  # oldest first, without a gap; empty only if there are no segments
     ledger: Ledger
-    history: History
+    totals: RunTotals
     problems: list[str] = field(default_factory=list[str])
     """Damaged or missing files that other files made up for, one sentence each."""
 
@@ -96,13 +96,13 @@ def read_parts(directory: Path) -> JournalParts:
     """
     folded = fold(directory)
     if not folded.segment:
-        return JournalParts(directory, [], folded.ledger, folded.history)
+        return JournalParts(directory, [], folded.ledger, folded.stats.totals)
     segments = chain_to(directory, folded.segment)
     # What a live run appends from here on is not part of this reading.
     segments[-1] = replace(segments[-1], limit=folded.segment_bytes)
     begun = segments[0].number
     problems = list[str]()
-    found = [(folded.aggregates.end_part(folded.first_segment), segments[-1].number + 1)]
+    found = [(folded.stats.end_part(folded.first_segment), segments[-1].number + 1)]
     before = folded.first_segment
     while before > begun:
         try:
@@ -119,7 +119,7 @@ def read_parts(directory: Path) -> JournalParts:
     for part, end in reversed(found):
         parts.append(JournalPart(part, end, number))
         number += part.records
-    return JournalParts(directory, parts, folded.ledger, folded.history, problems, segments)
+    return JournalParts(directory, parts, folded.ledger, folded.stats.totals, problems, segments)
 
 
 def differing_aggregates(directory: Path) -> Iterator[str]:
@@ -129,10 +129,10 @@ def differing_aggregates(directory: Path) -> Iterator[str]:
     """
     read = read_parts(directory)
     yield from read.problems
-    recount = RunAggregates()
+    recount = RunStats()
     for number, part in enumerate(read.parts):
         for _, event in read.events(number, number):
-            recount.take(event)
+            recount.add(event)
         first = part.aggregates.first_segment
         counted = recount.end_part(first)
         for name in Aggregates.__struct_fields__:
@@ -170,9 +170,9 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
 def _recounted(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
     """Return what the records up to a segment add up to, from the last readable snapshot on."""
     first, saved = newest_snapshot(directory, before - 1)
-    recount = RunAggregates(None if saved is None else saved.aggregates)
+    recount = RunStats(carried=None if saved is None else saved.aggregates)
     for segment in segments:
         if first <= segment.number < before:
             for event, _ in segment.events():
-                recount.take(event)
+                recount.add(event)
     return recount.end_part(first)

@@ -14,9 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from offbeat.controller.aggregates import CarriedState, RunAggregates
 from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
-from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
 from offbeat.controller.journal.frames import (
     HEADER_BYTES,
@@ -28,6 +26,8 @@ from offbeat.controller.journal.frames import (
 )
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import CarriedState, RunTotals
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.controller.table_snapshot import TableSnapshot
 
@@ -88,13 +88,13 @@ def recover(directory: Path) -> Ledger:
     return fold(directory).ledger
 
 
-def recover_with_history(directory: Path) -> tuple[Ledger, History]:
+def recover_with_totals(directory: Path) -> tuple[Ledger, RunTotals]:
     """Return the ledger of ``recover``, and the times and rates of the incarnations so far.
 
     Raises the errors of ``recover``.
     """
     folded = fold(directory)
-    return folded.ledger, folded.history
+    return folded.ledger, folded.stats.totals
 
 
 def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
@@ -109,7 +109,7 @@ class SavedState(msgspec.Struct, frozen=True):
     """Content of a snapshot file: the state that all records before it add up to."""
 
     table: TableSnapshot
-    history: History
+    history: RunTotals
     aggregates: CarriedState
 
 
@@ -118,8 +118,7 @@ class FoldedJournal:
     """State that a journal leads to, and the place in its files where that state ends."""
 
     ledger: Ledger
-    history: History
-    aggregates: RunAggregates  # of the records since the snapshot that was read
+    stats: RunStats  # its part begins at the snapshot that was read
     first_segment: int = 1  # the one after that snapshot
     segment: int = 0  # the last one; 0: there is none
     segment_bytes: int = 0  # of it that count
@@ -134,11 +133,10 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
     if last is None:
-        return FoldedJournal(Ledger(), History(), RunAggregates())
+        return FoldedJournal(Ledger(), RunStats())
     first, saved = newest_snapshot(directory, last.number)
     ledger = Ledger.fold((), None if saved is None else saved.table)
-    history = History() if saved is None else saved.history
-    aggregates = RunAggregates(None if saved is None else saved.aggregates)
+    stats = RunStats() if saved is None else RunStats(saved.history, saved.aggregates)
     records, end = 0, HEADER_BYTES
     for part in _chain(directory, last, first):
         end = HEADER_BYTES
@@ -148,10 +146,9 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
                 found = f"{type(event).__name__} cannot follow: {problem}"
                 raise JournalCorrupt(str(part.path), end, found)
             ledger.apply(event)
-            history.take(event)
-            aggregates.take(event)
+            stats.add(event)
             records, end = records + 1, frame_end
-    return FoldedJournal(ledger, history, aggregates, first, last.number, end, records)
+    return FoldedJournal(ledger, stats, first, last.number, end, records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
-from offbeat.controller.aggregates import Aggregates
 from offbeat.controller.controller import Controller
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.controller.stats_records import Aggregates
 from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
@@ -153,7 +153,7 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Ag
         rng=random.Random(0),
     )
     await controller.run()
-    return journal.aggregates.end_part(1)
+    return journal.stats.end_part(1)
 
 
 def _virtual(config: RunConfig, steps: int) -> RunConfig:

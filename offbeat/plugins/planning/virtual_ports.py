@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.fakes.engine import even_spans
 from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
@@ -62,11 +62,11 @@ class VirtualJournal:
     """Journal that keeps nothing but what its records add up to."""
 
     def __init__(self) -> None:
-        self.aggregates = RunAggregates()
+        self.stats = RunStats()
 
     def append(self, event: Event) -> None:
         now_s = _BEGAN + asyncio.get_running_loop().time()
-        self.aggregates.take(msgspec.structs.replace(event, unix_s=now_s))
+        self.stats.add(msgspec.structs.replace(event, unix_s=now_s))
 
     async def barrier(self) -> None: ...
     async def steps_after(self, version: int) -> StepsAfter:

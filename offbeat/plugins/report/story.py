@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from offbeat.controller.events import AnyEvent, Committed
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import summarize
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.report.group_rows import GroupColumns, GroupRows
 from offbeat.plugins.report.timeline import Timeline
@@ -62,7 +62,7 @@ class RunStory:
         self.problems += journal.problems
         if (run_dir / FAILURES).is_file():
             self.problems.append(f"{run_dir / FAILURES} has the samples that failed, and why")
-        self.ledger, self._history = journal.ledger, journal.history
+        self.ledger, self._totals = journal.ledger, journal.totals
         self.began_unix_s = journal.began_unix_s
         self.timeline, self.steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
         self.status: StatusRecord | None = None
@@ -111,9 +111,9 @@ class RunStory:
         self.status = self._read_status()
         steps = self.config.get("steps")
         state: State = "unfinished" if self.status is None else "running"
-        return state, folded_summary(
+        return state, summarize(
             self.ledger,
-            self._history,
+            self._totals,
             run_id=self.ledger.run_id,
             name=self.name,
             steps_asked=steps if isinstance(steps, int) else 0,

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.controller.aggregates import QUIET_S, Aggregates, RareEvent
 from offbeat.controller.events import (
     AnyEvent,
     EngineLost,
@@ -25,6 +24,8 @@ from offbeat.controller.events import (
     TrainerReplaced,
     WorkerLost,
 )
+from offbeat.controller.run_stats import QUIET_S
+from offbeat.controller.stats_records import Aggregates, RareEvent
 from offbeat.messages.failures import Component
 from offbeat.runs.applied_steps import PAUSE, steps_of
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime

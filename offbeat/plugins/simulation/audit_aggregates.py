@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from offbeat.controller.aggregates import STEP_FIELDS, Aggregates, CarriedState, RunAggregates
 from offbeat.controller.events import AnyEvent, Opened
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import STEP_FIELDS, Aggregates, CarriedState
 from offbeat.plugins.simulation.audit_findings import Findings, Violation
 from offbeat.plugins.simulation.plain_sums import PlainPart, PlainSums
 from offbeat.runs.applied_steps import AppliedSteps
@@ -25,7 +26,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def audit_aggregates(
-    journal: Sequence[AnyEvent], fold: type[RunAggregates] = RunAggregates
+    journal: Sequence[AnyEvent], fold: type[RunStats] = RunStats
 ) -> list[Violation]:
     """Return where the sums of a journal differ from a plain count of its records.
 
@@ -71,7 +72,7 @@ def _cuts(events: Sequence[AnyEvent], rng: random.Random) -> list[tuple[int, int
 
 
 def _written_parts(
-    events: Sequence[AnyEvent], cuts: Iterable[tuple[int, int]], fold: type[RunAggregates]
+    events: Sequence[AnyEvent], cuts: Iterable[tuple[int, int]], fold: type[RunStats]
 ) -> Iterable[Aggregates]:
     """Yield what the product makes of each part, as it would be read of its file.
 
@@ -81,10 +82,12 @@ def _written_parts(
     for start, stop in cuts:
         for place in range(start, stop):
             if place and isinstance(events[place], Opened):
-                sums = fold(msgspec.msgpack.decode(saved, type=CarriedState) if saved else None)
+                sums = fold(
+                    carried=msgspec.msgpack.decode(saved, type=CarriedState) if saved else None
+                )
                 for event in events[start:place]:
-                    sums.take(event)
-            sums.take(events[place])
+                    sums.add(event)
+            sums.add(events[place])
         part = sums.end_part(1)
         saved = _ENCODER.encode(sums.carried)
         yield msgspec.msgpack.decode(_ENCODER.encode(part), type=Aggregates)

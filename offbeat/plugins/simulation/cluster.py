@@ -14,8 +14,7 @@ from offbeat.config.mixture import environment_weights, evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
-from offbeat.controller.events import Admitted, Opened
-from offbeat.controller.history import History
+from offbeat.controller.events import Admitted
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports, Prompts
 from offbeat.environments.prompts import EnvironmentPrompts, MixedPrompts
@@ -181,20 +180,11 @@ class Cluster:
         simulated.rollouts.report_processes(
             partial(state.joined, Component.WORKER), state.worker_lost
         )
-        if self.events:
-            simulated.controller.progress.go_on_from(self._history(simulated))
         return simulated.controller
 
     @property
     def _driver(self) -> str:
         return f"driver {self._drivers}"
-
-    def _history(self, simulated: SimulatedController) -> History:
-        """Return the journal's history of the incarnations before this one."""
-        past = History()
-        for event in (*self.events, Opened(RUN_ID, simulated.incarnation, self._driver)):
-            past.take(event)  # type: ignore[arg-type]
-        return past
 
     def _kill_controller(self) -> bool:
         """Kill the controller; a new one starts a little later."""

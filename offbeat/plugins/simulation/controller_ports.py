@@ -11,7 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.run_stats import RunStats
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.environments.prompts import MixedPrompts
 from offbeat.fakes.prompts import FakePrompts
@@ -278,9 +280,11 @@ class SimulatedJournal:
     ) -> None:
         self._context, self._process = context, process
         self.events = events
+        self.stats = RunStats.fold(events)  # type: ignore[arg-type]
         self.durable = len(events)
 
-    def append(self, event: msgspec.Struct) -> None:
+    def append(self, event: Event) -> None:
+        self.stats.add(event)
         if self._process.alive:
             self.events.append(event)
             self._context.faults.record(len(self.events))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from offbeat.controller.aggregates import Aggregates, RunAggregates
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -35,6 +34,8 @@ from offbeat.controller.events import (
     UndoneStep,
     WorkerLost,
 )
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import Aggregates
 from offbeat.messages.failures import Component
 from offbeat.plugins.report.group_rows import GroupRows
 from offbeat.plugins.report.packing import packed
@@ -105,9 +106,9 @@ def test_no_text_of_a_run_stands_in_the_packed_data() -> None:
 
 
 def part_of(*events: tuple[float, AnyEvent]) -> Aggregates:
-    fold = RunAggregates()
+    fold = RunStats()
     for at_s, event in events:
-        fold.take(replace(event, unix_s=1_700_000_000.0 + at_s))
+        fold.add(replace(event, unix_s=1_700_000_000.0 + at_s))
     return fold.end_part(1)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.journal import read_journal
+from offbeat.controller.run_stats import RunStats
 from offbeat.plugins.report.document import PAGE_BYTES, document, fitting, stories
 from offbeat.plugins.report.timeline import Timeline
 from offbeat.runs.run_journal import RunJournal
@@ -32,9 +32,9 @@ def shown(run_dir: Path) -> dict[str, Any]:
 
 
 def test_lanes_and_incidents_of_aggregates_are_the_same_as_of_all_records(run_dir: Path) -> None:
-    fold = RunAggregates()
+    fold = RunStats()
     for event in read_journal(run_dir / "journal"):
-        fold.take(event)
+        fold.add(event)
     whole, parts = Timeline([fold.end_part(1)]), Timeline(RunJournal(run_dir).aggregates)
     assert whole.all_incidents() == parts.all_incidents()
     for lane, other in zip(whole.lanes(), parts.lanes(), strict=True):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from offbeat.config.loader import load_recipe
-from offbeat.controller.aggregates import Aggregates, RunAggregates
 from offbeat.controller.events import AnyEvent, Opened, Rewound, StepApplied
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import Aggregates
 from offbeat.plugins.simulation.audit_aggregates import audit_aggregates
 from offbeat.plugins.simulation.episode import run_episode
 from offbeat.plugins.simulation.schedule import PlannedFault
@@ -15,16 +16,16 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 
 
-class KeepsUndoneSteps(RunAggregates):
+class KeepsUndoneSteps(RunStats):
     """A rewind takes no step of its part back."""
 
-    def _rewound(self, event: Rewound) -> None:
+    def _rewound(self, event: Rewound, before_s: float, at_s: float) -> None:
         rows = list(self._rows)
-        super()._rewound(event)
+        super()._rewound(event, before_s, at_s)
         self._rows = rows
 
 
-class ForgetsRewinds(RunAggregates):
+class ForgetsRewinds(RunStats):
     """Steps of earlier parts that a rewind undoes stay."""
 
     def end_part(self, first_segment: int = 0) -> Aggregates:
@@ -32,18 +33,18 @@ class ForgetsRewinds(RunAggregates):
         return super().end_part(first_segment)
 
 
-class KeepsGroupsOfADeadController(RunAggregates):
+class KeepsGroupsOfADeadController(RunStats):
     """What a killed controller had dispatched counts as in flight under the next one."""
 
-    def _opened(self, before_s: float, at_s: float) -> None:
+    def _opened(self, event: Opened, before_s: float, at_s: float) -> None:
         loads, engines = dict(self._load), dict(self.carried.engine_of)
-        super()._opened(before_s, at_s)
+        super()._opened(event, before_s, at_s)
         self._load |= loads
         self._since = dict.fromkeys(loads, at_s)
         self.carried.engine_of |= engines
 
 
-class ForgetsTheOpenStep(RunAggregates):
+class ForgetsTheOpenStep(RunStats):
     """A step that is open at a snapshot ends there."""
 
     def end_part(self, first_segment: int = 0) -> Aggregates:
@@ -52,7 +53,7 @@ class ForgetsTheOpenStep(RunAggregates):
         return part
 
 
-class CountsMaskedSamples(RunAggregates):
+class CountsMaskedSamples(RunStats):
     """Masked samples count as samples of their step."""
 
     def _applied(self, event: StepApplied, before_s: float, at_s: float) -> None:
@@ -61,7 +62,7 @@ class CountsMaskedSamples(RunAggregates):
         self._rows[-1] = (*numbers[:3], numbers[3] + 1, *numbers[4:]), staleness
 
 
-class MissesGroups(RunAggregates):
+class MissesGroups(RunStats):
     """Every fifth group is none that the part is about."""
 
     def _about(self, prompt_index: int) -> None:
@@ -100,9 +101,7 @@ def test_the_sums_of_a_run_with_rewinds_and_a_restart_are_those_of_its_records(
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_sums_that_are_wrong_are_found(
-    planted: type[RunAggregates], journal: list[AnyEvent]
-) -> None:
+def test_sums_that_are_wrong_are_found(planted: type[RunStats], journal: list[AnyEvent]) -> None:
     """Where parts end is drawn by the number of records: one cut may show nothing of a bug."""
     shorter = [journal[: len(journal) - less] for less in range(5)]
     found = [each.invariant for part in shorter for each in audit_aggregates(part, planted)]

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.controller.history import History
 from offbeat.controller.journal import (
     JournalCorrupt,
     JournalFailed,
     open_journal,
     read_journal,
     recover,
-    recover_with_history,
+    recover_with_totals,
 )
 from offbeat.controller.journal.reading import fold, numbers, segment_path, snapshot_path
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
 from tests.support.ledger_model import receipt, state_of
 
 STEPS = 10_000
@@ -148,8 +148,6 @@ def test_times_and_rates_of_the_incarnations_so_far_are_in_the_snapshot(
 
     for incarnation in (1, 2, 3):
         asyncio.run(one_incarnation(incarnation))
-    whole = History()
-    for event in read_journal(tmp_path):
-        whole.take(event)
-    assert recover_with_history(tmp_path)[1] == whole
+    whole = RunStats.fold(read_journal(tmp_path)).totals
+    assert recover_with_totals(tmp_path)[1] == whole
     assert (whole.samples, whole.resumes) == (300, 2)

@@ -2,8 +2,7 @@
 
 from offbeat.controller.events import AnyEvent, Event, Joined, Opened, WorkerLost
 from offbeat.controller.group_table import GroupTable
-from offbeat.controller.history import History
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import Component
 from offbeat.telemetry.summary import Summary
@@ -49,11 +48,9 @@ def test_a_worker_that_was_replaced_while_nobody_called_it_was_lost_too() -> Non
 
 
 def summary_of(*events: Event) -> Summary:
-    table, history = GroupTable(), History()
-    for event in events:
-        history.take(event)
+    totals = RunStats.fold(events).totals
     names = {"run_id": "run-1", "name": "tiny", "steps_asked": 1}
-    return folded_summary(table, history, **names, outcome="failed", error=None)  # type: ignore[arg-type]
+    return summarize(GroupTable(), totals, **names, outcome="failed", error=None)  # type: ignore[arg-type]
 
 
 OPENED, RESUMED = Opened("run-1", 1, "a"), Opened("run-1", 2, "b")

@@ -9,9 +9,10 @@ import pytest
 from offbeat.controller.commands import Stop
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import Checkpointed, Claimed, Opened, Returned, Rewound
-from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
+from offbeat.controller.run_stats import RunStats
+from offbeat.controller.stats_records import RunTotals
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
@@ -119,20 +120,15 @@ def test_the_summary_counts_rewinds_and_incarnations_of_the_controller() -> None
 
 
 def test_the_summary_has_the_time_and_the_samples_of_all_incarnations() -> None:
-    history, speeds = History(), list[float]()
+    speeds = list[float]()
     for samples, serving_s in ((0, 0.0), (1000, 50.0)):
-        history.samples, history.serving_s, history.wall_s = samples, serving_s, 2 * serving_s
+        before = RunTotals(samples=samples, serving_s=serving_s, wall_s=2 * serving_s)
         world = World()
-
-        async def main(world: World = world) -> None:
-            controller = world.controller()
-            controller.progress.go_on_from(history)
-            await controller.run()
-
-        run(main())
+        world.journal.stats = RunStats(before)
+        world.run()
         told = world.built.progress.summary("run", "finished", None)
         speeds.append(told.samples_per_s)
-        own_s = told.wall_s - history.wall_s
+        own_s = told.wall_s - 2 * serving_s
     assert 0 < own_s < 50
     assert speeds[1] == pytest.approx((1000 + 80) / (50 + 80 / speeds[0]))
 

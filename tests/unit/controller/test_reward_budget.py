@@ -11,8 +11,8 @@ from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.errors import RewardCallBudgetSpent
 from offbeat.controller.events import Opened, RewardCallsMade
-from offbeat.controller.history import History
 from offbeat.controller.reward_budget import RewardBudget
+from offbeat.controller.run_stats import RunStats
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeGenerator, FakeRollouts
@@ -50,7 +50,7 @@ def test_a_run_within_its_budget_trains_all_its_steps_and_counts_its_calls() -> 
     world, rollouts = judged({"reward_call_budget": 100})
     world.run()
     world.assert_ledger_agrees()
-    assert rollouts.made == world.built.state.tally.reward_calls == 80  # 10 x 4 groups of 2
+    assert rollouts.made == world.built.state.costs.reward_calls == 80  # 10 x 4 groups of 2
 
 
 def test_the_run_ends_by_name_before_a_group_that_may_go_beyond_its_budget() -> None:
@@ -76,7 +76,7 @@ def test_calls_of_failed_rollouts_count() -> None:
     world, rollouts = judged({"reward_call_budget": 51, "data_retries": 3})
     world.rollouts.faults = {0: [bad_data(0)] * 3}
     assert isinstance(world.fail().causes[0], RewardCallBudgetSpent)
-    assert rollouts.made == world.built.state.tally.reward_calls == 50
+    assert rollouts.made == world.built.state.costs.reward_calls == 50
 
 
 def test_a_run_that_needs_no_further_group_does_not_ask_for_calls() -> None:
@@ -97,16 +97,12 @@ def test_a_group_is_dispatched_only_if_those_in_flight_may_make_all_their_calls(
 
 
 def test_a_resumed_run_goes_on_from_the_calls_of_the_ones_before() -> None:
-    history = History()
-    opened = Opened("run", 1, "a"), Opened("run", 2, "b")
-    history.take(opened[0])
-    history.take(RewardCallsMade("environment-0-old", 40))
-    history.take(opened[1])
+    before = Opened("run", 1, "a"), RewardCallsMade("environment-0-old", 40)
     world, rollouts = judged({"reward_call_budget": 60})
-    world.past, world.incarnation = history, 2
+    world.journal.stats, world.incarnation = RunStats.fold(before), 2
     assert isinstance(world.fail().causes[0], RewardCallBudgetSpent)
     assert rollouts.made == 20
-    assert world.built.state.tally.reward_calls == 60
+    assert world.built.state.costs.reward_calls == 60
 
 
 def test_a_late_report_is_counted_once_and_an_older_one_not_at_all() -> None:
@@ -115,7 +111,7 @@ def test_a_late_report_is_counted_once_and_an_older_one_not_at_all() -> None:
         state = world.controller().state
         for process, calls in (("a", 3), ("b", 5), ("a", 7), ("a", 3), ("b", 5)):
             state.reward_calls(process, calls)
-        assert state.tally.reward_calls == 12
+        assert state.costs.reward_calls == 12
         assert [event.calls for event in world.events(RewardCallsMade)] == [3, 5, 7]
 
     run(story())

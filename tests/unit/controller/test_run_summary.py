@@ -8,9 +8,9 @@ import pytest
 
 from offbeat.controller.commands import Stop
 from offbeat.controller.events import AnyEvent
-from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.run_summary import folded_summary
+from offbeat.controller.run_stats import RunStats, summarize
+from offbeat.controller.stats_records import RunTotals
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -27,14 +27,14 @@ def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
 
     run(main())
     told = world.built.progress.summary("run", "finished", None)
-    table, history = Ledger(), History()
+    table, stats = Ledger(), RunStats()
     events = cast("list[AnyEvent]", world.journal.events)
     for number, event in enumerate(events, start=1):
         table.apply(event)
-        history.take(msgspec.structs.replace(event, unix_s=float(number)))
-    found = folded_summary(
+        stats.add(msgspec.structs.replace(event, unix_s=float(number)))
+    found = summarize(
         table,
-        history,
+        stats.totals,
         run_id="run",
         name=told.name,
         steps_asked=told.steps_asked,
@@ -101,10 +101,10 @@ def test_a_stop_behind_the_last_step_has_ended_nothing() -> None:
 
 
 def test_a_run_that_took_no_step_has_no_bottleneck() -> None:
-    history = History()
-    history.tally.trainer_s = {"waiting_groups": 9.0, "compute": 1.0}
-    told = folded_summary(
-        Ledger(), history, run_id="run", name="sums", steps_asked=5, outcome="aborted", error="Stop"
+    totals = RunTotals()
+    totals.tally.trainer_s = {"waiting_groups": 9.0, "compute": 1.0}
+    told = summarize(
+        Ledger(), totals, run_id="run", name="sums", steps_asked=5, outcome="aborted", error="Stop"
     )
     assert told.verdict == ""
     assert told.trainer_waits == {"waiting_groups": 0.9}

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from offbeat.controller.events import AnyEvent, Event, Joined, Opened, Spent, TrainerReplaced
-from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_stats import RunStats
 from offbeat.messages.failures import Component
 from tests.support.virtual_time import run
 from tests.support.world import World
@@ -22,15 +22,8 @@ def trainer(incarnation_number: int) -> Joined:
     return Joined(Component.TRAINER, "trainer", f"incarnation-{incarnation_number}")
 
 
-def history_of(*events: Event) -> History:
-    history = History()
-    for event in events:
-        history.take(event)
-    return history
-
-
 def restarts(*events: Event) -> dict[Component, int]:
-    return history_of(*events).tally.restarts
+    return RunStats.fold(events).costs.restarts
 
 
 FIRST, SECOND = Opened("run", 1, "a"), Opened("run", 2, "a")
@@ -64,7 +57,7 @@ def test_the_actors_of_a_resumed_run_are_new_and_replace_nobody() -> None:
 def test_the_time_of_all_incarnations_is_added_up_but_not_that_of_their_starts() -> None:
     first = Spent({"starting": 5.0, "compute": 3.0}, {"compute": 4.0, "starting": 9.0}, 2.0, 1.0, 1)
     second = Spent({"waiting_groups": 2.0}, {"episodes": 4.0}, 2.0, 9.0, 1)
-    tally = history_of(FIRST, first, SECOND, second).tally
+    tally = RunStats.fold([FIRST, first, SECOND, second]).costs
     assert tally.shares() == (
         {"compute": 0.6, "waiting_groups": 0.4},
         {"compute": 0.5, "episodes": 0.5},
@@ -101,8 +94,8 @@ def test_the_summary_counts_what_was_lost_in_every_incarnation_of_the_controller
         world.controller()
         await story(world, strike, 15.0)
 
-    async def second(world: World, past: History) -> None:
-        world.controller().progress.go_on_from(past)
+    async def second(world: World) -> None:
+        world.controller()
         await story(world, strike, 200.0)
 
     killed = World(overrides)
@@ -111,7 +104,8 @@ def test_the_summary_counts_what_was_lost_in_every_incarnation_of_the_controller
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(events), type=list[AnyEvent]) == events
     world = World(overrides, ledger=Ledger.fold(events), incarnation=2, trainer=killed.trainer)
     world.generators.update(killed.generators)
-    run(second(world, history_of(*events)))
+    world.journal.stats = RunStats.fold(events)
+    run(second(world))
     summary = world.built.progress.summary("run", "finished", None)
     counted = {"engine": summary.restarts, "trainer": summary.trainer_restarts}
     assert counted == {"engine": 0, "trainer": 0} | {strike: 2}

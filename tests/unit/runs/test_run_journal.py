@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import StepApplied
 from offbeat.controller.journal import read_journal, read_parts
+from offbeat.controller.run_stats import RunStats
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.replay import replay
 from offbeat.runs.run_journal import RunJournal
@@ -43,9 +43,9 @@ def test_parts_cover_every_record_once_over_losses_and_a_new_controller(run_dir:
 
 
 def test_aggregates_say_what_one_fold_of_all_records_says(run_dir: Path) -> None:
-    fold = RunAggregates()
+    fold = RunStats()
     for event in read_journal(run_dir / "journal"):
-        fold.take(event)
+        fold.add(event)
     whole, parts = [fold.end_part(1)], RunJournal(run_dir).aggregates
     for name, column in AppliedSteps(whole).columns().items():
         assert column == pytest.approx(AppliedSteps(parts).columns()[name], nan_ok=True), name

@@ -36,7 +36,7 @@ class ABudgetOfCallsForgetsWhatIsInFlight(Planted):
     class BrokenBudget(RewardBudget):
         @property
         def covers_next_group(self) -> bool:
-            return self._state.tally.reward_calls + self._per_group <= (self._limit or 0)
+            return self._state.costs.reward_calls + self._per_group <= (self._limit or 0)
 
     def plant(self) -> None:
         become(self._rollout_pump._budget, self.BrokenBudget)  # noqa: SLF001 - a part of a part
@@ -69,8 +69,8 @@ class AReportOfCallsIsAddedUp(Planted):
 
     class BrokenState(RunState):
         def reward_calls(self, process: str, calls: int) -> None:
-            before = self.tally.reward_calls_of.get(process, 0)
-            self.count(RewardCallsMade(process, before + calls))
+            before = self.costs.reward_calls_of.get(process, 0)
+            self.ledger.note(RewardCallsMade(process, before + calls))
 
     def plant(self) -> None:
         become(self.state, self.BrokenState)
@@ -97,7 +97,7 @@ class ALostWorkerIsRecordedForEachOfItsGroups(Planted):
     class BrokenRetries(RetryPolicy):
         def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
             if isinstance(failure, ActorLost):
-                self._state.count(WorkerLost(failure.actor, failure.detail))
+                self._state.ledger.note(WorkerLost(failure.actor, failure.detail))
             return super().after(task, failure, incarnation)
 
     def plant(self) -> None:

@@ -1,0 +1,203 @@
+"""Sums over the records of a run, as a journal's snapshots and aggregates encode them. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from offbeat.controller.events import AnyEvent, RewardCallsMade, Spent
+from offbeat.messages.failures import Component
+from offbeat.telemetry.time_accounting import serving_shares, verdict
+
+STEP_FIELDS: Final = (
+    *("version", "unix_s", "reward", "samples", "tokens", "masked_samples"),
+    "pause_s",  # the longest time without any record; NaN before the first weights were served
+)
+"""Numbers of a step, in this order in a row of ``Aggregates.steps``."""
+
+_FORMER_KEPT: Final = 64  # former processes of workers whose calls are remembered one by one
+
+
+# --- over the whole run --------------------------------------------------------------------------
+
+
+class RunCosts(msgspec.Struct):
+    """Costs of a run over all incarnations: processes replaced, time spent.
+
+    Its size does not grow with the run.
+    """
+
+    processes: dict[str, str] = {}
+    """Incarnation of each present engine, worker and trainer that answered last."""
+    restarts: dict[Component, int] = {}
+    """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
+    trainer_s: dict[str, float] = {}
+    """Seconds of the trainer by ``TrainerTime``, over all steps."""
+    engine_s: dict[str, float] = {}
+    """Seconds of all engines by ``GeneratorTime``, over all steps."""
+    generate_s: float = 0.0
+    """Time of a group in its engine, a mean of each step, summed."""
+    reward_s: float = 0.0
+    """Time in environment and reward."""
+    syncs: int = 0
+    """Weight syncs that an engine took."""
+    retired: dict[str, str] = {}
+    """Engines retired since the run was last started or resumed, with the last failure of each."""
+    reward_calls: int = 0
+    """Calls of reward functions, over all workers and incarnations."""
+    reward_calls_of: dict[str, int] = {}
+    """Calls of each process of a worker since the run was last started or resumed.
+
+    Of replaced processes only those that reported last are kept: a report of one may be late.
+    """
+    worker_losses: int = 0
+    """How often an environment worker was lost, whether it came back or not."""
+    lost_workers: dict[str, str] = {}
+    """Workers that were lost and have not answered since, with the reason for each."""
+
+    def add_process(self, component: Component, name: str, incarnation: str) -> None:
+        """Add a process that answered; it replaces the one that answered under its name before."""
+        if self.processes.get(name) not in {None, incarnation}:
+            self.restarts[component] = self.restarts.get(component, 0) + 1
+        self.processes[name] = incarnation
+        self.lost_workers.pop(name, None)
+
+    def add_worker_loss(self, worker: str, reason: str) -> None:
+        """Add the loss of an environment worker."""
+        self.worker_losses += 1
+        self.lost_workers[worker] = reason
+
+    def add_time(self, spent: Spent) -> None:
+        """Add the time of a step."""
+        _add_seconds(self.trainer_s, spent.trainer)
+        _add_seconds(self.engine_s, spent.engines)
+        self.generate_s += spent.generate_s
+        self.reward_s += spent.reward_s
+        self.syncs += spent.syncs
+
+    def add_reward_calls(self, made: RewardCallsMade) -> None:
+        """Add the calls of a worker's process since its last report."""
+        self.reward_calls += made.calls - self.reward_calls_of.pop(made.process, 0)
+        self.reward_calls_of[made.process] = made.calls  # last: in the order of reports
+        if len(self.reward_calls_of) > _FORMER_KEPT + 2 * len(self.processes):
+            self._forget_former()
+
+    def _forget_former(self) -> None:
+        """Forget the calls of processes that were replaced long ago; they stay counted."""
+        present = set(self.processes.values())
+        former = [each for each in self.reward_calls_of if each not in present]
+        for each in former[:-_FORMER_KEPT]:
+            del self.reward_calls_of[each]
+
+    def forget_processes(self) -> None:
+        """Forget all processes, because all actors are new.
+
+        None of them replaces one, and no engine is retired. What they have cost stays counted.
+        """
+        self.processes, self.retired, self.reward_calls_of = {}, {}, {}
+        self.lost_workers = {}
+
+    def is_new(self, name: str, incarnation: str) -> bool:
+        """Return whether this process did not answer last under this name, or was lost since."""
+        return self.processes.get(name) != incarnation or name in self.lost_workers
+
+    def is_unseen_loss(self, name: str, incarnation: str) -> bool:
+        """Return whether this process replaces one whose loss nobody has noticed."""
+        before = self.processes.get(name)
+        return before not in {None, incarnation} and name not in self.lost_workers
+
+    def shares(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the shares of trainer and engines without their starts; each sums to 1."""
+        return serving_shares(self.trainer_s, self.engine_s)
+
+    def verdict(self) -> str:
+        """Return the bottleneck of the run."""
+        trainer, engines = self.shares()
+        return verdict(trainer, engines, generate_s=self.generate_s, reward_s=self.reward_s)
+
+
+class RunTotals(msgspec.Struct):
+    """Times and rates of all incarnations so far. Part of the journal's snapshots.
+
+    Its size does not grow with the run. Times are those of the journal; the time between two
+    incarnations is not counted. An event without a time adds no time.
+    """
+
+    wall_s: float = 0.0
+    """Seconds from the first to the last event of each incarnation, summed."""
+    serving_s: float = 0.0
+    """The part of ``wall_s`` since the first weights of each incarnation were served."""
+    samples: int = 0
+    """Valid samples trained, also by steps that a rewind has undone."""
+    masked_samples: int = 0
+    """Masked samples of the groups trained."""
+    tokens: int = 0
+    """Prompt and response tokens of the groups trained."""
+    first_step_s: float | None = None
+    """``wall_s`` at the end of the first step."""
+    resumes: int = 0
+    """Incarnations that were started by another driver than the one before."""
+    driver: str | None = None
+    """The process that started the last incarnation; None before any."""
+    serving: bool = False
+    """Whether the last incarnation has served weights."""
+    at_s: float = 0.0
+    """The time of day of the last event."""
+    tally: RunCosts = msgspec.field(default_factory=RunCosts)
+    """The costs of all incarnations so far."""
+
+
+# --- over the records between two snapshots ------------------------------------------------------
+
+
+class RareEvent(msgspec.Struct, frozen=True, array_like=True):
+    """A record of which a run has few: a process that was lost, came back, or a rewind."""
+
+    version: int  # the trainer's, before it
+    before_unix_s: float  # the time of the record before it
+    event: AnyEvent
+
+
+class Aggregates(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the records of some successive segments. Times are times of day."""
+
+    first_segment: int
+    records: int
+    began_unix_s: float
+    ended_unix_s: float
+    lowest_group: int  # least and greatest prompt index that a move of these records is about;
+    highest_group: int  # -1 if there is none
+    steps: bytes  # float64, a row of STEP_FIELDS for each step applied here that stands at the end
+    staleness: bytes  # int64, rows of (number of the step's row, versions behind, samples)
+    undone_to: int | None  # steps after this version that earlier parts applied are undone
+    rare: tuple[RareEvent, ...]
+    quiet: tuple[tuple[float, float, int], ...]  # from, to, trainer's version: no record between
+    quiet_left_out: int
+    engines: tuple[str, ...]  # that have served weights so far
+    width_s: float  # of the bins below, which begin at began_unix_s
+    trainer_busy: bytes  # float32 per bin: seconds in which a step was open
+    sync_busy: bytes  # between a release and the last engine that serves it
+    engine_busy: dict[str, bytes]  # in which the engine had a group
+    trainer_s: dict[str, bytes]  # seconds of the trainer by TrainerTime
+    engine_s: dict[str, bytes]  # of all engines together, by GeneratorTime
+
+
+class CarriedState(msgspec.Struct):
+    """State that a part hands to the next one, and that the group table does not have."""
+
+    version: int = 0
+    at_s: float = 0.0  # of the last record
+    serving: bool = False  # this incarnation has served weights
+    pause_s: float = 0.0  # the longest of the step in progress
+    lap_s: float = 0.0  # where the time that the next Spent attributes begins
+    trainer_since_s: float | None = None  # when the open step was claimed
+    released_s: float | None = None
+    synced_s: float = 0.0  # to where the time since the release is counted
+    engines: list[str] = []
+    lost: list[str] = []
+    engine_of: dict[int, str] = {}  # of each group in flight
+
+
+def _add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for category, value in seconds.items():
+        total[category] = total.get(category, 0.0) + value
