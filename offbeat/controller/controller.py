@@ -312,8 +312,8 @@ class Controller:
                 await state.waits.unlisted(lambda: state.ledger.intent is None)
 
     def _step_done(self, measures: StepMetricsBuilder) -> None:
-        busy = self.progress.step_done(measures)
-        self._ports.telemetry.emit(measures.step, measures.version, {**measures.metrics(), **busy})
+        metrics = self.progress.step_done(measures)
+        self._ports.telemetry.emit(measures.step, measures.version, metrics)
 
     def _where(self) -> str:
         state = self.state

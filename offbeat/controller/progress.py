@@ -2,7 +2,7 @@
 
 import platform
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Literal
 
@@ -40,7 +40,7 @@ class Progress:
         self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
         self._ended_at: float | None = None
-        self._last: StepMetricsBuilder | None = None
+        self._last: Mapping[str, float] = {}  # metrics of the last step; empty before any
         self._verdict = ""
         self._has_rewards = state.config.environment.name != "demonstrations"
         self._is_taught = state.config.algorithm.loss.teacher_path is not None
@@ -51,11 +51,10 @@ class Progress:
     def ended(self) -> None:
         self._ended_at = self._clock()
 
-    def step_done(self, measures: StepMetricsBuilder) -> dict[str, float]:
-        """Add one step, its weight sync included; return the utilization metrics."""
+    def step_done(self, measures: StepMetricsBuilder) -> Mapping[str, float]:
+        """Add one step, its weight sync included; return its metrics."""
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
-        self._last = measures
         if measures.sync is not None:
             self._pauses_s.add(measures.sync.pause_s)
             self._transfers_s.add(measures.sync.transfer_s)
@@ -63,7 +62,8 @@ class Progress:
         self._steps_with_signal += measures.has_signal
         for name, rewards in measures.rewards_by_environment().items():
             self._by_environment[name].append(fmean(rewards))
-        return self._busy_metrics(measures)
+        self._last = {**measures.metrics(), **self._busy_metrics(measures)}
+        return self._last
 
     def _busy_metrics(self, measures: StepMetricsBuilder) -> dict[str, float]:
         trainer, engines = self._state.observer.times.lap()
@@ -81,9 +81,8 @@ class Progress:
 
     def status(self) -> Status:
         """Return the run's present status."""
-        state, ledger, last = self._state, self._state.ledger, self._last
+        state, ledger, seen = self._state, self._state.ledger, self._last
         shares = self._state.observer.times.shares()
-        seen = {} if last is None else last.metrics()
         serving_s = self._serving_s()
         staleness_max = seen.get("off_policy/staleness_max")
         return Status(
@@ -143,7 +142,7 @@ class Progress:
             else "",
             reward_first=None if rewards is None else rewards.first,
             reward_last=None if rewards is None else rewards.last,
-            loss=None if self._last is None else self._last.metrics().get("train/loss"),
+            loss=self._last.get("train/loss"),
             steps_with_signal=self._steps_with_signal
             if self._has_rewards and not self._is_taught
             else None,

@@ -83,6 +83,7 @@ class StepMetricsBuilder:
             releases: Metrics of the releases so far, and of what was sent of them.
         """
         self.result, self.sync = result, sync
+        self._rewards_by_group = [receipt.valid_rewards for receipt in self.receipts]
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
         self.version = state.ledger.trainer_version
         self._fleet = {
@@ -113,7 +114,7 @@ class StepMetricsBuilder:
     @property
     def rewards(self) -> list[float]:
         """Return the rewards of the valid samples."""
-        return [reward for receipt in self.receipts for reward in receipt.valid_rewards]
+        return [reward for rewards in self._rewards_by_group for reward in rewards]
 
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
         """Return the mean over the groups of their time in the engine, or in the reward."""
@@ -123,7 +124,7 @@ class StepMetricsBuilder:
     @property
     def has_signal(self) -> bool:
         """Return whether the rewards of any group differ."""
-        return any(min(each) < max(each) for each in (r.valid_rewards for r in self.receipts))
+        return any(min(each) < max(each) for each in self._rewards_by_group)
 
     @property
     def train_s(self) -> float:
@@ -136,7 +137,7 @@ class StepMetricsBuilder:
         generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
         out_of_turns = sum(r.finish_reasons.count(OUT_OF_TURNS) for r in self.receipts)
-        flat = sum(min(each) == max(each) for each in (r.valid_rewards for r in self.receipts))
+        flat = sum(min(each) == max(each) for each in self._rewards_by_group)
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
         return {
             **self.result.metrics,
@@ -192,7 +193,7 @@ class StepMetricsBuilder:
     def _rewards_by_name(self) -> dict[str, float]:
         """Return the mean of each named reward, over the valid samples that it applies to."""
         values, skipped = defaultdict[str, list[float]](list), defaultdict[str, float](float)
-        samples = sum(len(receipt.valid_rewards) for receipt in self.receipts)
+        samples = sum(map(len, self._rewards_by_group))
         for receipt in self.receipts:
             for name, by_sample in receipt.rewards_by_name:
                 valid = receipt.of_valid(by_sample)
