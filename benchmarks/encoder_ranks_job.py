@@ -28,13 +28,15 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, ProcessGroupWire, Wire
-from offbeat.plugins.encoder_ranks.choose import grid_trainer_kind
+from offbeat.plugins.encoder_ranks.loading import GridLoader
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.sides import Side
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
 from tests.support.grid_steps import feed
 
 _CPU = torch.device("cpu")
@@ -115,7 +117,7 @@ def measured(peers: Peers, layout: Layout, size: Size, path: Path, steps: int) -
     """Return what this rank saw of so many steps."""
     with _trainer_of(peers, layout, path, None) as (trainer, replicas):
         bridge, step, seen = TimedBridge(peers.rank), make_step(size, size.groups), []
-        trainer._bridge = bridge  # noqa: SLF001 -- a recipe has no other bridge
+        trainer.passes.exchange.bridge = bridge
         for number in range(1, steps + 1):
             bridge.inside_s = bridge.waited_s = 0.0
             peers.all_reduce_max([number])
@@ -169,19 +171,17 @@ def _trainer_of(
     }
     if layout.backend == "torch":
         config = TorchTrainerConfig(**sizes)
-        kind = grid_trainer_kind(config, peers.rank)
-        yield kind(path, trainer=config, max_model_len=1024, **given), Replicas.of(config)
+        parts = TorchParts(GridLoader, state=GridState, passes=wrap_passes)
+        trainer = TorchTrainer(path, trainer=config, max_model_len=1024, parts=parts, **given)
+        yield trainer, Replicas.of(config)
         return
     from megatron.core import parallel_state  # noqa: PLC0415 -- an extra
 
-    from offbeat.plugins.encoder_ranks.layout import side_grid  # noqa: PLC0415
-    from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer  # noqa: PLC0415
-    from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer  # noqa: PLC0415
+    from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind  # noqa: PLC0415
     from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- needs the extra
 
     config = MegatronTrainerConfig(**sizes)
-    is_encoder = side_grid(config).side_of(peers.rank) is Side.TOWER
-    kind = MegatronEncoderTrainer if is_encoder else MegatronLanguageTrainer
+    kind = grid_trainer_kind(config, peers.rank)
     with cpu_stands_in("cpu"):
         try:
             yield kind(path, trainer=config, **given), Replicas.of(config)

@@ -174,7 +174,7 @@ def compare_layouts(path: Path, rounds: int, numbers: list[int]) -> None:
     """Print CPU seconds of one chunk by layout, and the trainer's choice."""
     for name, size in [list(SIZES.items())[number] for number in numbers]:
         trainer = make_trainer(path, 8192, recompute=False)
-        own: MicrobatchPlanner = trainer._planner  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        own: MicrobatchPlanner = trainer.own_passes.planner
         groups, prompt, samples, response = size
         step = [make_group(prompt, samples, response, seed) for seed in range(groups)]
         batch, _ = own.cut(step, only_trained=True)
@@ -185,7 +185,7 @@ def compare_layouts(path: Path, rounds: int, numbers: list[int]) -> None:
         for turn in range(rounds + 1):
             for layout in RowLayout:
                 number += 1
-                trainer._planner = Forced(*fields, layout, call_pairs=own.call_pairs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                trainer.own_passes.planner = Forced(*fields, layout, call_pairs=own.call_pairs)
                 began = time.process_time()
                 chunk(trainer, step, number)
                 if turn:

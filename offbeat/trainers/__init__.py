@@ -2,6 +2,8 @@
 
 rank                  one rank: fence, classified failures, checkpoints, releases; a Ray actor inherits it
 backend               base class of every backend: begin, microbatch, finish, save and load state
+model_trainer         the trainer of a real model, from parts: one rank's split step over sums of gradients
+parts                 interfaces of these parts: passes, updates, state
 step_guard            the order in which the calls of a step are accepted         (pure)
 step_sums             sums of a step over its microbatches and ranks
 batches/              prompt groups as padded rows and tensors

@@ -10,6 +10,7 @@ Recomputation, padding and operations between the products do not count.
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +66,12 @@ class ModelFlops:
         """Return the FLOPs of a microbatch."""
         tokens, pairs = tokens_and_pairs(packed)
         return self.token * tokens + self.place * len(packed.predicts_U) + self.pair * pairs
+
+
+def count_work(microbatches: Sequence[PackedRows], flops: ModelFlops | None) -> tuple[int, float]:
+    """Return the tokens of microbatches without padding, and their FLOPs; 0 if these are not known."""
+    tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
+    return tokens, 0.0 if flops is None else sum(map(flops.of, microbatches))
 
 
 def tokens_and_pairs(packed: PackedRows) -> tuple[int, int]:

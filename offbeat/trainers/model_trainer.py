@@ -6,16 +6,13 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 """
 
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Required, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -27,6 +24,7 @@ from offbeat.config.sections.loss import LossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.training import ChunkResult, StepResult
+from offbeat.models.media_rules import MediaRules
 from offbeat.trainers.backend import (
     Advantages,
     LogprobColumns,
@@ -38,9 +36,10 @@ from offbeat.trainers.backend import (
 )
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
-from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import ExpertLoad
-from offbeat.trainers.flops import ModelFlops, known_peak, tokens_and_pairs
+from offbeat.trainers.flops import known_peak
 from offbeat.trainers.held_columns import read_groups
 from offbeat.trainers.minibatches import (
     HeldGroups,
@@ -48,18 +47,15 @@ from offbeat.trainers.minibatches import (
     combined_outcome,
     update_metrics,
 )
-from offbeat.trainers.movement import UpdateResult, check_moved
+from offbeat.trainers.movement import check_moved
+from offbeat.trainers.parts import ModelState, Passes, Updates
 from offbeat.trainers.pass_timer import PassTimer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.weights import shared_digest, torch_dtype
+from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format import find_wire_format
-from offbeat.weight_sync.wire_format_plugin import WireFormat
-
-T = TypeVar("T")
-LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
-"""(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate."""
 
 
 class RankOptions(TypedDict, total=False):
@@ -97,7 +93,7 @@ def _advantage_sums(batch: Batch, advantages: Advantages) -> AdvantageSums:
 
 
 class ModelTrainer(TrainerBackend):
-    """One rank's trainer of a model.
+    """One rank's trainer of a model, built from parts: passes, updates and state.
 
     Every rank of a world makes one, and all make the same calls in the same order, each with its
     own share of the groups, which may be empty. Results are equal on all ranks, but for
@@ -106,18 +102,21 @@ class ModelTrainer(TrainerBackend):
     One step, from the loss to the optimizer:
 
     1. ``_begin``: sums of zero, no gradients.
-    2. ``_accumulate``, per chunk: ``MicrobatchPlanner.cut`` packs the share into microbatches.
-    3. ``_add_gradients``, per microbatch: the forward pass gives the logprobs and entropies, ``loss_of``
-       a sum over tokens, not a mean; ``backward`` adds its gradients. The sums go to ``StepSums``.
+    2. ``_accumulate``, per chunk: ``Passes.cut`` packs the share into microbatches.
+    3. ``Passes.add_gradients``: the forward pass of each microbatch gives the logprobs and entropies,
+       ``loss_of`` a sum over tokens, not a mean; ``backward`` adds its gradients. The sums go to
+       ``StepSums``.
     4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per optimizer step.
-    5. ``_apply``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
+    5. ``Updates.step``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
 
     With several optimizer steps (``LossSpec.optimizer_steps``), 2 checks and holds the groups, and 4
     repeats 3 to 5 for each minibatch of each epoch.
     """
 
-    _planner: MicrobatchPlanner  # every backend sets it
-    _flops: ModelFlops | None  # of the model, likewise; None: they are not known
+    # Every backend sets these
+    passes: Passes[Any]
+    updates: Updates
+    model_state: ModelState
 
     def __init__(
         self, model_path: str | Path, optimizer: OptimizerConfig, **options: Unpack[RankOptions]
@@ -139,8 +138,6 @@ class ModelTrainer(TrainerBackend):
         self._dtype = torch_dtype(options["model"].dtype)
         self._sums: StepSums | None = None  # of the open step
         self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
-        self.expert_load: ExpertLoad | None = None  # of a model with experts; every backend sets it
-        self._teacher_path: str | None = None  # of the logprobs that are being computed
 
     def prepare_logprobs(
         self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
@@ -149,15 +146,14 @@ class ModelTrainer(TrainerBackend):
 
         Gradients of an open step stay. Reference and teacher are loaded when they are first needed.
         """
-        self._teacher_path = request.get("teacher")
-        batch, microbatches = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: self._planner.cut(read_groups(chunk), only_trained=False)
+        batch, microbatches = self.passes.agree(
+            "prepare_logprobs", lambda: self.passes.cut(read_groups(chunk), only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in range(len(chunk))]
         for name in requested_columns(request):
             count = 0 if batch is None else len(batch.tokens)
             with torch.no_grad():
-                values = self._logprobs(name, count, microbatches, request["temperature"])
+                values = self.passes.logprobs(name, count, microbatches, request)
             for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
                 columns[group][name] = part
         return columns
@@ -166,9 +162,57 @@ class ModelTrainer(TrainerBackend):
         self, prompts: Sequence[Sequence[int]], count: int, *, quantize: str | None = None
     ) -> TopLogprobs:
         if quantize is None:
-            return self._top_logprobs(prompts, count)
-        with self._quantized_matrices(find_wire_format(quantize)):
-            return self._top_logprobs(prompts, count)
+            return self.passes.top_logprobs(prompts, count)
+        with self.model_state.quantized(find_wire_format(quantize)):
+            return self.passes.top_logprobs(prompts, count)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.passes.facts.vocabulary
+
+    @property
+    def media_rules(self) -> MediaRules:
+        return self.passes.facts.media_rules
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """Return the load of the experts; None of a model without them."""
+        return self.passes.facts.expert_load
+
+    # --- the state -------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self.model_state.identity
+
+    @property
+    def state_nbytes(self) -> int:
+        return self.model_state.nbytes
+
+    @property
+    def parameters(self) -> int:
+        return self.model_state.parameters
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
+        return self.model_state.named_weights()
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        return self.model_state.held_regions()
+
+    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
+        """Write a Hugging Face directory as ``ModelState.export`` does. All ranks call it together."""
+        self.model_state.export(Path(directory), file_bytes=file_bytes)
+
+    def _save(self, directory: Path) -> None:
+        self.model_state.save(directory)
+
+    def _load(self, directory: Path) -> None:
+        self.model_state.load(directory)
+
+    def _initialise(self) -> None:
+        self.model_state.reset()
 
     def current_digest(self) -> str:
         """Return the digest like the base class; all ranks compute it if one of them has to."""
@@ -184,13 +228,15 @@ class ModelTrainer(TrainerBackend):
     # --- the step --------------------------------------------------------------------------------
 
     def _begin(self, loss: LossSpec) -> None:
-        self._sums = StepSums(loss, replica=self._replica)
+        self._sums = StepSums(loss, replica=self.passes.facts.replica)
         self._held = HeldGroups(loss.minibatches)
+        self.passes.begin_step()
         self._begin_update()
 
     def _begin_update(self) -> None:
         """Prepare for the first microbatch of an optimizer step."""
-        self._begin_gradients()
+        self.passes.begin_update()
+        self.updates.begin()
         if self.expert_load is not None:
             self.expert_load.begin()
 
@@ -222,35 +268,33 @@ class ModelTrainer(TrainerBackend):
             return part.loss
 
         trained, microbatches, result = self._read(chunk, advantages, sums)
-        timer = PassTimer(self._device)
-        self._add_gradients(microbatches, loss_of, sums.loss.temperature)
+        timer = PassTimer(self.passes.facts.device)
+        self.passes.add_gradients(microbatches, loss_of, sums.loss)
         timer.stop()
-        own = microbatches[: result.microbatches]  # the rest is padding
-        tokens = sum(tokens_and_pairs(each)[0] for each in own)
-        flops = 0.0 if self._flops is None else sum(map(self._flops.of, own))
-        self._step.add_work(tokens, flops, timer.seconds)
+        work = self.passes.count_work(microbatches[: result.microbatches])  # the rest is padding
+        if work is not None:
+            self._step.add_work(*work, timer.seconds)
         return result
 
     def _read(
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
-    ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
+    ) -> tuple[TrainedGroups | None, list[Any], ChunkResult]:
         """Return this rank's groups as the loss reads them, their microbatches, and counts."""
+        device = self.passes.facts.device
 
-        def read() -> tuple[tuple[TrainedGroups | None, int], list[PackedRows]]:
+        def read() -> tuple[tuple[TrainedGroups | None, int], list[Any]]:
             groups = read_groups(chunk)
-            batch, own = self._planner.cut(groups, only_trained=True)
+            batch, own = self.passes.cut(groups, only_trained=True)
             if batch is None:
                 return (None, 0), own
             config, version = sums.loss.config, self.steps_applied
-            inputs_of = loss_tokens(
-                batch, groups, advantages, config, self._device, version=version
-            )
+            inputs_of = loss_tokens(batch, groups, advantages, config, device, version=version)
             return (
                 TrainedGroups(batch, inputs_of, _advantage_sums(batch, advantages)),
                 len(own),
             ), own
 
-        (trained, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
+        (trained, count), microbatches = self.passes.agree("microbatch", read)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
         sequences = 0 if trained is None else len(trained.batch.wanted_samples)
@@ -281,10 +325,10 @@ class ModelTrainer(TrainerBackend):
             tokens=counts.tokens,
             sequences=counts.sequences,
             chunks=sums.chunks,
-            metrics=of_all.totals.metrics | update_metrics(outcomes) | load,
+            metrics=of_all.totals.metrics | update_metrics(outcomes) | load | self.passes.measure(),
             reason=of_all.reason,
             compute_s=sums.compute_s + took_s,
-            speed=counts.speed(known_peak(self._device, self._dtype)),
+            speed=counts.speed(known_peak(self.passes.facts.device, self._dtype)),
         )
 
     def _sums_of_updates(self) -> Iterator[StepSums]:
@@ -294,7 +338,7 @@ class ModelTrainer(TrainerBackend):
             yield step
             return
         for chunk, advantages in self._held.in_order(step.loss.epochs):
-            self._discard_gradients()
+            self.updates.drop_gradients()
             self._begin_update()
             sums = StepSums(step.loss, of_batch=self._held.advantage_sums)
             result = self._add_groups(chunk, advantages, sums)
@@ -302,101 +346,31 @@ class ModelTrainer(TrainerBackend):
             yield sums
 
     def _totals(self, sums: StepSums) -> StepTotals:
-        return sums.totals(self.peers, contributes=self._is_replica_leader)
+        return sums.totals(self.peers, contributes=self.passes.facts.leads_replica)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
         """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
         if totals.refusal:
             return 0.0, totals.refusal
-        applied, norm, movement = self._apply(totals.denominator, rate)
+        applied, norm, movement = self.updates.step(totals.denominator, rate)
         if not applied:
             return norm, f"gradient norm is {norm}"
         step = self.steps_applied + 1
         check_moved(self.peers, movement, step=step, learning_rate=rate, grad_norm=norm)
         if self.expert_load is not None:
-            self.expert_load.apply(self._router_biases())
+            self.expert_load.apply(self.passes.router_biases())
         return norm, ""
 
     def _drop(self) -> None:
+        if self._sums is not None:
+            self.passes.undo()
         self._close_sums()
 
     def _close_sums(self) -> None:
         self._sums, self._held = None, HeldGroups(1)  # whatever becomes of the gradients
-        self._discard_gradients()
+        self.updates.drop_gradients()
 
     @property
     def _step(self) -> StepSums:
         assert self._sums is not None  # noqa: S101 -- the guard lets nothing through otherwise
         return self._sums
-
-    # --- of each backend -------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def _device(self) -> torch.device: ...
-
-    @property
-    def _is_replica_leader(self) -> bool:
-        """Return whether this rank contributes its replica's sums to those of the step."""
-        return True
-
-    @property
-    def _replica(self) -> int:
-        """Return the number of the replica, whose ranks train the same groups."""
-        return self.peers.rank
-
-    @abstractmethod
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
-
-    @abstractmethod
-    def _prepared_on_all_ranks(
-        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
-    ) -> tuple[T, list[PackedRows]]:
-        """Return what ``read`` returned, its microbatches followed by padding.
-
-        Afterwards ranks that compute together have equally many microbatches.
-
-        Raises:
-            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
-        """
-
-    @abstractmethod
-    def _logprobs(
-        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
-    ) -> NDArray[np.float32]:
-        """Return [count] log-probabilities under the policy or the reference; see ``name``."""
-
-    @abstractmethod
-    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        """Return ``top_logprobs`` by the weights as they are."""
-
-    @abstractmethod
-    def _quantized_matrices(self, wire_format: WireFormat) -> AbstractContextManager[None]:
-        """Return a context in which the matrices of a format have the values that engines compute with."""
-
-    @abstractmethod
-    def _model_of(self, name: str) -> object:
-        """Return what computes a column of logprobs. All ranks load it together at the first call."""
-
-    @abstractmethod
-    def _begin_gradients(self) -> None:
-        """Prepare for the first microbatch of a step, without gradients."""
-
-    @abstractmethod
-    def _add_gradients(
-        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
-    ) -> None:
-        """Run forward and backward passes. ``loss_of`` is not called for padding."""
-
-    @abstractmethod
-    def _apply(self, denominator: float, rate: float) -> UpdateResult:
-        """Normalise and clip the gradients and update the weights, if the norm is finite."""
-
-    def _router_biases(self) -> list[tuple[int, Tensor]]:
-        """Return this rank's routers that choose experts by a bias: index of the layer, and bias [E]."""
-        return []
-
-    @abstractmethod
-    def _discard_gradients(self) -> None:
-        """Discard all gradients of the step. Idempotent."""

@@ -4,7 +4,7 @@ The models of a recipe import this module, so it imports none of them.
 """
 
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from offbeat.config.base import Config
@@ -125,8 +125,8 @@ class TrainerPart(ABC):
         del config, rank
         return parts
 
-    def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any] | None:
-        """Return the class of a rank's trainer; None: the class of the backend."""
+    def choose_trainer(self, config: "RunConfig", rank: int) -> Callable[..., Any] | None:
+        """Return what makes a rank's trainer, if its backend is a plug-in; None: the backend's class."""
         del config, rank
         return None
 
@@ -171,9 +171,9 @@ def freezing_part(config: "RunConfig") -> TrainerPart | None:
     return next((part for part in parts_of(config) if part.freezes_model), None)
 
 
-def choose_trainer(config: "RunConfig", rank: int, default: type[T]) -> type[T]:
-    """Return the class of a rank's trainer, which a part may exchange."""
-    chosen: type[Any] = default
+def choose_trainer(config: "RunConfig", rank: int, default: Callable[..., T]) -> Callable[..., T]:
+    """Return what makes a rank's trainer, which a part may exchange."""
+    chosen: Callable[..., Any] = default
     for part in parts_of(config):
         chosen = part.choose_trainer(config, rank) or chosen
     return chosen

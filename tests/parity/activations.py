@@ -92,7 +92,7 @@ def recorded_of_tokens(
         flat: What a module returned, of its entry, as [places, width], whole.
     """
     calls, found = dict[str, list[Tensor]](), Activations()
-    chunk, add = list[PackedRows](), trainer._add_gradients  # noqa: SLF001 -- watched
+    chunk, add = list[PackedRows](), trainer.passes.add_gradients
 
     def watched(microbatches: Sequence[PackedRows], *further: Any) -> None:
         chunk.extend(microbatches)
@@ -102,7 +102,7 @@ def recorded_of_tokens(
         made = returned if isinstance(returned, Tensor) else returned[0]
         calls.setdefault(name, []).append(flat(name, made.detach()).double())
 
-    trainer._add_gradients = watched  # noqa: SLF001 -- as above
+    trainer.passes.add_gradients = watched
     handles = [
         module.register_forward_hook(partial(note, name))
         for name, module in (*layers.items(), *heads.items())
@@ -112,7 +112,7 @@ def recorded_of_tokens(
     finally:
         for handle in handles:
             handle.remove()
-        trainer._add_gradients = add  # noqa: SLF001 -- as above
+        trainer.passes.add_gradients = add
     order = np.argsort(np.concatenate([each.source_N for each in chunk]))
     for name, made in calls.items():
         parts = [

@@ -13,10 +13,17 @@ from offbeat.config.sections.loss import ClipRangeLossConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.state import TorchState
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+
+
+def state_of(trainer: TorchTrainer) -> TorchState:
+    """Weights and optimizer of a torch trainer."""
+    assert isinstance(trainer.model_state, TorchState)
+    return trainer.model_state
 
 
 def run_step(

@@ -1,47 +1,42 @@
-"""Base of the trainers of encoder ranks, of any backend: media of lanes, and their gradients."""
+"""Passes of encoder ranks, of any backend: media of lanes, and their gradients."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Unpack, cast
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.media import Media
-from offbeat.messages.training import ChunkResult
 from offbeat.models.media_canaries import canary_media
 from offbeat.models.media_passes import FeaturesMismatch
 from offbeat.plugins.encoder_ranks.bridge import Kind, dtype_code, gradient_dtype
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
-from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer
+from offbeat.plugins.encoder_ranks.exchange import Exchange
 from offbeat.plugins.encoder_ranks.provenance import MergedMedia, matched
 from offbeat.plugins.encoder_ranks.tower_proof import example, stacked
-from offbeat.trainers.backend import (
-    Advantages,
-    LogprobColumns,
-    LogprobRequest,
-    TopLogprobs,
-    requested_columns,
-)
+from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.fitness import check_media
-from offbeat.trainers.batches.packing import PackedRows
-from offbeat.trainers.held_columns import read_groups
-from offbeat.trainers.model_trainer import TrainedGroups
+from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.parts import LossOf, Passes, RankFacts
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
-from offbeat.trainers.step_sums import StepSums
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,
     TEACHER_LOGPROBS,
+    Columns,
 )
+
+T = TypeVar("T")
 
 Encode = Callable[[Media, bool], Tensor]
 """(media, whether with a graph) -> their features [blocks, F, H]."""
@@ -103,67 +98,115 @@ class TowerPasses:
             made = None
 
 
-class EncodingTrainer(ExchangingTrainer):
-    """Trainer of one rank of the vision tower, for the groups of its lanes."""
+class TowerModel(Protocol):
+    """The tower that an encoder rank computes, and how it goes along with the other ranks."""
 
-    _mesh: RankMesh  # of the encoder ranks
-    _max_tokens: int | None  # of media that the tower computes at once; None: no bound
+    facts: RankFacts
+
+    def begin_update(self) -> None:
+        """Prepare for the first microbatch of an optimizer step."""
+        ...
+
+    def undo(self) -> None:
+        """Undo what passes since ``begin_update`` changed, except for gradients."""
+        ...
+
+    def agree(
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
+        """Return what ``read`` returned, once all ranks have read theirs."""
+        ...
+
+    def load(self, column: str, teacher: str | None) -> PreTrainedModel:
+        """Return the model of a column of logprobs; all ranks load it together."""
+        ...
+
+
+class EncoderPasses(Passes[Media]):
+    """Passes of one rank of the vision tower, over the media of the groups of its lanes."""
+
+    def __init__(
+        self,
+        tower: TowerModel,
+        exchange: Exchange,
+        mesh: RankMesh,
+        max_tokens: int | None,
+        *,
+        trained: bool,
+        answer: Callable[[], TopLogprobs] = lambda: ((), ()),
+    ) -> None:
+        """Compute nothing yet.
+
+        Args:
+            tower: Computes features.
+            exchange: Messages with the language ranks.
+            mesh: Axes of the encoder ranks.
+            max_tokens: Of media that the tower computes at once; None: no bound.
+            trained: Whether gradients of features are sent back.
+            answer: Returns the probable tokens that this rank answers with, for the language ranks.
+        """
+        self._tower, self.exchange, self._mesh = tower, exchange, mesh
+        # Tokens and loss are those of the language ranks
+        self.facts = replace(tower.facts, leads_replica=False)
+        self._peers, self._grid = exchange.peers, exchange.grid
+        self._max_tokens, self._trained, self._answer = max_tokens, trained, answer
+
+    def begin_step(self) -> None:
+        self.exchange.begin_step()
+
+    def begin_update(self) -> None:
+        self._tower.begin_update()
+
+    def undo(self) -> None:
+        self._tower.undo()
+
+    def measure(self) -> dict[str, float]:
+        return self.exchange.measure()
+
+    def cut(
+        self, groups: Sequence[Columns], *, only_trained: bool
+    ) -> tuple[Batch | None, list[Media]]:
+        """Return the media of the groups that a forward pass of their lane reads."""
+        found = list[Media]()
+        for place, group in enumerate(groups):
+            media = check_media(place, group, self.facts.media_rules)
+            if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
+                found.append(media)
+        return None, found
+
+    def agree(
+        self, during: str, read: Callable[[], tuple[T, list[Media]]]
+    ) -> tuple[T, list[Media]]:
+        (what, media), _ = self._tower.agree(during, lambda: (read(), []))
+        return what, media
+
+    def load(self, column: str, teacher: str | None) -> PreTrainedModel:
+        return self._tower.load(column, teacher)
+
+    def logprobs(
+        self, column: str, count: int, microbatches: Sequence[Media], request: LogprobRequest
+    ) -> NDArray[np.float32]:
+        """Encode the media of groups whose logprobs the lanes compute; return none."""
+        del request
+        if column != TEACHER_LOGPROBS:
+            self._encode(column, microbatches, trained=False)
+        return np.empty(count, np.float32)
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        del count
+        asked = canary_media(self.facts.media_rules, prompts)
+        own = [each for each in asked if each is not None]
+        self._encode(POLICY_LOGPROBS, own, trained=False)
+        return self._answer()
+
+    def add_gradients(self, microbatches: Sequence[Media], loss_of: LossOf, loss: LossSpec) -> None:
+        del loss_of, loss
+        self._encode(POLICY_LOGPROBS, microbatches, trained=self._trained)
 
     @property
     def _is_sender(self) -> bool:
         """Return whether this rank exchanges messages for those that share its tower's matrices."""
-        return self._grid.sender_of(self.peers.rank) == self.peers.rank
-
-    @property
-    def _is_replica_leader(self) -> bool:
-        return False  # tokens and loss are those of the language ranks
-
-    def prepare_logprobs(
-        self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
-    ) -> list[LogprobColumns]:
-        """Encode the media of groups whose logprobs the lanes compute; return no columns."""
-        media, _ = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: (self._media(chunk, only_trained=False), [])
-        )
-        for name in requested_columns(request):
-            if name != TEACHER_LOGPROBS:
-                self._encode(name, media, trained=False)
-        return [{} for _ in range(len(chunk))]
-
-    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        del count
-        asked = [each for each in canary_media(self.media_rules, prompts) if each is not None]
-        self._encode(POLICY_LOGPROBS, asked, trained=False)
-        return (), ()
-
-    def _read(
-        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
-    ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
-        del advantages, sums
-        self._read_media(chunk)
-        return None, [], ChunkResult(0, 0, 0, compute_s=0.0)
-
-    def _add_groups(
-        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
-    ) -> ChunkResult:
-        del advantages, sums
-        self._encode(POLICY_LOGPROBS, self._read_media(chunk), trained=self._trains_tower)
-        return ChunkResult(0, 0, 0, compute_s=0.0)
-
-    def _read_media(self, chunk: TensorDictBase) -> list[Media]:
-        media, _ = self._prepared_on_all_ranks(
-            "microbatch", lambda: (self._media(chunk, only_trained=True), [])
-        )
-        return media
-
-    def _media(self, chunk: TensorDictBase, *, only_trained: bool) -> list[Media]:
-        """Return the media of the groups that a forward pass of their lane reads."""
-        found = list[Media]()
-        for place, group in enumerate(read_groups(chunk)):
-            media = check_media(place, group, self.media_rules)
-            if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
-                found.append(media)
-        return found
+        return self._grid.sender_of(self._peers.rank) == self._peers.rank
 
     def _encode(self, name: str, media: Sequence[Media], *, trained: bool) -> None:
         """Encode media by the model of a column for the lanes that name them; add their gradients.
@@ -171,53 +214,63 @@ class EncodingTrainer(ExchangingTrainer):
         All ranks of the world take part. Encoder ranks run the tower together, one without media
         on noise.
         """
-        model = cast("PreTrainedModel", self._model_of(name))
-        named = self._named_by_lanes([])
+        model = self.load(name, None)
+        named = self.exchange.name_media([])
         if not any(named):
             return
-        lanes = self._grid.shares_of(self.peers.rank)
+        lanes = self._grid.shares_of(self._peers.rank)
         (batch, own), count = run_and_reduce_max(
-            self.peers, "the media", lambda: self._microbatches(media, named)
+            self._peers, "the media", lambda: self._microbatches(media, named)
         )
 
         def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
             return self._features(model, media, has_graph=has_graph)
 
-        passes = TowerPasses(own, count, example(self.media_rules), encode)
+        passes = TowerPasses(own, count, example(self.facts.media_rules), encode)
         with settled(model):
-            made = self._pass_on_all_ranks("the tower", lambda: passes.forward(trained=trained))
+            made = self.exchange.pass_on_all_ranks(
+                "the tower", lambda: passes.forward(trained=trained)
+            )
             parts = self._parts(batch, made)
             for lane, part in zip(lanes, parts, strict=True):
                 if part.shape[1] and self._is_sender:
                     to = self._grid.receiver_of(lane)
-                    self._bridge.send(self._header(Kind.FEATURES, lane, named), part, to)
-            self._wait_for_all("the features")
+                    self.exchange.bridge.send(
+                        self.exchange.header(Kind.FEATURES, lane, named), part, to
+                    )
+            self.exchange.wait_for_all("the features")
             if trained:
-                self._wait_for_all("microbatch")
+                self.exchange.wait_for_all("microbatch")
                 gradient = run_on_all_ranks(
-                    self.peers, "the gradients", lambda: self._gradient(made, parts, named)
+                    self._peers, "the gradients", lambda: self._gradient(made, parts, named)
                 )
                 self._mesh.equalise([gradient])  # one of the ranks that share matrices received it
-                self._pass_on_all_ranks("the tower's backward", lambda: passes.backward(gradient))
+                self.exchange.pass_on_all_ranks(
+                    "the tower's backward", lambda: passes.backward(gradient)
+                )
             settle(model)
 
     def _microbatches(
         self, media: Sequence[Media], named: Sequence[Sequence[str]]
     ) -> tuple[tuple[MergedMedia, list[Media]], int]:
         """Return the media that this rank's lanes named, with their microbatches, and how many."""
-        rank = self.peers.rank
+        rank = self._peers.rank
         batch = matched(rank, [named[lane] for lane in self._grid.shares_of(rank)], media)
         if not batch.media:
             return (batch, []), 0
-        whole = self.media_rules.merge(batch.media)
-        cut = [whole] if self._max_tokens is None else self.media_rules.cut(whole, self._max_tokens)
+        whole = self.facts.media_rules.merge(batch.media)
+        cut = (
+            [whole]
+            if self._max_tokens is None
+            else self.facts.media_rules.cut(whole, self._max_tokens)
+        )
         return (batch, cut), len(cut)
 
     def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
         """Return the features [blocks, F, H] of media, which the tower computes at once."""
         with torch.set_grad_enabled(has_graph):
-            made = stacked(self.media_rules.encode(model, (media,)))
-        wanted = self.media_rules.count_features(media)
+            made = stacked(self.facts.media_rules.encode(model, (media,)))
+        wanted = self.facts.media_rules.count_features(media)
         if made.shape[1] != wanted:
             raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
         return made
@@ -226,7 +279,9 @@ class EncodingTrainer(ExchangingTrainer):
         """Return the features of each lane, which are none for a lane without media."""
         counts, media = list[int](), iter(batch.media)
         for prompts in batch.counts:
-            counts.append(sum(self.media_rules.count_features(next(media)) for _ in range(prompts)))
+            counts.append(
+                sum(self.facts.media_rules.count_features(next(media)) for _ in range(prompts))
+            )
         parts: tuple[Tensor, ...] = torch.split(made, counts, dim=1)
         return list(parts)
 
@@ -240,11 +295,11 @@ class EncodingTrainer(ExchangingTrainer):
         """
         gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0
-        for lane, part in zip(self._grid.shares_of(self.peers.rank), parts, strict=True):
+        for lane, part in zip(self._grid.shares_of(self._peers.rank), parts, strict=True):
             blocks, count, hidden = part.shape
             if count and self._is_sender:
                 due = replace(
-                    self._header(Kind.GRADIENTS, lane, named),
+                    self.exchange.header(Kind.GRADIENTS, lane, named),
                     blocks=blocks,
                     features=count,
                     hidden=hidden,
@@ -252,7 +307,7 @@ class EncodingTrainer(ExchangingTrainer):
                 )
                 sender = self._grid.receiver_of(lane)
                 try:
-                    gradient[:, at : at + count] = self._bridge.receive(due, sender)
+                    gradient[:, at : at + count] = self.exchange.bridge.receive(due, sender)
                 except BridgeMismatch as mismatch:
                     wrong.append(mismatch)
                 at += count

@@ -1,4 +1,4 @@
-"""Base of the trainers of both sides of a grid, of any backend: rounds of messages about media."""
+"""Rounds of messages about media between the sides of a grid, of any backend."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -6,15 +6,12 @@ from typing import Final, TypeVar
 import msgspec
 import torch
 
-from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
-from offbeat.messages.training import StepResult
 from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, Kind, Traffic
-from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
+from offbeat.plugins.encoder_ranks.layout import side_grid
 from offbeat.plugins.encoder_ranks.provenance import list_digest
 from offbeat.plugins.encoder_ranks.tower_plan import SETTING
 from offbeat.plugins.tensor_ranks.tensor_proof import check_copies
-from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 
 T = TypeVar("T")
@@ -37,34 +34,38 @@ def prove_sides(peers: Peers, model: str, prove: Callable[[], tuple[float, str]]
     check_copies(model, apart, peers, f"trainer.tensor_parallel or {SETTING}")
 
 
-class ExchangingTrainer(ModelTrainer):
-    """Trainer of a rank that exchanges features of media with ranks of the other side."""
+class Exchange:
+    """Rounds of messages of one rank about media, with the ranks of the other side."""
 
-    _grid: Grid
-    _bridge: Bridge
-    _exchanges: int  # of this world so far; aborted ones count
-    _trains_tower: bool  # whether gradients of features are sent back
+    def __init__(
+        self, trainer: ModelTrainerConfig, peers: Peers, next_step: Callable[[], int]
+    ) -> None:
+        """Send nothing yet.
 
-    def _join_grid(self, trainer: ModelTrainerConfig) -> None:
-        """Find this rank's place in the grid, before the first exchange."""
-        self._grid, self._exchanges = side_grid(trainer), 0
-        self._bridge = Bridge(self.peers.rank, torch.device(trainer.device))
+        Args:
+            trainer: Section of the recipe.
+            peers: The ranks of the world, of both sides.
+            next_step: Returns the number of the next step, which messages name.
+        """
+        self.peers, self.grid = peers, side_grid(trainer)
+        self.bridge = Bridge(peers.rank, torch.device(trainer.device))
+        self._next_step = next_step
+        self._count = 0  # exchanges of this world so far; aborted ones count
 
-    def _begin(self, loss: LossSpec) -> None:
-        self._bridge.traffic = Traffic()
-        super()._begin(loss)
+    def begin_step(self) -> None:
+        """Count the traffic of a step from here on."""
+        self.bridge.traffic = Traffic()
 
-    def _finish(self) -> StepResult:
-        result = super()._finish()
-        traffic = self._bridge.traffic
+    def measure(self) -> dict[str, float]:
+        """Return metrics of the traffic of a step; all ranks call it together."""
+        traffic = self.bridge.traffic
         seen = self.peers.all_gather((traffic.nbytes, traffic.seconds), _TRAFFIC)
-        named = {
+        return {
             "train/bridge_bytes": float(sum(nbytes for nbytes, _ in seen)),
             "train/bridge_s": max(seconds for _, seconds in seen),
         }
-        return msgspec.structs.replace(result, metrics={**result.metrics, **named})
 
-    def _pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
+    def pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
         """Run passes of this rank's side, while the other side waits; either all continue or none.
 
         A side of one rank reports its error, and all ranks end the call together. On a side of several
@@ -72,28 +73,27 @@ class ExchangingTrainer(ModelTrainer):
         report, for which they could not answer: so its own error is what the controller receives, at
         once, in place of the timeouts of the others.
         """
-        side = self._grid.side_of(self.peers.rank)
-        if len(self._grid.ranks_of(side)) == 1:
+        side = self.grid.side_of(self.peers.rank)
+        if len(self.grid.ranks_of(side)) == 1:
             return run_on_all_ranks(self.peers, during, work)
         made = work()
-        self._wait_for_all(during)
+        self.wait_for_all(during)
         return made
 
-    def _wait_for_all(self, during: str) -> None:
+    def wait_for_all(self, during: str) -> None:
         """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot.
 
         Ranks that fail or succeed in ``run_on_all_ranks`` take part: it reduces one number, too.
         """
         all_reduce_max_or_fail(self.peers, during, [0], None)
 
-    def _named_by_lanes(self, digests: Sequence[str]) -> list[list[str]]:
+    def name_media(self, digests: Sequence[str]) -> list[list[str]]:
         """Return the digests of the media that each lane reads; begin an exchange."""
-        self._exchanges += 1
+        self._count += 1
         named = self.peers.all_gather(list(digests), _NAMES)
-        return [named[self._grid.receiver_of(lane)] for lane in range(self._grid.data)]
+        return [named[self.grid.receiver_of(lane)] for lane in range(self.grid.data)]
 
-    def _header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
+    def header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
         """Return the header of a lane's message, without the shape and dtype of its values."""
         provenance = list_digest(named[lane])
-        step = self.steps_applied + 1
-        return Header(self._exchanges, step, kind, lane, provenance, 0, 0, 0, 0)
+        return Header(self._count, self._next_step(), kind, lane, provenance, 0, 0, 0, 0)

@@ -1,11 +1,13 @@
-"""Base of the trainers of language ranks, of any backend: features come, their gradients go back."""
+"""Passes of language ranks, of any backend: features come, their gradients go back."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,16 +15,22 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.media import Media
 from offbeat.models.media_canaries import canary_media
 from offbeat.models.media_passes import Features
 from offbeat.plugins.encoder_ranks.bridge import Kind, gradient_dtype, shared_values
-from offbeat.plugins.encoder_ranks.exchange import ExchangingTrainer
+from offbeat.plugins.encoder_ranks.exchange import Exchange
 from offbeat.plugins.encoder_ranks.provenance import digest_of, media_read
-from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import PackedRows
-from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.backend import LogprobRequest, TopLogprobs
+from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.errors import AbsentModule
+from offbeat.trainers.parts import LossOf, Passes
 from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.sides import Side
+from offbeat.transfer_queue.schema import Columns
+
+T = TypeVar("T")
 
 
 class LaneFeatures:
@@ -58,24 +66,98 @@ class LaneFeatures:
         return torch.zeros_like(self.leaf)
 
 
-class LaneTrainer(ExchangingTrainer):
-    """Trainer of one rank of the language model, which computes no tower."""
+class LanePasses(Passes[PackedRows]):
+    """Passes of one rank of the language model, which computes no tower: it wraps passes of a backend."""
 
-    _received: LaneFeatures | None  # of the open exchange; None outside of one
-    _lane_group: dist.ProcessGroup | None
-    """The ranks of a lane that read the same features; None: this rank reads alone, or none."""
+    def __init__(
+        self,
+        passes: Passes[PackedRows],
+        exchange: Exchange,
+        group: dist.ProcessGroup | None,
+        *,
+        trained: bool,
+    ) -> None:
+        """Exchange nothing yet.
 
-    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        asked = canary_media(self.media_rules, prompts)
+        Args:
+            passes: They read features by ``read_features``.
+            exchange: Messages with the encoder ranks.
+            group: The ranks of a lane that read the same features; None: this rank reads alone, or none.
+            trained: Whether gradients of features are sent back.
+        """
+        self._passes, self.facts = passes, passes.facts
+        self.exchange, self._group, self._trained = exchange, group, trained
+        self._peers, self._grid = exchange.peers, exchange.grid
+        self._received: LaneFeatures | None = None  # of the open exchange; None outside of one
+
+    def read_features(self, media: tuple[Media, ...]) -> Features:
+        """Return the features of media that a pass reads.
+
+        Raises:
+            AbsentModule: None are received, and there is no tower.
+        """
+        if self._received is None:
+            raise AbsentModule("the vision tower", Side.LANGUAGE)
+        return self._received.of(media)
+
+    # --- as the wrapped passes -------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        self.exchange.begin_step()
+        self._passes.begin_step()
+
+    def begin_update(self) -> None:
+        self._passes.begin_update()
+
+    def undo(self) -> None:
+        self._passes.undo()
+
+    def measure(self) -> dict[str, float]:
+        return self._passes.measure() | self.exchange.measure()
+
+    def cut(
+        self, groups: Sequence[Columns], *, only_trained: bool
+    ) -> tuple[Batch | None, list[PackedRows]]:
+        return self._passes.cut(groups, only_trained=only_trained)
+
+    def agree(
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
+        return self._passes.agree(during, read)
+
+    def load(self, column: str, teacher: str | None) -> object:
+        return self._passes.load(column, teacher)
+
+    def count_work(self, microbatches: Sequence[PackedRows]) -> tuple[int, float] | None:
+        return self._passes.count_work(microbatches)
+
+    def router_biases(self) -> list[tuple[int, Tensor]]:
+        return self._passes.router_biases()
+
+    # --- passes inside of an exchange ------------------------------------------------------------
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        asked = canary_media(self.facts.media_rules, prompts)
         with self._exchanged([each for each in asked if each is not None], trained=False):
-            return super()._top_logprobs(prompts, count)
+            return self._passes.top_logprobs(prompts, count)
 
-    def _logprobs(
-        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    def logprobs(
+        self, column: str, count: int, microbatches: Sequence[PackedRows], request: LogprobRequest
     ) -> NDArray[np.float32]:
-        self._model_of(name)  # loaded before the exchange, on all ranks
+        self.load(column, request.get("teacher"))  # before the exchange, on all ranks
         with self._exchanged(media_read(microbatches), trained=False):
-            return super()._logprobs(name, count, microbatches, temperature)
+            return self._passes.logprobs(column, count, microbatches, request)
+
+    def add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec
+    ) -> None:
+        with self._exchanged(media_read(microbatches), trained=self._trained) as agree:
+            add = partial(self._passes.add_gradients, microbatches, loss_of, loss)
+            if not agree:
+                add()
+                return
+            # A failure is named here: encoder ranks would wait for gradients until their timeout.
+            self.exchange.pass_on_all_ranks("microbatch", add)
 
     @contextmanager
     def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
@@ -84,50 +166,36 @@ class LaneTrainer(ExchangingTrainer):
         All ranks of the world enter together. The value is whether gradients are sent by any lane, and
         the passes have to end on all ranks before they are.
         """
-        self._use(None)
-        counts = {digest_of(each): self.media_rules.count_features(each) for each in media}
-        named = self._named_by_lanes(list(counts))
+        self._received = None
+        rules = self.facts.media_rules
+        counts = {digest_of(each): rules.count_features(each) for each in media}
+        named = self.exchange.name_media(list(counts))
         if not any(named):
             yield False
             return
         for during in ("the media", "the tower"):
-            self._wait_for_all(during)
+            self.exchange.wait_for_all(during)
         values = run_on_all_ranks(
-            self.peers, "the features", lambda: self._received_values(counts, named)
+            self._peers, "the features", lambda: self._received_values(counts, named)
         )
         received = LaneFeatures(counts, self._shared(counts, values), trained=trained)
-        self._use(received)
+        self._received = received
         try:
             yield trained
         finally:
-            self._use(None)
+            self._received = None
         if not trained:
             return
         if (gradient := received.gradient) is not None:
             self._send_back(gradient, named)
         for during in ("the gradients", "the tower's backward"):
-            self._wait_for_all(during)
-
-    def _add_gradients(
-        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
-    ) -> None:
-        with self._exchanged(media_read(microbatches), trained=self._trains_tower) as agree:
-            add = super()._add_gradients
-            if not agree:
-                add(microbatches, loss_of, temperature)
-                return
-            # A failure is named here: encoder ranks would wait for gradients until their timeout.
-            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
+            self.exchange.wait_for_all(during)
 
     @property
     def _is_receiver(self) -> bool:
         """Return whether this rank exchanges messages for its lane."""
-        rank = self.peers.rank
+        rank = self._peers.rank
         return rank == self._grid.receiver_of(self._grid.share_of(rank))
-
-    def _use(self, received: LaneFeatures | None) -> None:
-        """Let passes read these features; None: passes that follow read no pictures."""
-        self._received = received
 
     def _received_values(
         self, counts: dict[str, int], named: Sequence[Sequence[str]]
@@ -138,21 +206,22 @@ class LaneTrainer(ExchangingTrainer):
         """
         if not counts or not self._is_receiver:
             return None
-        lane = self._grid.share_of(self.peers.rank)
-        due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
-        return self._bridge.receive(due, self._grid.encoder_of(lane))
+        lane = self._grid.share_of(self._peers.rank)
+        header = self.exchange.header(Kind.FEATURES, lane, named)
+        due = replace(header, features=sum(counts.values()))
+        return self.exchange.bridge.receive(due, self._grid.encoder_of(lane))
 
     def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
         """Return the features that this rank reads, of those that its lane has received."""
-        if not counts or self._lane_group is None:
+        if not counts or self._group is None:
             return values
-        receiver = self._grid.receiver_of(self._grid.share_of(self.peers.rank))
-        return shared_values(values, receiver, self._lane_group, self._device)
+        receiver = self._grid.receiver_of(self._grid.share_of(self._peers.rank))
+        return shared_values(values, receiver, self._group, self.facts.device)
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         """Send the gradients [blocks, F, H] of the features of this rank's lane, if it is to."""
         if not self._is_receiver:
             return
-        lane = self._grid.share_of(self.peers.rank)
-        header = self._header(Kind.GRADIENTS, lane, named)
-        self._bridge.send(header, gradient, self._grid.encoder_of(lane))
+        lane = self._grid.share_of(self._peers.rank)
+        header = self.exchange.header(Kind.GRADIENTS, lane, named)
+        self.exchange.bridge.send(header, gradient, self._grid.encoder_of(lane))

@@ -74,8 +74,8 @@ class GridLoader(ModelLoader):
         shape = (0, 0, 0) if made is None else (made.shape[0], made.shape[1], made.shape[2])
         shape = self.peers.broadcast(shape, _SHAPE)
         if made is None:
-            made = torch.empty(shape, dtype=self._dtype, device=self._trainer.device)
-        made = made.to(self._dtype).contiguous()
+            made = torch.empty(shape, dtype=self.dtype, device=self.trainer.device)
+        made = made.to(self.dtype).contiguous()
         dist.broadcast(made, src=0)
         return made
 
@@ -95,14 +95,14 @@ class GridLoader(ModelLoader):
         settle(model)
 
     def _prove_language(self, model: PreTrainedModel, witness: Witness) -> tuple[float, str]:
-        prove_sharding(model, witness, self._dtype, no_features)
+        prove_sharding(model, witness, self.dtype, no_features)
         settle(model)
         if self.mesh.tensor is None:
             return NOT_APART
         packed = witness.packed(model)
-        made = packed_logprobs(model, packed, 1.0, self._dtype, features_of=no_features)
+        made = packed_logprobs(model, packed, 1.0, self.dtype, features_of=no_features)
         return copies_gap(model, made.sum(), self.mesh)
 
     def _prove_tower(self, model: PreTrainedModel, _: Witness) -> tuple[float, str]:
         rules = media_rules(model.config)
-        return prove_tower(model, rules, self._example_features, self._dtype, self.mesh)
+        return prove_tower(model, rules, self._example_features, self.dtype, self.mesh)

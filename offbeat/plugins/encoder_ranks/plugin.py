@@ -1,6 +1,6 @@
 """Separate ranks for the vision tower, next to any backend of the trainer: ``trainer.encoder``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,20 +41,21 @@ class EncoderRanks(TrainerPart):
         yield from check_encoder(config, gpu)
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Make one side of the model on each rank."""
+        """Make one side of the model on each rank, and exchange features with the other side."""
         from offbeat.plugins.encoder_ranks.loading import GridLoader
+        from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 
         del config, rank
-        return replace(parts, loader=GridLoader)
+        return replace(parts, loader=GridLoader, state=GridState, passes=wrap_passes)
 
-    def choose_trainer(self, config: "RunConfig", rank: int) -> type[Any]:
-        """Return the class of a rank's trainer: language ranks come first."""
+    def choose_trainer(self, config: "RunConfig", rank: int) -> Callable[..., Any] | None:
+        """Return what makes a rank's trainer next to megatron-core: language ranks come first."""
         from offbeat.config.sections.trainer_base import ModelTrainerConfig
 
         if config.trainer.backend == "torch":
-            from offbeat.plugins.encoder_ranks.choose import grid_trainer_kind
-        else:
-            from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind
+            return None
+        from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind
+
         return grid_trainer_kind(of_kind(ModelTrainerConfig, config.trainer), rank)
 
 

@@ -7,8 +7,9 @@ Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
     clashes       parallel sizes that cannot work together
     checks        whether it knows a model and can divide it, and what its largest rank holds
     choose        the trainer of a rank, and the source of its weights
-    split_step    MegatronTrainer: the step of one rank
-    boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints, exports
+    split_step    MegatronTrainer: builds the trainer of one rank from its parts
+    passes        forward and backward passes of microbatches
+    boxed_state   weights in and out, checkpoints, exports; encoder ranks have it, too
     gradients     gradients of the open step: hooks removed, sums, one reduction
     flops         floating-point operations of its passes, from the architecture    (pure)
     forward       microbatches through the library's schedules -> log-probabilities; features of media

@@ -66,7 +66,8 @@ class Forward:
         features_of: FeatureSource | None = None,
     ) -> None:
         self._wrapped, self._model = wrapped, model
-        self._layout, self._vocabulary = layout, vocabulary
+        self.layout, self._vocabulary = layout, vocabulary
+        self.config = model.config
         self._features_of = features_of
         self._device = next(model.parameters()).device
         self._sequence_parallel = model.config.sequence_parallel
@@ -129,12 +130,12 @@ class Forward:
         wrapped: nn.Module,
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
-        share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
+        share = token_share(packed, self.layout.context_rank, self.layout.grid.context)
         positions_RO = self._tensor(share.positions_RO)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
         rotary.positions = None if share.segments_RT is None else positions_RO
         if packed.media is not None and packed.media.axes_3RT is not None:
-            rotary.positions = self._tensor(axes_share(packed.media.axes_3RT, self._layout))
+            rotary.positions = self._tensor(axes_share(packed.media.axes_3RT, self.layout))
         with self._write_media(packed), self._only_places(self._tensor(share.predicts_U)):
             output = wrapped(
                 self._tensor(share.input_ids_RO),
@@ -167,7 +168,7 @@ class Forward:
 
     def _whole(self, own: Tensor, places: Ints, like: Ints) -> Tensor:
         """Return values [N, ...] of a whole microbatch from those at this rank's places in it."""
-        if self._layout.grid.context == 1:
+        if self.layout.grid.context == 1:
             return own
         whole = own.new_zeros(len(like), *own.shape[1:])
         return summed(whole.index_copy(0, self._tensor(places), own), context_group())
@@ -182,9 +183,9 @@ class Forward:
         if trains is None or not self._has_experts:
             return None
         weight_RO = loss_weights(share.sample_tokens_RO, trains).to(self._device)
-        if self._sequence_parallel and not self._layout.is_first_stage:
-            parts = weight_RO.chunk(self._layout.grid.tensor, dim=1)
-            return parts[self._layout.tensor_rank].contiguous()
+        if self._sequence_parallel and not self.layout.is_first_stage:
+            parts = weight_RO.chunk(self.layout.grid.tensor, dim=1)
+            return parts[self.layout.tensor_rank].contiguous()
         return weight_RO
 
     @contextmanager
@@ -200,7 +201,7 @@ class Forward:
         share = media_share(
             media,
             packed.input_ids_RT.shape,
-            self._layout,
+            self.layout,
             sequence_parallel=self._sequence_parallel,
         )
         places_K, sources_K = self._tensor(share.places_K), self._tensor(share.sources_K)
@@ -208,7 +209,7 @@ class Forward:
         handles = list[RemovableHandle]()
 
         def equal_share(gradient: Tensor) -> Tensor:
-            return gradient / self._layout.grid.tensor
+            return gradient / self.layout.grid.tensor
 
         def at_places(made_FH: Tensor, like: Tensor) -> Tensor:
             if made_FH.requires_grad and not self._sequence_parallel:
@@ -242,7 +243,7 @@ class Forward:
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:
         """Restrict the output head to the hidden states [U, 1, H] of these positions in the block."""
-        if not self._layout.is_last_stage:
+        if not self.layout.is_last_stage:
             yield
             return
 

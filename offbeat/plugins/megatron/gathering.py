@@ -37,8 +37,9 @@ class TensorGather:
     """
 
     def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
+        self.boxes = list(boxes)
         self._rank = peers.rank
-        world = peers.all_gather(list(boxes), _BOXES)
+        world = peers.all_gather(self.boxes, _BOXES)
         owned = dict[tuple[str, Region], _Piece]()
         for rank, theirs in enumerate(world):
             for box in theirs:

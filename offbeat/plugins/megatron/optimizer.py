@@ -10,7 +10,7 @@ the model; ``sharded_optimizer`` has the same interface and needs less memory, o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.models.plain import HALF
+from offbeat.plugins.megatron.gradients import Gradients
 from offbeat.plugins.megatron.groups import layout_group
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import TensorBox
-from offbeat.trainers.movement import Movement, MovementProbe
-from offbeat.trainers.torch.optimizer import adamw_of, sum_squares
+from offbeat.trainers.movement import Movement, MovementProbe, UpdateResult
+from offbeat.trainers.torch.optimizer import adamw_of, is_applicable, sum_squares
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
@@ -184,6 +185,39 @@ class MainGradAdamW(RankOptimizer):
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
                 yield name, master
+
+
+class BufferUpdates:
+    """Gradients in the library's buffers, and the optimizer that applies them."""
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        optimizer: RankOptimizer,
+        config: OptimizerConfig,
+        whole_norm: Callable[[float, float], float],
+    ) -> None:
+        """``whole_norm``: (norm of the layout's ranks, denominator) -> norm of all gradients."""
+        self._gradients, self._optimizer = gradients, optimizer
+        self._config, self._whole_norm = config, whole_norm
+
+    def begin(self) -> None:
+        """Zero the gradients; no hook reduces them while the step is open."""
+        self._gradients.begin()
+
+    def step(self, denominator: float, learning_rate: float) -> UpdateResult:
+        """Reduce and clip the gradients and update the weights, if the norm is finite."""
+        self._gradients.reduce(denominator)
+        norm = self._whole_norm(self._optimizer.grad_norm(), denominator)
+        if not is_applicable(norm, self._config.max_grad_norm):
+            return UpdateResult(applied=False, grad_norm=norm)
+        movement = self._optimizer.step(norm, learning_rate)
+        return UpdateResult(applied=True, grad_norm=norm, movement=movement)
+
+    def drop_gradients(self) -> None:
+        """Restore the hooks and discard the gradients. Idempotent."""
+        self._gradients.restore()
+        self._gradients.zero()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

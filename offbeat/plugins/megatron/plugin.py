@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from offbeat.config.run import RunConfig
-    from offbeat.plugins.megatron.boxed_trainer import BoxedTrainer
     from offbeat.trainers.expert_names import Named
+    from offbeat.trainers.model_trainer import ModelTrainer
     from offbeat.trainers.rank_bytes import RankBytes
     from offbeat.trainers.ranks.peers import Peers
     from offbeat.trainers.spec import TrainerSpec
@@ -97,13 +97,13 @@ class MegatronPlugin(TrainerPlugin):
 
         del choose  # the makers below import it again, without the cost
 
-    def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "BoxedTrainer":
+    def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "ModelTrainer":
         """Create the trainer of a rank."""
         from offbeat.plugins.megatron.choose import make_megatron_trainer
 
         return make_megatron_trainer(spec, peers)
 
-    def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[BoxedTrainer, WeightSource]":
+    def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[ModelTrainer, WeightSource]":
         """Create the trainer of a rank, and the source of its weights."""
         from offbeat.plugins.megatron.choose import make_megatron_rank
 

@@ -1,9 +1,11 @@
 """The torch trainer: any Hugging Face causal LM, cut over ranks by FSDP2 or whole on one.
 
 choose         trainer and weight source of a rank, as the recipe asks for
-split_step     TorchTrainer: forward, backward and optimizer of a step, weights in and out
+split_step     TorchTrainer: builds a trainer from its parts
+parts          which of its parts a plug-in replaces
 loading        the model of a directory: read, proved, cut over the ranks
-parts          which of its parts a plug-in replaces: loading, and the weights that are trained
+passes         forward and backward passes of microbatches
+state          weights and optimizer on disk, exported, and as they were first
 forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward
 freezing       parameters that are not trained

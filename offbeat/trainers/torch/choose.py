@@ -1,4 +1,4 @@
-"""Chooses the torch trainer for a recipe, or the class of a part, and the source of its weights."""
+"""Makes the torch trainer of a recipe from its parts, and the source of its weights."""
 
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -13,7 +13,7 @@ from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.trainer_part import choose_trainer, make_source, replace_parts
+from offbeat.trainers.trainer_part import make_source, replace_parts
 from offbeat.weight_sync.transport import WeightSource
 
 
@@ -24,17 +24,16 @@ def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Weig
     trainer = torch_trainer_of(spec, peers)
     if source := make_source(spec, trainer):
         return trainer, source
-    metas = list(trainer.weights.metas())
+    metas = list(trainer.model_state.metas())
     if shards := shards_of(spec, metas, trainer.held_regions, peers):
         return trainer, shards
     return trainer, source_of(spec, metas, trainer.named_weights)
 
 
 def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
-    """Build the trainer of one rank, whose class a part of the trainer may choose."""
+    """Build the trainer of one rank, of which plug-ins may replace parts."""
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
-    kind = choose_trainer(spec.config, peers.rank, TorchTrainer)
-    return kind(
+    return TorchTrainer(
         spec.config.model.path,
         trainer=in_steps(spec, config),
         max_model_len=spec.config.generator.max_model_len,

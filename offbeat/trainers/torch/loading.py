@@ -62,9 +62,9 @@ class ModelLoader:
         """
         self.path, self.peers, self.trained = path, peers, trained
         self.axes: RankMesh | None = None  # the model is not cut by these, or not yet
-        self._trainer, self._model = trainer, model
+        self.trainer, self._model = trainer, model
         self._max_model_len, self._seed = max_model_len, seed
-        self._dtype = torch_dtype(model.dtype)
+        self.dtype = torch_dtype(model.dtype)
         self._attention: str | None = None  # chosen by transformers
 
     def read(self, during: str) -> PreTrainedModel | None:
@@ -80,12 +80,12 @@ class ModelLoader:
         Raises:
             UntrainableModel: Packed rows of the model are not exact.
         """
-        shared_prompt, length = self._trainer.shared_prompt, self._max_model_len
+        shared_prompt, length = self.trainer.shared_prompt, self._max_model_len
 
         def prove() -> tuple[RowProof, Witness] | None:
             if whole is None:
                 return None
-            return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
+            return prove_rows(whole, length, dtype=self.dtype, shared_prompt=shared_prompt)
 
         proved = run_on_all_ranks(self.peers, "the proof of the model", prove)
         rows, witness = self.peers.broadcast(cast("tuple[RowProof, Witness]", proved), _PROVED)
@@ -106,7 +106,7 @@ class ModelLoader:
         if self.peers.size == 1:
             return Weights(model)
         weights = self.cut(model)
-        spread(whole, model, weights, torch.device(self._trainer.device))
+        spread(whole, model, weights, torch.device(self.trainer.device))
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
@@ -117,11 +117,11 @@ class ModelLoader:
         Raises:
             UntrainableModel: They do not.
         """
-        prove_sharding(model, witness, self._dtype)
+        prove_sharding(model, witness, self.dtype)
         settle(model)
         if self.axes is not None and self.axes.tensor is not None:
             with self.trained.proving(), settled(model):
-                find_division().prove_copies(model, witness, self._dtype, self.axes, self.peers)
+                find_division().prove_copies(model, witness, self.dtype, self.axes, self.peers)
 
     def refill(self, model: PreTrainedModel, weights: Weights) -> None:
         """Fill the weights of a model from the files again."""
@@ -142,7 +142,7 @@ class ModelLoader:
         """
         teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(
-            teacher, self._max_model_len, dtype=self._dtype, shared_prompt=shared_prompt
+            teacher, self._max_model_len, dtype=self.dtype, shared_prompt=shared_prompt
         )
         if shared_prompt and not proof.shared_prompt:
             problem = f"cannot share prompts as the trained model does: {proof.problem}"
@@ -159,25 +159,25 @@ class ModelLoader:
         model = self._load(self.path)
         if self._attention:
             attend_by(model, self._attention)
-        freeze(model, self._trainer.freeze)
+        freeze(model, self.trainer.freeze)
         self.trained.add_to(model)
         return model
 
     def shell(self) -> PreTrainedModel:
         """Return the model that ``load`` loads, without memory."""
         remote_code = self._model.trust_remote_code
-        shell = shell_of(self.path, self._dtype, trust_remote_code=remote_code)
+        shell = shell_of(self.path, self.dtype, trust_remote_code=remote_code)
         if self._attention:
             attend_by(shell, self._attention)
-        freeze(shell, self._trainer.freeze)
+        freeze(shell, self.trainer.freeze)
         self.trained.add_to(shell)
         return shell
 
     def cut(self, model: PreTrainedModel) -> Weights:
         """Shard a model without memory, and allocate this rank's part. All ranks call it together."""
         if self.axes is None:
-            ranks, tensor = self.peers.size, self._trainer.tensor_parallel
-            self.axes = rank_mesh(self._trainer.device, ranks, tensor, self.peers.timeout_s)
+            ranks, tensor = self.peers.size, self.trainer.tensor_parallel
+            self.axes = rank_mesh(self.trainer.device, ranks, tensor, self.peers.timeout_s)
         mesh = self.axes.tensor
         plan = {} if mesh is None else find_division().plan(model, mesh.size())
         return self.cut_over(self.axes, model, plan)
@@ -192,14 +192,14 @@ class ModelLoader:
                 find_division().divide(cut, axes.tensor, plan)
 
         return ShardedWeights(
-            model, axes.data, lambda cut: make_room(cut, self._trainer.device), divide
+            model, axes.data, lambda cut: make_room(cut, self.trainer.device), divide
         )
 
     def _load(self, path: Path) -> PreTrainedModel:
         model = load_model(
             path,
             self._model.dtype,
-            self._trainer.device,
+            self.trainer.device,
             trust_remote_code=self._model.trust_remote_code,
         )
         freeze_rope(model, self._max_model_len)

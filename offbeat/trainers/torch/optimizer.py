@@ -124,6 +124,10 @@ class Optimizer:
         self.drop_gradients()
         return UpdateResult(applied, norm, movement)
 
+    def begin(self) -> None:
+        """Prepare for the first microbatch of an update, without gradients."""
+        self.drop_gradients()
+
     def drop_gradients(self) -> None:
         """Discard the accumulated gradients; weights and moments stay."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):

@@ -1,20 +1,27 @@
-"""Parts of a torch trainer that a plug-in exchanges: how its model is made, and which weights it trains."""
+"""Parts of a torch trainer that a plug-in exchanges.
+
+How its model is made, which weights it trains, how it passes microbatches, and what it saves.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.parts import Passes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.model import identity
+from offbeat.trainers.torch.passes import TorchPasses
 from offbeat.trainers.torch.sharding import Weights
+from offbeat.trainers.torch.state import TorchState
 from offbeat.trainers.weights import TrainedWeights
 
 Exported = tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]
@@ -111,9 +118,17 @@ class WholeModel(TrainedParameters):
         return self._every.named(), lambda _: None
 
 
+def keep_passes(passes: TorchPasses, _: ModelLoader, __: Callable[[], int]) -> TorchPasses:
+    """Return the passes as they are."""
+    return passes
+
+
 @dataclass(frozen=True, slots=True)
 class TorchParts:
     """Parts that a torch trainer is assembled from; a plug-in replaces one of them."""
 
     loader: Callable[..., ModelLoader] = ModelLoader
     trained: Callable[[TorchTrainerConfig, Path, Peers], TrainedParameters] = WholeModel
+    state: Callable[..., TorchState] = TorchState
+    passes: Callable[[TorchPasses, ModelLoader, Callable[[], int]], Passes[Any]] = keep_passes
+    """(passes, loader of their model, number of the next step) -> passes that wrap them."""

@@ -122,9 +122,11 @@ class OwnKeysOnly(MegatronTrainer):
 class CountedPerContextRank(MegatronTrainer):
     """Every context-parallel rank adds the tokens of the rows that it shares."""
 
-    @property
-    def _is_replica_leader(self) -> bool:
-        return self.layout.tensor_rank == 0 and self.layout.is_last_stage
+    def _make_passes(self) -> Any:
+        passes = super()._make_passes()
+        is_leader = self.layout.tensor_rank == 0 and self.layout.is_last_stage
+        passes.facts = replace(passes.facts, leads_replica=is_leader)
+        return passes
 
 
 class ExpertsAsDense(MegatronTrainer):

@@ -69,8 +69,8 @@ def with_gradient(trainer: Any) -> set[str]:
 def tensors_of(trainer: Any, parameters: Iterable[str]) -> set[str]:
     """The Hugging Face names of what these parameters of a rank hold."""
     names = set(parameters)
-    assert names <= trainer.local_weights.keys()
-    return {box.tensor for box in trainer.boxes if box.parameter in names}
+    assert names <= trainer.model_state.local_weights.keys()
+    return {box.tensor for box in trainer.model_state.boxes if box.parameter in names}
 
 
 def refusal(peers: Peers, path: Path, cut: Cut, encoders: int) -> str:

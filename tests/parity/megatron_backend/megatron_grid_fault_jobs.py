@@ -9,14 +9,13 @@ from megatron_bugs import main_grads
 from megatron_cases import JobStep
 from megatron_grid_jobs import feed, make, with_library
 from parity_cases import MegatronCut as Cut
-from side_faults import FaultyLane, FaultyTower
+from side_faults import FaultySide, FaultyTower
 from torch import Tensor
-from torch_backend.torch_bugs import Injected
+from torch_backend.torch_bugs import Injected, PlantedUpdates
 
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
-from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
 from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.torch.sharding import own
@@ -26,20 +25,30 @@ def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
     return with_library(peers, globals()[name], arguments)
 
 
-class FaultyEncoder(FaultyTower, MegatronEncoderTrainer):
-    def _apply(self, denominator: float, rate: float) -> Any:
-        self.spoil(gradients_of(self))
-        return super()._apply(denominator, rate)
+class Spoiled(FaultySide):
+    """Trainer of one side whose gradients may be spoiled before they are applied."""
+
+    updates: Any
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.updates = PlantedUpdates(self.updates, self.spoil)
+
+    def spoil(self, denominator: float) -> float:
+        self.faults.spoil(gradients_of(self))
+        return denominator
 
 
-class FaultyLanguage(FaultyLane, MegatronLanguageTrainer):
-    def _apply(self, denominator: float, rate: float) -> Any:
-        self.spoil(gradients_of(self))
-        return super()._apply(denominator, rate)
+class FaultyEncoder(Spoiled, MegatronEncoderTrainer):
+    passes_kind = FaultyTower
+
+
+class FaultyLanguage(Spoiled, MegatronTrainer):
+    pass
 
 
 def faulty(peers: Peers, path: Path, cut: Cut, encoders: int) -> Any:
-    return make(peers, path, cut, encoders, FaultyLanguage, FaultyEncoder)
+    return make(peers, path, cut, encoders, encoder=FaultyEncoder, kind=FaultyLanguage)
 
 
 def gradients_of(trainer: Any) -> list[Tensor]:
@@ -52,7 +61,7 @@ def gradients_of(trainer: Any) -> list[Tensor]:
 
 def state_of(trainer: Any) -> dict[str, Tensor]:
     """Copies of weights, float32 masters and moments of this rank, and the numbers of updates."""
-    kinds = {"weights": trainer.local_weights, **trainer.optimizer.state()}
+    kinds = {"weights": trainer.model_state.local_weights, **trainer.optimizer.state()}
     held = {
         f"{kind} of {name}": each for kind, named in kinds.items() for name, each in named.items()
     }
@@ -77,7 +86,7 @@ def failed_then_retried(
     trainer, shape = faulty(peers, path, cut, encoders), (cut, encoders)
     trainer.finish_train_step(feed(trainer, step, 2, StepKey(1, 1, 0), *shape))
     before = state_of(trainer)
-    trainer.site = site if peers.rank in on else ""
+    trainer.faults.site = site if peers.rank in on else ""
     raised = ""
     try:
         feed(trainer, step, 2, StepKey(2, 2, 0), *shape)
@@ -104,7 +113,7 @@ def raised(
 ) -> str:
     """What a step raised on this rank; ranks that fail leave the world with it."""
     trainer = faulty(peers, path, cut, encoders)
-    trainer.site = site if peers.rank in on else ""
+    trainer.faults.site = site if peers.rank in on else ""
     try:
         feed(trainer, step, 1, StepKey(1, 1, 0), cut, encoders)
     except Exception as error:  # noqa: BLE001 -- the test judges it
@@ -135,7 +144,7 @@ def refused(
     outcomes, changed = list[tuple[bool, str]](), list[str]()
     for attempt in (1, 2, 3):
         before = state_of(trainer)
-        trainer.site = site if attempt == 2 and peers.rank in on else ""
+        trainer.faults.site = site if attempt == 2 and peers.rank in on else ""
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
         result = trainer.finish_train_step(feed(trainer, step, 2, key, cut, encoders))
         outcomes.append((result.applied, result.reason))

@@ -16,6 +16,7 @@ from parity_cases import MegatronCut as Cut
 from parity_cases import chunked
 from torch import Tensor
 from torch_backend.grid_jobs import encoder_config
+from torch_backend.torch_bugs import PlantedUpdates
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
@@ -23,13 +24,14 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.models.media_canaries import canary_prompts
 from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
+from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
 from offbeat.plugins.encoder_ranks.layout import side_grid
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
-from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
+from offbeat.plugins.encoder_ranks.megatron.language import LanguageSide, StageLane
 from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 from offbeat.plugins.megatron.mapping import TOWER
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer
+from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer, ModelSide
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.sides import Side
@@ -55,15 +57,26 @@ def with_library(peers: Peers, job: Callable[..., Any], arguments: dict[str, Any
                 dist.destroy_process_group()
 
 
-class KeepsItsPart(MegatronLanguageTrainer):
+class KeepsItsPart(LanguageSide):
     """Sends back the gradient that one rank of its lane has."""
 
-    def _sum_over_lane(self, gradient: Tensor) -> None:
-        pass
+    class Lane(StageLane):
+        def _sum_over_lane(self, gradient: Tensor) -> None:
+            pass
+
+    lane = Lane
 
 
 class ExactEncoder(MegatronEncoderTrainer):
     """Computes norms and angles of all towers in float64."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.updates = PlantedUpdates(self.updates, self.before_update)
+
+    def before_update(self, denominator: float) -> float:
+        """Put the bug into gradients; return what the optimizer divides them by."""
+        return denominator
 
     def _build(self, *, trained: bool) -> Any:
         tower = super()._build(trained=trained)
@@ -74,34 +87,40 @@ class ExactEncoder(MegatronEncoderTrainer):
 class SwapsLanes(ExactEncoder):
     """Sends each lane the features of another."""
 
-    def _parts(self, batch: Any, made: Any) -> Any:
-        return super()._parts(batch, made)[::-1]
+    class Passes(EncoderPasses):
+        def _parts(self, batch: Any, made: Any) -> Any:
+            return super()._parts(batch, made)[::-1]
+
+    passes_kind = Passes
 
 
 class CountsItself(ExactEncoder):
     """Divides the tower's gradients by the ranks of the world as well."""
 
-    def _apply(self, denominator: float, rate: float) -> Any:
-        return super()._apply(denominator * self.peers.size, rate)
+    def before_update(self, denominator: float) -> float:
+        return denominator * self.peers.size
 
 
 class RoundsFeatures(ExactEncoder):
     """Sends features with eight bits, and has the tower's own right."""
 
-    def _parts(self, batch: Any, made: Any) -> Any:
-        return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
+    class Passes(EncoderPasses):
+        def _parts(self, batch: Any, made: Any) -> Any:
+            return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
+
+    passes_kind = Passes
 
 
-class NormOfItsOwn(MegatronLanguageTrainer):
+class NormOfItsOwn(LanguageSide):
     """Clips the language model by the norm of its own gradients."""
 
-    def _whole_norm(self, norm: float, denominator: float) -> float:
-        super()._whole_norm(norm, denominator)
+    def whole_norm(self, norm: float, denominator: float) -> float:
+        super().whole_norm(norm, denominator)
         return norm
 
 
 NAMES = msgspec.msgpack.Decoder(list[str])
-LANGUAGE = {each.__name__: each for each in (MegatronLanguageTrainer, KeepsItsPart, NormOfItsOwn)}
+LANGUAGE = {each.__name__: each for each in (LanguageSide, KeepsItsPart, NormOfItsOwn)}
 ENCODER = {each.__name__: each for each in (ExactEncoder, SwapsLanes, CountsItself, RoundsFeatures)}
 
 
@@ -110,8 +129,9 @@ def make(
     path: Path,
     cut: Cut,
     encoders: int,
-    language: type[MegatronTrainer] = MegatronLanguageTrainer,
+    language: type[LanguageSide] = LanguageSide,
     encoder: type[MegatronEncoderTrainer] = ExactEncoder,
+    kind: type[MegatronTrainer] = MegatronTrainer,
 ) -> Any:
     """A trainer of one rank; without encoders of a world whose ranks hold both sides."""
     forget_groups()
@@ -140,8 +160,8 @@ def make(
     }
     if encoders and side_grid(config).side_of(peers.rank) is Side.TOWER:
         return encoder(path, **given)
-    kind = language if encoders else MegatronTrainer
-    parts = BackendParts(Recording, OPTIMIZERS[cut.updates], cut.overlap)
+    side = language if encoders else ModelSide
+    parts = BackendParts(Recording, OPTIMIZERS[cut.updates], cut.overlap, side)
     trainer = kind(path, **given, parts=parts)
     TRAINERS.append(trainer)
     return trainer
@@ -169,17 +189,23 @@ class Watched:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.kept: dict[str, Tensor] = {}
-        self._apply = trainer._apply  # noqa: SLF001 -- watched
-        trainer._apply = self  # noqa: SLF001 -- as above
+        self.updates = trainer.updates
+        trainer.updates = self
 
-    def __call__(self, denominator: float, rate: float) -> Any:
+    def begin(self) -> None:
+        self.updates.begin()
+
+    def drop_gradients(self) -> None:
+        self.updates.drop_gradients()
+
+    def step(self, denominator: float, rate: float) -> Any:
         trainer, kept = self.trainer, dict[str, Tensor]()
         if isinstance(trainer, MegatronEncoderTrainer):
             for name, each in trainer._tower.model.named_parameters():  # noqa: SLF001 -- as above
                 if each.requires_grad or each.grad is not None:
                     part = own(each.detach()) * 0 if each.grad is None else own(each.grad)
                     kept[f"{TOWER}{name}"] = part / denominator
-        result = self._apply(denominator, rate)
+        result = self.updates.step(denominator, rate)
         if isinstance(trainer, MegatronTrainer):
             recording = trainer.gradients
             assert isinstance(recording, Recording)
@@ -190,9 +216,9 @@ class Watched:
 
 def gathered(trainer: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """Whole gradients; what no rank has one of is left out."""
-    dtype = gradient_dtype(next(iter(trainer.local_weights.values())).dtype)
-    zeros = {name: each.to(dtype) * 0 for name, each in trainer.local_weights.items()}
-    names = {box.tensor for box in trainer.boxes if box.parameter in gradients}
+    dtype = gradient_dtype(next(iter(trainer.model_state.local_weights.values())).dtype)
+    zeros = {name: each.to(dtype) * 0 for name, each in trainer.model_state.local_weights.items()}
+    names = {box.tensor for box in trainer.model_state.boxes if box.parameter in gradients}
     everywhere = set().union(*trainer.peers.all_gather(sorted(names), NAMES))
     whole = trainer.gathering.all_tensors(zeros | gradients)
     return {name: each for name, each in whole if name in everywhere}
@@ -202,7 +228,7 @@ def stepped(
     peers: Peers, path: Path, cut: Cut, step: JobStep, encoders: int, chunks: int, bug: str = ""
 ) -> dict[str, Any]:
     """Logprobs and gradients of a step, and the weights after it."""
-    language = LANGUAGE.get(bug, MegatronLanguageTrainer)
+    language = LANGUAGE.get(bug, LanguageSide)
     encoder = ENCODER.get(bug, ExactEncoder)
     trainer = make(peers, path, cut, encoders, language, encoder)
     mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
@@ -225,7 +251,7 @@ def stepped(
     seen["weights"] = as_arrays(dict(trainer.named_weights()))
     seen["digest"], seen["parameters"] = trainer.weights_digest(), trainer.parameters
     seen["identity"] = trainer.identity
-    seen["held"] = sum(each.numel() for each in trainer.local_weights.values())
+    seen["held"] = sum(each.numel() for each in trainer.model_state.local_weights.values())
     return seen
 
 

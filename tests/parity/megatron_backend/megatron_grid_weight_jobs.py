@@ -18,6 +18,7 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own
+from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.region import Region
@@ -32,7 +33,7 @@ def sent(peers: Peers, path: Path, cut: Cut, encoders: int) -> tuple[bool, set[s
     trainer = make(peers, path, cut, encoders)
     whole = named_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
     held = trainer.held_regions()
-    same, _ = resharded(peers, trainer.metas(), held, whole)
+    same, _ = resharded(peers, trainer.model_state.metas(), held, whole)
     return same, {each.name for each in held}
 
 
@@ -48,14 +49,14 @@ def held(
     gradients = _nbytes(_gradients(trainer))
     trainer.finish_train_step(key)
     kinds = trainer.optimizer.state()
-    weights = _nbytes(trainer.local_weights.values())
+    weights = _nbytes(trainer.model_state.local_weights.values())
     if not isinstance(trainer, MegatronTrainer):
         # Its masters are the weights that passes compute with, in 16 bits while they do.
         kinds = {kind: kinds.get(kind, {}) for kind in MOMENTS}  # a frozen tower has none
-        towers = [trainer._tower]  # noqa: SLF001 -- no public place has them
+        towers = [trainer._tower.model]  # noqa: SLF001 -- no public place has them
         if reference:
-            towers.append(trainer._reference)  # noqa: SLF001 -- as above
-        weights = sum(_nbytes([*each.model.parameters(), *each.model.buffers()]) for each in towers)
+            towers.append(trainer.passes.load(REFERENCE_LOGPROBS, None))
+        weights = sum(_nbytes([*each.parameters(), *each.buffers()]) for each in towers)
     state = sum(_nbytes(kind.values()) for kind in kinds.values())
     regions = dict[str, list[Region]]()
     for each in trainer.held_regions():

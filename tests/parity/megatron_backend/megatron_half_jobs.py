@@ -1,6 +1,6 @@
 """What ranks are asked to do with weights of 16 bits and float32 masters. Runs in workers only."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
 from torch import Tensor
 from torch_backend import grid_jobs
+from torch_backend.torch_bugs import PlantedUpdates
 
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
-from offbeat.plugins.encoder_ranks.megatron.language import MegatronLanguageTrainer
+from offbeat.plugins.encoder_ranks.megatron.language import LanguageSide
 from offbeat.plugins.megatron.optimizer import MASTER
 from offbeat.trainers.ranks.peers import Peers
 
@@ -23,10 +24,20 @@ from offbeat.trainers.ranks.peers import Peers
 class ForgetsMasters(MegatronEncoderTrainer):
     """Rounds what it has updated to the 16 bits that passes compute with."""
 
-    def _apply(self, denominator: float, rate: float) -> Any:
-        result = super()._apply(denominator, rate)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.updates = RoundingUpdates(self._tower.shards.values(), self.updates)
+
+
+class RoundingUpdates(PlantedUpdates):
+    def __init__(self, masters: Collection[Tensor], updates: Any) -> None:
+        super().__init__(updates, lambda denominator: denominator)
+        self._masters = masters
+
+    def step(self, denominator: float, rate: float) -> Any:
+        result = super().step(denominator, rate)
         with torch.no_grad():
-            for each in self._tower.shards.values():
+            for each in self._masters:
                 each.copy_(each.bfloat16())
         return result
 
@@ -40,7 +51,7 @@ def of_grid(
 ) -> dict[str, Any]:
     """How far so many steps move the masters; their results; and whether passes compute with those."""
     encoders_by_name = {**ENCODER, "ForgetsMasters": ForgetsMasters}
-    language = LANGUAGE.get(bug, MegatronLanguageTrainer)
+    language = LANGUAGE.get(bug, LanguageSide)
     encoder = encoders_by_name.get(bug, MegatronEncoderTrainer)
     trainer = make(peers, path, cut, encoders, language, encoder)
 
@@ -62,7 +73,7 @@ def of_torch(peers: Peers, path: Path, dtype: str, step: JobStep, count: int) ->
     trainer = grid_jobs.make(peers, path, cut, (), lanes=1, encoders=0)
 
     def masters() -> dict[str, Tensor]:
-        kept = trainer._optimizer.masters() or dict(trainer.named_weights())  # noqa: SLF001 -- said nowhere else
+        kept = trainer.updates.masters() or dict(trainer.named_weights())
         return {name: each.detach().clone() for name, each in kept.items()}
 
     before, results = masters(), list[Any]()

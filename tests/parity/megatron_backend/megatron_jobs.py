@@ -35,6 +35,7 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.plugins.megatron.boxed_state import BoxedState
 from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 from offbeat.plugins.megatron.errors import UnsupportedLayout
 from offbeat.plugins.megatron.gradients import Gradients
@@ -124,6 +125,11 @@ def make(
     return trainer
 
 
+def state_of(trainer: MegatronTrainer) -> BoxedState:
+    assert isinstance(trainer.model_state, BoxedState)
+    return trainer.model_state
+
+
 def mine(trainer: MegatronTrainer, step: JobStep, groups: Sequence[int]) -> list[int]:
     """Those of these groups that this rank is dealt, as the driver deals them; maybe none."""
     tokens = {int(i): len(step.groups[i]["response_ids"]) for i in groups}
@@ -166,7 +172,7 @@ def outcome(trainer: MegatronTrainer, result: StepResult) -> Told:
 
 def arrays(trainer: MegatronTrainer, values: dict[str, Tensor]) -> Arrays:
     """Whole gradients; a router's bias has none."""
-    whole = trainer.gathering.all_tensors(trainer.local_weights | values)
+    whole = trainer.gathering.all_tensors(state_of(trainer).local_weights | values)
     return as_arrays({name: each for name, each in whole if not is_router_bias(name)})
 
 
@@ -177,10 +183,10 @@ def as_arrays(tensors: dict[str, Tensor]) -> Arrays:
 
 def agrees(trainer: MegatronTrainer, weights: dict[str, Tensor]) -> bool:
     """Replicas and tied copies hold the same bits."""
-    local = trainer.local_weights
+    local = state_of(trainer).local_weights
     return all(
         bool((view_of(local, box) == weights[box.tensor][box.region.slices]).all())
-        for box in trainer.boxes
+        for box in state_of(trainer).boxes
     )
 
 
@@ -384,7 +390,7 @@ def held(path: Path, cut: Cut, step: JobStep) -> tuple[dict[str, Any], dict[str,
     shapes = {name: tuple(each.shape) for name, each in trainer.model.named_parameters()}
     kinds = trainer.optimizer.state().values()
     measured = RankBytes(
-        sum(each.nbytes for each in trainer.local_weights.values()),
+        sum(each.nbytes for each in state_of(trainer).local_weights.values()),
         sum(each.nbytes for each in main_grads(trainer.model).values()),
         sum(each.nbytes for kind in kinds for each in kind.values()),
     )
@@ -412,7 +418,7 @@ def released(
         }
     )
     spec = TrainerSpec(config, run_dir="")
-    source = source_of(spec, trainer.metas(), trainer.named_weights)
+    source = source_of(spec, trainer.model_state.metas(), trainer.named_weights)
     if dist.get_rank():
         source.take_part()
         return source.manifest, [], ""
@@ -425,7 +431,7 @@ def sent(path: Path, cut: Cut) -> tuple[bool, int]:
     """The weights on their way to two sharded receivers, from the ranks that hold them."""
     trainer = make(path, cut)
     whole = dict(trainer.named_weights())
-    return resharded(PEERS[0], trainer.metas(), trainer.held_regions(), whole.items())
+    return resharded(PEERS[0], trainer.model_state.metas(), trainer.held_regions(), whole.items())
 
 
 def fault(

@@ -54,7 +54,7 @@ def trained(
     seen["digest"], seen["weights"] = trainer.weights_digest(), after
     named = trainer.module.named_parameters()
     seen["frozen"] = {str(own(each).dtype) for _, each in named if not each.requires_grad}
-    moments = (name for name in trainer._state() if name.startswith("exp_avg/"))  # noqa: SLF001
+    moments = (name for name in trainer.model_state.tensors() if name.startswith("exp_avg/"))
     seen["moments"] = {name.removeprefix("exp_avg/") for name in moments}
     weights = trainer.weights
     seen["resharded"], _ = resharded(

@@ -16,6 +16,7 @@ from world import COLLECTIVE_S
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.bridge import FIELDS, Bridge, Header, Kind
+from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 
@@ -50,28 +51,31 @@ class TrustingBridge(Bridge):
 
 
 class RepeatsItself(ExactEncoder):
-    def _join_grid(self, trainer: Any) -> None:
-        super()._join_grid(trainer)
-        self._bridge = RepeatingBridge(self.peers.rank, torch.device(trainer.device))
+    def __init__(self, path: Path, **given: Any) -> None:
+        super().__init__(path, **given)
+        passes: Any = self.passes
+        passes.exchange.bridge = RepeatingBridge(self.peers.rank, torch.device("cpu"))
 
 
 class TrustsTheNextMessage(ExactLanguage):
-    def _join_grid(self, trainer: Any) -> None:
-        super()._join_grid(trainer)
-        self._bridge = TrustingBridge(self.peers.rank, torch.device(trainer.device))
+    def __init__(self, path: Path, **given: Any) -> None:
+        super().__init__(path, **given)
+        passes: Any = self.passes
+        passes.exchange.bridge = TrustingBridge(self.peers.rank, torch.device("cpu"))
 
 
 class MergesByShape(ExactEncoder):
     """Puts pictures of several prompts end to end where shapes differ, else stacks their values."""
 
-    def _microbatches(self, media: Any, named: Any) -> Any:
-        (batch, microbatches), count = super()._microbatches(media, named)
-        pictures = [Pictures.of(each) for each in batch.media]
-        sizes = [each.sizes for each in pictures]
-        if len(sizes) > 1 and all(np.array_equal(each, sizes[0]) for each in sizes):
-            stacked = np.stack([each.values for each in pictures])
-            microbatches = [Pictures(pictures[0].kind, stacked.reshape(-1), sizes[0]).media]
-        return (batch, microbatches), count
+    class Encoder(EncoderPasses):
+        def _microbatches(self, media: Any, named: Any) -> Any:
+            (batch, microbatches), count = super()._microbatches(media, named)
+            pictures = [Pictures.of(each) for each in batch.media]
+            sizes = [each.sizes for each in pictures]
+            if len(sizes) > 1 and all(np.array_equal(each, sizes[0]) for each in sizes):
+                stacked = np.stack([each.values for each in pictures])
+                microbatches = [Pictures(pictures[0].kind, stacked.reshape(-1), sizes[0]).media]
+            return (batch, microbatches), count
 
 
 ENCODERS = {each.__name__: each for each in (ExactEncoder, RepeatsItself, MergesByShape)}

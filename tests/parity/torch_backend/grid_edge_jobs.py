@@ -19,7 +19,7 @@ def limits(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> 
     if not encoders:
         return trainer.state_nbytes, peers.timeout_s
     # torch says how long a group waits in no public place.
-    group: Any = trainer._mesh.data.get_group()  # noqa: SLF001 -- as above
+    group: Any = trainer.axes.data.get_group()
     backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001 -- as above
     return trainer.state_nbytes, backend.options._timeout.total_seconds()  # noqa: SLF001 -- as above
 

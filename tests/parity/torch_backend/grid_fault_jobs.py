@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from parity_cases import TOKENS, Cut, Step
-from side_faults import FaultyLane, FaultyTower
+from side_faults import FaultySide, FaultyTower
 from torch import Tensor
 from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
 from torch_backend.torch_bugs import Injected
@@ -19,16 +19,18 @@ from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.sharding import own
 
 
-class FaultyEncoder(FaultyTower, ExactEncoder):
-    def _apply(self, denominator: float, rate: float) -> Any:
-        self.spoil(gradients_of(self))
-        return super()._apply(denominator, rate)
+class FaultyEncoder(FaultySide, ExactEncoder):
+    Encoder = FaultyTower
+
+    def before_update(self, denominator: float) -> float:
+        self.faults.spoil(gradients_of(self))
+        return denominator
 
 
-class FaultyLanguage(FaultyLane, ExactLanguage):
-    def _apply(self, denominator: float, rate: float) -> Any:
-        self.spoil(gradients_of(self))
-        return super()._apply(denominator, rate)
+class FaultyLanguage(FaultySide, ExactLanguage):
+    def before_update(self, denominator: float) -> float:
+        self.faults.spoil(gradients_of(self))
+        return denominator
 
 
 def gradients_of(trainer: Any) -> list[Tensor]:
@@ -59,7 +61,7 @@ def failed_then_retried(
     """
     trainer = faulty(peers, path, cut, lanes, encoders)
     trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0)))
-    trainer.site = site if peers.rank in on else ""
+    trainer.faults.site = site if peers.rank in on else ""
     raised = ""
     try:
         feed(trainer, step, TOKENS, 2, StepKey(2, 2, 0))
@@ -84,7 +86,7 @@ def raised(
 ) -> str:
     """What a step raised on this rank; ranks that fail leave the world with it."""
     trainer = faulty(peers, path, cut, lanes, encoders)
-    trainer.site = site if peers.rank in on else ""
+    trainer.faults.site = site if peers.rank in on else ""
     try:
         feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
     except Exception as error:  # noqa: BLE001 -- the test judges it
@@ -112,13 +114,13 @@ def refused(
     trainer = faulty(peers, path, cut, lanes, encoders)
     outcomes, changed = list[tuple[bool, str]](), list[str]()
     for attempt in (1, 2, 3):
-        before = {name: own(each).clone() for name, each in trainer._state().items()}  # noqa: SLF001 -- no public place has it all
-        trainer.site = site if attempt == 2 and peers.rank in on else ""
+        before = {name: own(each).clone() for name, each in trainer.model_state.tensors().items()}
+        trainer.faults.site = site if attempt == 2 and peers.rank in on else ""
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
         result = trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key))
         outcomes.append((result.applied, result.reason))
         if not result.applied:
-            after = {name: own(each) for name, each in trainer._state().items()}  # noqa: SLF001 -- as above
+            after = {name: own(each) for name, each in trainer.model_state.tensors().items()}
             assert before.keys() == after.keys()
             changed += [name for name in before if not torch.equal(before[name], after[name])]
     return outcomes, changed, trainer.weights_digest()

@@ -21,15 +21,19 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.models.media_canaries import canary_prompts
-from offbeat.plugins.encoder_ranks.choose import EncoderTrainer, LanguageTrainer
+from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
 from offbeat.plugins.encoder_ranks.errors import ProvenanceMismatch
+from offbeat.plugins.encoder_ranks.lane import LanePasses
 from offbeat.plugins.encoder_ranks.loading import GridLoader
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
+from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.sharding import own, sharded_modules
+from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.region import Region
@@ -39,19 +43,30 @@ class PlantedGridLoader(PlantedLoader, GridLoader):
     pass
 
 
-class ExactLanguage(ExactPictures, LanguageTrainer):
+class ExactGrid(ExactPictures):
     loader = PlantedGridLoader
+    Encoder: type[EncoderPasses] = EncoderPasses
+    Lane: type[LanePasses] = LanePasses
+
+    def exact_parts(self) -> TorchParts:
+        wrap = partial(wrap_passes, encoder=self.Encoder, lane=self.Lane)
+        return replace(super().exact_parts(), state=GridState, passes=wrap)
 
 
-class ExactEncoder(ExactPictures, EncoderTrainer):
-    loader = PlantedGridLoader
+class ExactLanguage(ExactGrid):
+    pass
+
+
+class ExactEncoder(ExactGrid):
+    pass
 
 
 class SwapsLanes(ExactEncoder):
     """Sends each lane the features of another."""
 
-    def _parts(self, batch: Any, made: Any) -> Any:
-        return super()._parts(batch, made)[::-1]
+    class Encoder(EncoderPasses):
+        def _parts(self, batch: Any, made: Any) -> Any:
+            return super()._parts(batch, made)[::-1]
 
 
 class AveragesOverTheWorld(ExactEncoder):
@@ -65,8 +80,8 @@ class AveragesOverTheWorld(ExactEncoder):
 class CountsOneLane(ExactEncoder):
     """Divides the tower's gradients by the tokens of one lane."""
 
-    def _apply(self, denominator: float, rate: float) -> Any:
-        return super()._apply(denominator / self._grid.data, rate)
+    def before_update(self, denominator: float) -> float:
+        return denominator / self._config.data_parallel
 
 
 class DealsAsLanes(ExactEncoder):
@@ -77,7 +92,7 @@ class KeepsParts(ExactEncoder):
     """Adds up nowhere the gradients of what the columns of ``fc1`` read."""
 
     def plant(self, model: Any) -> None:
-        mesh = self._mesh.tensor
+        mesh = self.axes.tensor
         for name, module in model.named_modules():
             if name.endswith("mlp.fc1"):
                 hook = partial(_read_without_a_sum, mesh)
@@ -103,8 +118,9 @@ class _OwnPart(torch.autograd.Function):
 class RoundsFeatures(ExactEncoder):
     """Sends features with eight bits, and has the tower's own right."""
 
-    def _parts(self, batch: Any, made: Any) -> Any:
-        return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
+    class Encoder(EncoderPasses):
+        def _parts(self, batch: Any, made: Any) -> Any:
+            return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
 
 
 KINDS = {
@@ -338,9 +354,9 @@ def held(
     trainer.finish_train_step(key)
     kept = [trainer.module]
     if reference:
-        kept.append(trainer._reference)  # noqa: SLF001 -- no other copy of it is public
+        kept.append(trainer.passes.load(REFERENCE_LOGPROBS, None))
     weights = sum(_nbytes([*each.parameters(), *each.buffers()]) for each in kept)
-    moments = _nbytes(trainer._optimizer.moments().values())  # noqa: SLF001 -- as above
+    moments = _nbytes(trainer.updates.moments().values())
     regions = {each.name: each.region for each in trainer.weights.held_regions()}
     return regions, RankBytes(weights, gradients, moments)
 

@@ -102,7 +102,7 @@ def held(trainer: Any) -> RankBytes:
     return RankBytes(
         nbytes([*parameters, *trainer.module.buffers()]),
         nbytes(each for each in parameters if each.requires_grad),
-        nbytes(trainer._optimizer.moments().values()),  # noqa: SLF001 -- no public total
+        nbytes(trainer.updates.moments().values()),
     )
 
 

@@ -11,7 +11,6 @@ from torch_backend.torch_bugs import Exact, Failing
 from torch_jobs import feed, make
 
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.sharding import own
 
@@ -30,13 +29,13 @@ class Spoiled(Exact):
         self.place = ""
         return replace(sums, loss=sums.loss * self.value)
 
-    def _apply(self, denominator: float, rate: float) -> UpdateResult:
+    def before_update(self, denominator: float) -> float:
         found = dict(self._model.named_parameters()).get(self.place)
         self.place = ""
         if found is not None:
             assert found.grad is not None
             own(found.grad).view(-1)[-1] = self.value
-        return super()._apply(denominator, rate)
+        return denominator
 
 
 def raised(peers: Peers, path: Path, cut: Cut, step: Step, site: str, on: Sequence[int]) -> str:
@@ -61,14 +60,14 @@ def refused(
     trainer = make(peers, path, cut, Spoiled)
     outcomes, changed = list[tuple[bool, str]](), list[str]()
     for attempt in (1, 2, 3):
-        before = {name: own(each).clone() for name, each in trainer._state().items()}  # noqa: SLF001 -- no public place has it all
+        before = {name: own(each).clone() for name, each in trainer.model_state.tensors().items()}
         if attempt == 2 and peers.rank in on:
             trainer.place, trainer.value = place, value
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
         result = trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key))
         outcomes.append((result.applied, result.reason))
         if not result.applied:
-            after = {name: own(each) for name, each in trainer._state().items()}  # noqa: SLF001 -- as above
+            after = {name: own(each) for name, each in trainer.model_state.tensors().items()}
             assert before.keys() == after.keys()
             changed += [name for name in before if not torch.equal(before[name], after[name])]
     return outcomes, changed, trainer.weights_digest()

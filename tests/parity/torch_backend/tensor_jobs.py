@@ -29,7 +29,7 @@ def held(
     gradients = nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
     trainer.finish_train_step(key)
     weights = nbytes([*trainer.module.parameters(), *trainer.module.buffers()])
-    moments = nbytes(trainer._optimizer.moments().values())  # noqa: SLF001 -- no public total
+    moments = nbytes(trainer.updates.moments().values())
     regions = trainer.held_regions()
     return (
         {each.name: each.region for each in regions},
@@ -52,14 +52,14 @@ def rounded_otherwise(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[f
 def heads_whole_and_in_chunks(peers: Peers, path: Path, cut: Cut, step: Step) -> list[Arrays]:
     """Gradients of logprobs and entropies, read of all places at once, and of three at a time."""
     trainer, seen = make(peers, path, cut), list[Arrays]()
-    _, microbatches = trainer._planner.cut(step.groups, only_trained=True)  # noqa: SLF001 -- as the trainer does
+    _, microbatches = trainer.passes.cut(step.groups, only_trained=True)
     for compute in (forward.packed_logprobs_and_entropies, in_chunks):
         for packed in microbatches:
             logprobs_N, entropy_N = compute(trainer.module, packed, 0.7, torch.float64)
             weight_N = torch.arange(len(logprobs_N)) / len(logprobs_N)
             (logprobs_N * weight_N + entropy_N.square()).sum().backward()
         seen.append(gradients(trainer))
-        trainer._discard_gradients()  # noqa: SLF001 -- no step is open
+        trainer.updates.drop_gradients()
     return seen
 
 

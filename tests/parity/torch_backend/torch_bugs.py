@@ -1,7 +1,7 @@
 """Trainers with the bugs that others had, one each, and one that fails when told to. In workers only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,25 @@ from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
 from tests.support.image_text_models import exact_angles, exact_norms
 
 
+class PlantedUpdates:
+    """Updates before whose step something is done; it returns what gradients are divided by."""
+
+    def __init__(self, updates: Any, before: Callable[[float], float]) -> None:
+        self.updates, self._before = updates, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.updates, name)
+
+    def begin(self) -> None:
+        self.updates.begin()
+
+    def drop_gradients(self) -> None:
+        self.updates.drop_gradients()
+
+    def step(self, denominator: float, rate: float) -> UpdateResult:
+        return self.updates.step(self._before(denominator), rate)
+
+
 class PlantedLoader(ModelLoader):
     """Makes models that compute otherwise than transformers, and cuts with a bug."""
 
@@ -44,7 +63,7 @@ class PlantedLoader(ModelLoader):
 
     def shard(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
         weights = super().shard(model, whole)
-        self.plant(model)
+        self.plant(model, self.axes)
         return weights
 
 
@@ -55,8 +74,12 @@ class Exact(TorchTrainer):
     trained_by: Any = WholeModel
 
     def __init__(self, path: Path, **given: Any) -> None:
-        loader = partial(self.loader, change=self.change, plant=self.plant)
-        super().__init__(path, parts=TorchParts(loader, self.trained_by), **given)
+        super().__init__(path, parts=self.exact_parts(), **given)
+        self.updates = PlantedUpdates(self.updates, self.before_update)
+
+    def exact_parts(self) -> TorchParts:
+        loader = partial(self.loader, change=self.change, plant=self.plant_in_cut)
+        return TorchParts(loader, self.trained_by)
 
     def change(self, model: Any) -> Any:
         """Return a model that was read, or its shell, with what transformers rounds in float64."""
@@ -64,8 +87,16 @@ class Exact(TorchTrainer):
             compute_in_float64(model)
         return model
 
+    def plant_in_cut(self, model: Any, axes: Any) -> None:
+        self.axes = axes
+        self.plant(model)
+
     def plant(self, model: Any) -> None:
         """Put the bug into a model that has been cut; none by default."""
+
+    def before_update(self, denominator: float) -> float:
+        """Put the bug into gradients; return what the optimizer divides them by."""
+        return denominator
 
 
 class ExactPictures(Exact):
@@ -137,9 +168,13 @@ class Scattered(Exact):
 class CountsCopies(Exact):
     """The gradient norm counts the copies of a weight that every tensor rank has whole."""
 
-    def _apply(self, denominator: float, rate: float) -> UpdateResult:
-        self._optimizer._mesh = None  # noqa: SLF001 -- whom it asks which copies count
-        return super()._apply(denominator, rate)
+    def __init__(self, path: Path, **given: Any) -> None:
+        super().__init__(path, **given)
+        self.optimizer: Any = self.updates
+
+    def before_update(self, denominator: float) -> float:
+        self.optimizer.updates._mesh = None  # noqa: SLF001 -- whom it asks which copies count
+        return denominator
 
 
 class KeepsPartsOfNorms(Exact):
@@ -191,9 +226,9 @@ class OwnTotals(VocabularyShare):
 class CountsReplicaTwice(Exact):
     """Every tensor rank adds the tokens of its replica to those of the step."""
 
-    @property
-    def _is_replica_leader(self) -> bool:
-        return True
+    def __init__(self, path: Path, **given: Any) -> None:
+        super().__init__(path, **given)
+        self.passes.facts = replace(self.passes.facts, leads_replica=True)
 
 
 KINDS = {
@@ -240,16 +275,16 @@ class Failing(Exact):
 
     site = ""
     ranks: tuple[int, ...] = ()
-    passes = 0  # forward passes before it fails
+    forward_passes = 0  # before it fails
 
     def arm(self, site: str, ranks: Sequence[int], after: int) -> None:
-        self.site, self.ranks, self.passes = site, tuple(ranks), after
+        self.site, self.ranks, self.forward_passes = site, tuple(ranks), after
 
     def _due(self, site: str) -> bool:
         if site != self.site or self.peers.rank not in self.ranks:
             return False
-        self.passes -= 1
-        if self.passes >= 0:
+        self.forward_passes -= 1
+        if self.forward_passes >= 0:
             return False
         self.site = ""
         return True
@@ -261,8 +296,9 @@ class Failing(Exact):
     def watch(self) -> None:
         layers: Any = self._model.model.layers
         layers[-1].register_forward_pre_hook(lambda *_: self._fail_at("forward"))
-        sizes = {each.name: getattr(self._planner, each.name) for each in fields(self._planner)}
-        self._planner = FailingCutting(**sizes, fail_at=self._fail_at)
+        planner = self.own_passes.planner
+        sizes = {each.name: getattr(planner, each.name) for each in fields(planner)}
+        self.own_passes.planner = FailingCutting(**sizes, fail_at=self._fail_at)
 
     def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
         self._fail_at("loss")

@@ -341,7 +341,7 @@ def short_of_memory(
     And the largest microbatch from then on, the step, retried if it was raised, and an undisturbed one.
     """
     trainer, undisturbed = make(peers, path, cut), make(peers, path, cut)
-    room, raised = trainer._room, ""  # noqa: SLF001 -- the memory of a device
+    room, raised = trainer.own_passes.room, ""
     if peers.rank == peers.size - 1:
         with contextlib.suppress(torch.OutOfMemoryError), room.used(most_tokens):
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -350,10 +350,10 @@ def short_of_memory(
     except (torch.OutOfMemoryError, PeerFailed) as error:
         raised = type(error).__name__
         trainer.abort_train_step(StepKey(1, 1, 0))
-        trainer._room = PassRoom(torch.device("cpu"))  # noqa: SLF001 -- as above
+        trainer.own_passes.room = PassRoom(torch.device("cpu"))
         result = trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 2, 0)))
     whole = undisturbed.finish_train_step(feed(undisturbed, step, LossSpec(), 1, StepKey(1, 1, 0)))
-    most = trainer._planner.max_tokens  # noqa: SLF001 -- said nowhere else
+    most = trainer.own_passes.planner.max_tokens
     return raised, most, outcome(trainer, result, {}), outcome(undisturbed, whole, {})
 
 

@@ -27,7 +27,7 @@ from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.model_families import family_model
 from tests.support.random_groups import Group
-from tests.support.split_steps import Step, run_step
+from tests.support.split_steps import Step, run_step, state_of
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
@@ -98,7 +98,7 @@ def test_only_adapters_are_trained_and_the_base_keeps_every_bit(
     }
     assert moved == {name for name in adapters if ".lora_B." in name}  # A: its gradient is B's sum
     assert len(adapters) == 2 * 2 * 7  # A and B of 7 modules in 2 layers
-    moments = {name for name in trainer._state() if name.startswith("exp_avg/")}  # noqa: SLF001
+    moments = {name for name in state_of(trainer).tensors() if name.startswith("exp_avg/")}
     assert len(moments) == len(adapters)
 
 

@@ -22,6 +22,7 @@ from tests.support.split_steps import (
     Step,
     naive_gradients,
     run_step,
+    state_of,
     worst_relative_error,
 )
 
@@ -114,7 +115,7 @@ def test_frozen_parameters_keep_every_bit_and_have_no_optimizer_state(
         assert run_step(trainer, step_data, LOSS, 2, number).applied
     moved = {name for name, each in weights(trainer).items() if not torch.equal(each, before[name])}
     assert moved == {name for name in before if not is_frozen(name, LOWER)}
-    state = trainer._state()  # noqa: SLF001
+    state = state_of(trainer).tensors()
     assert {
         n.partition("/")[2] for n in state if n.startswith(("exp_avg/", "exp_avg_sq/"))
     } == moved

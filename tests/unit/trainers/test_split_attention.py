@@ -42,9 +42,9 @@ def flat_row() -> PackedRows:
 
 def splits(trainer: TorchTrainer) -> TorchTrainer:
     """The trainer, with calls of attention that cost nothing: it lays all rows end to end."""
-    planner = trainer._planner  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
-    trainer._planner = replace(planner, call_pairs=0.0, ratio_tokens=0.0)  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
-    _, microbatches = trainer._planner.cut([group()], only_trained=True)  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    planner = trainer.own_passes.planner
+    trainer.own_passes.planner = replace(planner, call_pairs=0.0, ratio_tokens=0.0)
+    _, microbatches = trainer.passes.cut([group()], only_trained=True)
     assert all(each.trees for each in microbatches)
     return trainer
 

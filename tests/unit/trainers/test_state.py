@@ -18,6 +18,7 @@ from offbeat.trainers.checkpoints.state_files import opened_tensors, save_tensor
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.split_steps import state_of
 
 MakeTrainer = Callable[..., TorchTrainer]
 Take = Callable[[TorchTrainer], StepResult]
@@ -67,7 +68,7 @@ def test_the_steps_after_a_restore_are_bit_for_bit_those_of_an_undisturbed_run(
         one, other = (numbers(take(each)) for each in (undisturbed, restored))
         assert one == other
     assert restored.weights_digest() == undisturbed.weights_digest()
-    states = [each._state() for each in (undisturbed, restored)]  # noqa: SLF001
+    states = [state_of(each).tensors() for each in (undisturbed, restored)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 

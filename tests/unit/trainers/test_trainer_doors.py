@@ -5,7 +5,8 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.doors import NoSuchPlugin
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.trainer_part import choose_trainer, parts_of
+from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.trainer_part import choose_trainer, parts_of, replace_parts
 from offbeat.trainers.trainer_plugin import find_trainer, known_trainers
 
 
@@ -42,9 +43,13 @@ def test_a_recipe_without_a_part_has_the_trainer_of_its_backend() -> None:
 
 
 @pytest.mark.plugins
-def test_a_part_chooses_the_trainer_of_each_rank() -> None:
-    config = recipe(encoder={})
+def test_a_part_replaces_parts_of_the_trainer_of_each_rank() -> None:
+    config, default = recipe(encoder={}), TorchParts()
     assert [part.key for part in parts_of(config)] == ["encoder"]
-    chosen = [choose_trainer(config, rank, TorchTrainer) for rank in range(2)]
-    assert all(issubclass(each, TorchTrainer) for each in chosen)
-    assert len({TorchTrainer, *chosen}) == 3
+    for rank in range(2):
+        parts = replace_parts(config, rank, default)
+        assert parts.loader is not default.loader
+        assert parts.passes is not default.passes
+        assert parts.state is not default.state
+        assert parts.trained is default.trained
+        assert choose_trainer(config, rank, TorchTrainer) is TorchTrainer

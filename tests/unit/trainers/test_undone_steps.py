@@ -1,7 +1,8 @@
 """A step is undone on every way out of it; a failure of that hides neither its error nor its update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,8 +11,12 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
+from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.movement import UpdateResult
+from offbeat.trainers.parts import LossOf, Updates
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.torch.passes import TorchPasses
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.split_steps import Step, run_step
@@ -33,24 +38,44 @@ class FailingTrainer(TorchTrainer):
     fails_in = ""
     cannot_undo = False
 
-    def _add_gradients(self, *args: object) -> None:
-        super()._add_gradients(*args)  # pyright: ignore[reportArgumentType]
-        if self.fails_in == "chunk":
-            raise StepFailed
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, parts=TorchParts(passes=self.wrap), **named)
+        self.updates = FailingUpdates(self, self.updates)
 
-    def _apply(self, denominator: float, rate: float) -> UpdateResult:
-        if self.fails_in == "finish":
-            raise StepFailed
-        return super()._apply(denominator, rate)
+    def wrap(self, passes: TorchPasses, *_: object) -> TorchPasses:
+        add = passes.add_gradients
 
-    def _discard_gradients(self) -> None:
-        if self.cannot_undo:
-            raise DeviceLost
-        super()._discard_gradients()
+        def fail(microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec) -> None:
+            add(microbatches, loss_of, loss)
+            if self.fails_in == "chunk":
+                raise StepFailed
+
+        passes.add_gradients = fail
+        return passes
 
     @property
     def is_clean(self) -> bool:
         return all(each.grad is None for each in self.module.parameters())
+
+
+class FailingUpdates:
+    """Fails where its trainer is told to."""
+
+    def __init__(self, trainer: FailingTrainer, updates: Updates) -> None:
+        self._trainer, self._updates = trainer, updates
+
+    def begin(self) -> None:
+        self._updates.begin()
+
+    def step(self, denominator: float, rate: float) -> UpdateResult:
+        if self._trainer.fails_in == "finish":
+            raise StepFailed
+        return self._updates.step(denominator, rate)
+
+    def drop_gradients(self) -> None:
+        if self._trainer.cannot_undo:
+            raise DeviceLost
+        self._updates.drop_gradients()
 
 
 def split(trainer: TorchTrainer, step: Step) -> None:

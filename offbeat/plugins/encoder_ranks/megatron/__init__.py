@@ -3,8 +3,8 @@
 Builds on ``plugins.encoder_ranks``, which has the exchange of pictures, and on ``plugins.megatron``. Needs
 the extra ``megatron``.
 
-    language    trainer of a language rank: megatron-core's decoder without a tower
+    language    side of a language rank: megatron-core's decoder without a tower
     encoder     trainer of an encoder rank: the tower, sharded over encoder ranks
-    choose      the class of a rank's trainer
+    choose      what makes the trainer of a rank
     optimizer   state of the tower's optimizer in the form of the language ranks'
 """

@@ -3,14 +3,12 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
@@ -18,31 +16,31 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import encoder_tokens
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.bridge import shared_values
-from offbeat.plugins.encoder_ranks.encoding import EncodingTrainer
-from offbeat.plugins.encoder_ranks.exchange import prove_sides
+from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
+from offbeat.plugins.encoder_ranks.exchange import Exchange, prove_sides
 from offbeat.plugins.encoder_ranks.megatron.optimizer import TowerOptimizer
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
 from offbeat.plugins.encoder_ranks.tower_proof import example_features, prove_tower
 from offbeat.plugins.encoder_ranks.weights import side_mesh
 from offbeat.plugins.megatron.architecture import Architecture, read_architecture
-from offbeat.plugins.megatron.boxed_trainer import BoxedTrainer
+from offbeat.plugins.megatron.boxed_state import BoxedShare, BoxedState, file_names
 from offbeat.plugins.megatron.freezing import freeze_weights, frozen_weights
+from offbeat.plugins.megatron.gathering import TensorGather
 from offbeat.plugins.megatron.groups import start_groups
 from offbeat.plugins.megatron.hf_files import load_boxes
 from offbeat.plugins.megatron.mapping import TOWER, TensorBox
+from offbeat.plugins.megatron.passes import share_top_logprobs
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.plugins.megatron.tower import unfilled_tower
 from offbeat.plugins.tensor_ranks.tensor_parallel import divide
-from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.model_trainer import LossOf, RankOptions
-from offbeat.trainers.movement import UpdateResult
-from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.model_trainer import ModelTrainer, RankOptions
+from offbeat.trainers.parts import RankFacts
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
 from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
-from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
 
 T = TypeVar("T")
@@ -69,8 +67,57 @@ class _Tower(NamedTuple):
     boxes: list[TensorBox]
 
 
-class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
+class TowerPart:
+    """The tower of an encoder rank, as its passes load it."""
+
+    def __init__(
+        self, facts: RankFacts, peers: Peers, tower: _Tower, load_reference: Callable[[], _Tower]
+    ) -> None:
+        self.facts, self._peers, self._own = facts, peers, tower
+        self._load_reference = load_reference
+
+    def begin_update(self) -> None:
+        """Do nothing: no pass draws a number."""
+
+    def undo(self) -> None:
+        """Do nothing: no pass changes more than gradients."""
+
+    def agree(
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
+        """Return what ``read`` returned, once all ranks have read theirs."""
+        return run_on_all_ranks(self._peers, during, read)
+
+    def load(self, column: str, teacher: str | None) -> PreTrainedModel:
+        """Return the tower that is trained, or that of the reference."""
+        del teacher
+        return self._own.model if column == POLICY_LOGPROBS else self.reference.model
+
+    @cached_property
+    def reference(self) -> _Tower:
+        """Return the frozen tower; all ranks load it together at the first call."""
+        return self._load_reference()
+
+
+class TowerState(BoxedState):
+    """State of a rank whose shards of 16-bit weights are their masters."""
+
+    def __init__(self, *given: Any, tower: _Tower, fill: Callable[[], None]) -> None:  # noqa: ANN401 -- of ``BoxedState``
+        """``fill``: fills the shards of the tower from the files of the model."""
+        super().__init__(*given)
+        self._tower, self._fill = tower, fill
+
+    def _held(self) -> dict[str, Tensor]:
+        return self._tower.shards
+
+    def _read_files(self) -> None:
+        self._fill()
+
+
+class MegatronEncoderTrainer(ModelTrainer):
     """Trainer of one rank of the vision tower, for the groups of its lanes."""
+
+    passes_kind: type[EncoderPasses] = EncoderPasses
 
     def __init__(
         self,
@@ -93,10 +140,8 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
         self.frozen = frozen_weights(model_path, trainer.freeze)
-        self._trains_tower = not self.frozen.is_whole_tower
-        self._max_tokens = encoder_tokens(trainer)
-        self._join_grid(trainer)
-        grid = self._grid
+        self._exchange = Exchange(trainer, self.peers, lambda: self.steps_applied + 1)
+        self._grid = grid = self._exchange.grid
         # Meanwhile the first rank checks the files.
         self._plan = run_on_all_ranks(
             self.peers, "its start", lambda: self._planned(grid.encoder_tensor)
@@ -105,11 +150,12 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         # their mesh alone, and finds the mesh of an earlier world in this process by its group's number.
         self._mesh = side_mesh(trainer.device, grid, self.peers.timeout_s)
         start_groups(trainer, self.peers)
+        self._file_names = file_names(self.model_path, self.architecture)
         self._tower = self._build(trained=True)
-        self._meet(self._tower.boxes)
+        self.gathering = TensorGather(self._tower.boxes, self.peers)
         if grid.encoder_tensor > 1:
             prove_sides(self.peers, self.architecture.name, self._proved)
-        self.optimizer = self._optimizer_state = TowerOptimizer(
+        self.updates = self.optimizer = TowerOptimizer(
             self._tower.model,
             self._tower.shards,
             trainer.optimizer,
@@ -117,71 +163,62 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
             self.peers,
             self._mesh,
         )
+        self.model_state = TowerState(
+            self.model_path,
+            self._dtype,
+            self.peers,
+            BoxedShare(
+                self.architecture,
+                self.frozen,
+                self.gathering,
+                lambda: self._weights_in(self._tower.shards),
+            ),
+            self.optimizer,
+            tower=self._tower,
+            fill=lambda: self._fill(self._tower),
+        )
+        self.passes = self._make_passes()
         self.initial_digest = self.current_digest()
 
-    # --- passes ------------------------------------------------------------------------------------
+    def _make_passes(self) -> EncoderPasses:
+        a = self.architecture
+        facts = RankFacts(
+            self._device,
+            a.vocabulary,
+            a.media_rules,
+            replica=self.peers.rank,
+            leads_replica=False,
+            expert_load=None,
+        )
+        return self.passes_kind(
+            TowerPart(facts, self.peers, self._tower, self._load_reference),
+            self._exchange,
+            self._mesh,
+            encoder_tokens(self._config),
+            trained=not self.frozen.is_whole_tower,
+            answer=lambda: share_top_logprobs(None, self.peers),
+        )
 
-    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        super()._top_logprobs(prompts, count)
-        return self._of_last_stage(None)
-
-    def _model_of(self, name: str) -> PreTrainedModel:
-        return self._tower.model if name == POLICY_LOGPROBS else self._reference.model
-
-    @cached_property
-    def _reference(self) -> _Tower:
+    def _load_reference(self) -> _Tower:
         tower = self._build(trained=False)
         named = self.gathering.all_tensors(self._weights_in(tower.shards))
         self._check_initial(shared_digest(named, self.peers))
         return tower
 
-    def _prepared_on_all_ranks(
-        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
-    ) -> tuple[T, list[PackedRows]]:
-        return run_on_all_ranks(self.peers, during, read)
-
-    def _logprobs(
-        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
-    ) -> NDArray[np.float32]:
-        del count, microbatches, temperature
-        _never(name)
-
-    def _add_gradients(
-        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
-    ) -> None:
-        del microbatches, loss_of, temperature
-        _never("a loss")
-
-    def _begin_gradients(self) -> None:
-        self.optimizer.drop_gradients()
-
-    def _discard_gradients(self) -> None:
-        self.optimizer.drop_gradients()
-
-    def _apply(self, denominator: float, rate: float) -> UpdateResult:
-        return self.optimizer.step(denominator, rate)
-
     # --- weights -----------------------------------------------------------------------------------
-
-    @property
-    def local_weights(self) -> dict[str, Tensor]:
-        """Return this rank's share of the weights: trained ones of 16 bits as copies of their masters."""
-        return self._weights_in(self._tower.shards)
-
-    def held_regions(self) -> list[TensorRegion]:
-        return self._regions_in(self._tower.shards)
 
     def _weights_in(self, shards: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: each.to(self._dtype) for name, each in shards.items()}
-
-    def _read_files(self) -> None:
-        self._fill(self._tower)
 
     def _proved(self) -> tuple[float, str]:
         """Prove the divided tower against the whole one, which the first rank of each encoder reads."""
         tensor = self._mesh.tensor
         assert tensor is not None  # noqa: S101 -- else there is nothing to prove
-        whole = unfilled_tower(self.model_path, self._dtype) if self._is_sender else None
+        whole = (
+            unfilled_tower(self.model_path, self._dtype)
+            if self.peers.rank == self._grid.sender_of(self.peers.rank)
+            else None
+        )
         if whole is not None:
             parameters = dict(whole.named_parameters())
             regions = {name: Region.whole(tuple(each.shape)) for name, each in parameters.items()}
@@ -189,10 +226,12 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
                 TensorBox(name, each.shape, each, name, each) for name, each in regions.items()
             ]
             load_boxes(parameters, boxes, self.model_path, self._file_names)
-        made = None if whole is None else example_features(whole, self.media_rules)
+        made = None if whole is None else example_features(whole, self.architecture.media_rules)
         sender, group = self._grid.sender_of(self.peers.rank), tensor.get_group()
         want = shared_values(made, sender, group, self._device)
-        return prove_tower(self._tower.model, self.media_rules, want, self._dtype, self._mesh)
+        return prove_tower(
+            self._tower.model, self.architecture.media_rules, want, self._dtype, self._mesh
+        )
 
     @torch.no_grad()
     def _fill(self, tower: _Tower) -> None:
@@ -231,7 +270,3 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
     @property
     def _device(self) -> torch.device:
         return torch.device(self._config.device)
-
-
-def _never(what: str) -> NoReturn:
-    raise AssertionError(f"an encoder rank was asked for {what}, and its lanes compute it")

@@ -1,11 +1,12 @@
-"""Trainer of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
+"""Side of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # megatron-core has no types; torch declares some functions without.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,63 +16,27 @@ from torch import Tensor
 
 from offbeat.messages.media import Media
 from offbeat.models.media_passes import Features
-from offbeat.plugins.encoder_ranks.exchange import prove_sides
-from offbeat.plugins.encoder_ranks.lane import LaneTrainer
+from offbeat.models.media_rules import MediaRules
+from offbeat.plugins.encoder_ranks.exchange import Exchange, prove_sides
+from offbeat.plugins.encoder_ranks.lane import LanePasses
 from offbeat.plugins.encoder_ranks.megatron.encoder import architecture_with_tower
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART
 from offbeat.plugins.encoder_ranks.weights import side_mesh
 from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.freezing import FrozenWeights
 from offbeat.plugins.megatron.groups import embedding_ranks_group
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.mapping import TensorBox
-from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.passes import MegatronPasses
+from offbeat.plugins.megatron.section import MegatronTrainerConfig
+from offbeat.plugins.megatron.split_step import ModelSide
 from offbeat.plugins.megatron.tower import FeatureSource
+from offbeat.trainers.ranks.peers import Peers
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 
-class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
-    """Trainer of one rank of the language model; the ranks of a replica are one lane.
-
-    Those of its first stage read features. One of them receives them, the others get them from it, and
-    each adds its part of their gradients to those that are sent back.
-    """
-
-    # --- how it is put together --------------------------------------------------------------------
-
-    def _read_architecture(self) -> Architecture:
-        return replace(architecture_with_tower(self.model_path), tower=())
-
-    def _start_groups(self) -> ParallelLayout:
-        self._join_grid(self._config)
-        # Encoder ranks need it, and every rank of the world takes part in making it.
-        side_mesh(self._config.device, self._grid, self.peers.timeout_s)
-        self._use(None)
-        self._trains_tower = not self.frozen.is_whole_tower
-        layout = super()._start_groups()
-        self._lane_group = embedding_ranks_group() if layout.is_first_stage else None
-        return layout
-
-    def _meet(self, boxes: Sequence[TensorBox]) -> None:
-        super()._meet(boxes)
-        if self._grid.encoder_tensor > 1:
-            prove_sides(self.peers, self.architecture.name, lambda: NOT_APART)
-
-    def _features_by(self, model: GPTModel) -> FeatureSource | None:
-        del model
-        return self._received_features if self.layout.is_first_stage else None
-
-    def _whole_norm(self, norm: float, denominator: float) -> float:
-        """Return the norm over both sides, by the formula of the tower's optimizer."""
-        summed = norm * denominator
-        mine = summed * summed if self.is_first else 0.0
-        return math.sqrt(sum(self.peers.all_gather(mine, _FLOAT))) / denominator
-
-    # --- features ----------------------------------------------------------------------------------
-
-    def _received_features(self, media: tuple[Media, ...]) -> Features:
-        assert self._received is not None  # noqa: S101 -- named before the pass
-        return self._received.of(media)
+class StageLane(LanePasses):
+    """Passes of a language rank whose first stage's ranks have a part of the gradient each."""
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         self._sum_over_lane(gradient)
@@ -80,3 +45,57 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _sum_over_lane(self, gradient: Tensor) -> None:
         """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
         dist.all_reduce(gradient, group=embedding_ranks_group())
+
+
+class LanguageSide(ModelSide):
+    """The language model of a rank; the ranks of a replica are one lane.
+
+    The ranks of its first stage read features. One of them receives them and sends them to the others,
+    and each adds its part of their gradients to the sum that is sent back.
+    """
+
+    lane: type[LanePasses] = StageLane
+
+    def __init__(
+        self, trainer: MegatronTrainerConfig, peers: Peers, next_step: Callable[[], int]
+    ) -> None:
+        super().__init__(trainer, peers, next_step)
+        self._exchange = Exchange(trainer, peers, next_step)
+        self._passes: LanePasses | None = None  # until passes are wrapped
+
+    def read_architecture(self, model_path: Path) -> Architecture:
+        return replace(architecture_with_tower(model_path), tower=())
+
+    def start_groups(self, frozen: FrozenWeights) -> ParallelLayout:
+        # Encoder ranks need it, and every rank of the world takes part in making it.
+        side_mesh(self.trainer.device, self._exchange.grid, self.peers.timeout_s)
+        self._trains_tower = not frozen.is_whole_tower
+        layout = super().start_groups(frozen)
+        self._lane_group = embedding_ranks_group() if layout.is_first_stage else None
+        return layout
+
+    def meet(self, architecture: Architecture) -> None:
+        if self._exchange.grid.encoder_tensor > 1:
+            prove_sides(self.peers, architecture.name, lambda: NOT_APART)
+
+    def find_features(
+        self, model: GPTModel, layout: ParallelLayout, rules: MediaRules
+    ) -> FeatureSource | None:
+        del model, rules
+        return self._read_features if layout.is_first_stage else None
+
+    def _read_features(self, media: tuple[Media, ...]) -> Features:
+        assert self._passes is not None  # noqa: S101 -- they make the pass
+        return self._passes.read_features(media)
+
+    def whole_norm(self, norm: float, denominator: float) -> float:
+        """Return the norm over both sides, by the formula of the tower's optimizer."""
+        summed = norm * denominator
+        mine = summed * summed if self.peers.rank == 0 else 0.0
+        return math.sqrt(sum(self.peers.all_gather(mine, _FLOAT))) / denominator
+
+    def wrap(self, passes: MegatronPasses) -> LanePasses:
+        self._passes = self.lane(
+            passes, self._exchange, self._lane_group, trained=self._trains_tower
+        )
+        return self._passes

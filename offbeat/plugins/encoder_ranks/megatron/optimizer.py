@@ -60,6 +60,10 @@ class TowerOptimizer(RankState):
         self.steps += result.applied
         return result
 
+    def begin(self) -> None:
+        """Prepare for the first microbatch of an update, without gradients."""
+        self.drop_gradients()
+
     def drop_gradients(self) -> None:
         """Discard the accumulated gradients; weights and moments stay."""
         self._optimizer.drop_gradients()

@@ -1,6 +1,6 @@
-"""Base of the trainers whose ranks hold boxes of a model's tensors: weights in and out, checkpoints.
+"""State of ranks that hold boxes of a model's tensors: weights in and out, checkpoints.
 
-Which module a box lies in, and how it is cut over ranks, is each trainer's own. Ranks of several kinds
+Each trainer chooses the modules of its boxes, and how they are cut over ranks. Ranks of several kinds
 make up one world: all of them gather, digest, save and load the whole model together.
 """
 
@@ -9,20 +9,18 @@ make up one world: all of them gather, digest, save and load the whole model tog
 # torch declares some functions without types.
 
 import math
-from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
-import msgspec
+import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
 from transformers import AutoConfig
 
-from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.freezing import FrozenWeights
 from offbeat.plugins.megatron.fused_experts import as_in_files
@@ -32,82 +30,99 @@ from offbeat.plugins.megatron.mapping import TensorBox, is_router_bias
 from offbeat.plugins.megatron.optimizer import RankState
 from offbeat.plugins.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.plugins.megatron.tower import names_in_files
-from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
-from offbeat.trainers.expert_load import SHARES
-from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import write_on_first_rank
+from offbeat.trainers.expert_load import SHARES, ExpertLoad
+from offbeat.trainers.parts import ModelState
+from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 
-_KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
+
+def file_names(model_path: Path, architecture: Architecture) -> dict[str, str]:
+    """Return the names in a model's files of tensors that have others there."""
+    # Of a model without media the names are those of the files.
+    return names_in_files(model_path) if architecture.media_rules.reads_media else {}
 
 
-class BoxedTrainer(ModelTrainer):
-    """Trainer of a rank that holds boxes of a model's tensors."""
+def is_trained(box: TensorBox, frozen: FrozenWeights) -> bool:
+    """Return whether a box has a gradient: a router's bias and frozen weights have none."""
+    return not is_router_bias(box.tensor) and box.tensor not in frozen.names
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedShare:
+    """The part of a model that a rank holds, as boxes of tensors."""
 
     architecture: Architecture
     frozen: FrozenWeights
-    boxes: list[TensorBox]  # that this rank holds
-    gathering: TensorGather
-    _optimizer_state: RankState
+    gathering: TensorGather  # of the boxes of all ranks
+    weights: Callable[[], dict[str, Tensor]]  # by the names of this rank's parameters
+
+
+class BoxedState(ModelState):
+    """State of a rank that holds boxes of a model's tensors."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        dtype: torch.dtype,
+        peers: Peers,
+        share: BoxedShare,
+        optimizer: RankState,
+        *,
+        expert_load: ExpertLoad | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            model_path: Hugging Face directory.
+            dtype: Of the weights.
+            peers: The ranks of the world.
+            share: The part of the model that this rank holds.
+            optimizer: State of AdamW over the share.
+            expert_load: Of a model with experts.
+        """
+        self.model_path, self.peers, self.boxes = model_path, peers, share.gathering.boxes
+        self._dtype, self._architecture, self._frozen = dtype, share.architecture, share.frozen
+        self._gathering, self._weights = share.gathering, share.weights
+        self._optimizer = optimizer
+        self._expert_load = expert_load
 
     @property
-    @abstractmethod
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the names of its parameters."""
-
-    def _meet(self, boxes: Sequence[TensorBox]) -> None:
-        """Exchange with all ranks of the world which boxes each holds."""
-        self.boxes = list(boxes)
-        self.gathering = TensorGather(self.boxes, self.peers)
-
-    @property
-    def vocabulary(self) -> int:
-        return self.architecture.vocabulary
-
-    @property
-    def media_rules(self) -> MediaRules:
-        return self.architecture.media_rules
-
-    def _of_last_stage(self, kept: TopLogprobs | None) -> TopLogprobs:
-        """Return on all ranks what those of the last stage computed; None on the others."""
-        # The first rank need not be on the last stage.
-        gathered = self.peers.all_gather(kept, _KEPT)
-        return next(each for each in gathered if each is not None)
+        return self._weights()
 
     # --- weights in and out ----------------------------------------------------------------------
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters of the whole model; tied ones count once."""
-        shapes = self.gathering.shapes.items()
+        shapes = self._gathering.shapes.items()
         return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
-        return self.gathering.all_tensors(self.local_weights)
+        return self._gathering.all_tensors(self.local_weights)
 
     def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
         dtype = str(self._dtype).removeprefix("torch.")
         return [
             (name, shape, "float32" if is_router_bias(name) else dtype)
-            for name, shape in self.gathering.shapes.items()
+            for name, shape in self._gathering.shapes.items()
         ]
 
     def held_regions(self) -> list[TensorRegion]:
-        """Return this rank's regions of the weights, in the memory that training updates."""
-        return self._regions_in(self.local_weights)
-
-    def _regions_in(self, weights: Mapping[str, Tensor]) -> list[TensorRegion]:
+        weights = self._held()
         return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
 
+    def _held(self) -> dict[str, Tensor]:
+        """Return this rank's share of the weights in the memory that training updates."""
+        return self.local_weights
+
     @contextmanager
-    def _quantized_matrices(self, wire_format: WireFormat) -> Generator[None]:
+    def quantized(self, wire_format: WireFormat) -> Generator[None]:
         """Give each matrix that releases quantize the values that engines compute with. All ranks.
 
         Inside the block this rank's share of those matrices is in memory twice.
@@ -118,13 +133,13 @@ class BoxedTrainer(ModelTrainer):
                 mine.setdefault(box.tensor, []).append(box)
         names = {box.parameter for boxes in mine.values() for box in boxes}
         kept = {name: weights[name].detach().clone() for name in names}
-        whole, cut = self.gathering.aligned_and_cut(wire_format)
+        whole, cut = self._gathering.aligned_and_cut(wire_format)
         try:
             for name in whole:
                 for box in mine.get(name, ()):
                     view = view_of(weights, box)
                     view.copy_(wire_format.rounded(name, view))
-            for name, tensor in self.gathering.in_batches(cut, weights):
+            for name, tensor in self._gathering.in_batches(cut, weights):
                 values = wire_format.rounded(name, tensor)
                 for box in mine.get(name, ()):
                     view_of(weights, box).copy_(values[box.region.slices])
@@ -133,19 +148,9 @@ class BoxedTrainer(ModelTrainer):
             for name, values in kept.items():
                 weights[name].copy_(values)
 
-    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
-        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it.
-
-        Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and those gathered with them.
-        An existing directory is replaced.
-
-        Raises:
-            OSError: The disk of rank 0 failed, and what was at ``directory`` is unchanged.
-            PeerFailed: Rank 0 failed.
-        """
-
+    def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
         def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
-            with replaced(Path(directory), self.model_path) as staged:
+            with replaced(directory, self.model_path) as staged:
                 write_weights(gathered, staged, file_bytes)
                 config = AutoConfig.from_pretrained(self.model_path, local_files_only=True)
                 config.dtype = self._dtype
@@ -155,15 +160,13 @@ class BoxedTrainer(ModelTrainer):
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
-        if not self.architecture.experts:
+        if not self._architecture.experts:
             return named
         return as_in_files(named, file_shapes(self.model_path))
 
     @cached_property
     def _file_names(self) -> dict[str, str]:
-        """Return the names in the model's files of tensors that have others there."""
-        # Of a model without media the names are those of the files.
-        return names_in_files(self.model_path) if self.media_rules.reads_media else {}
+        return file_names(self.model_path, self._architecture)
 
     # --- the state -------------------------------------------------------------------------------
 
@@ -175,29 +178,29 @@ class BoxedTrainer(ModelTrainer):
         """
         digest = xxhash.xxh3_128()
         for name, shape, dtype in self.metas():
-            mark = " frozen" if name in self.frozen.names else ""
+            mark = " frozen" if name in self._frozen.names else ""
             digest.update(f"{name} {shape} {dtype}{mark}\n".encode())
         dtype = str(self._dtype).removeprefix("torch.")
-        about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
-        about += f", {self.frozen.elements:,} of them frozen" if self.frozen.names else ""
+        about = f"{self._architecture.name} of {self.parameters:,} {dtype} weights"
+        about += f", {self._frozen.elements:,} of them frozen" if self._frozen.names else ""
         return Identity("megatron", about, digest.hexdigest())
 
     @property
-    def state_nbytes(self) -> int:
+    def nbytes(self) -> int:
         """Return the bytes of all ranks' shares together."""
-        trained = self.parameters - self.frozen.elements
-        states = trained * self._optimizer_state.bytes_a_weight
+        trained = self.parameters - self._frozen.elements
+        states = trained * self._optimizer.bytes_a_weight
         return self.parameters * self._dtype.itemsize + states
 
-    def _save(self, directory: Path) -> None:
-        state = self._optimizer_state
+    def save(self, directory: Path) -> None:
+        state = self._optimizer
         kinds = {WEIGHTS: self.local_weights, **state.state()}
-        owned = self.gathering.owned()
-        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
+        owned = self._gathering.owned()
+        whole = {} if self._expert_load is None else {SHARES: self._expert_load.state()}
         save_share(directory, dist.get_rank(), owned, kinds, state.steps, whole)
 
-    def _load(self, directory: Path) -> None:
-        state = self._optimizer_state
+    def load(self, directory: Path) -> None:
+        state = self._optimizer
         with SavedShares(directory) as saved:
             saved.fill(WEIGHTS, self.local_weights, self.boxes)
             kinds = dict[str, dict[str, Tensor]]()
@@ -207,14 +210,14 @@ class BoxedTrainer(ModelTrainer):
                 saved.fill(kind, values, self._trained)
                 kinds[kind] = values
             state.load(kinds, saved.steps)
-            if self.expert_load is not None:
-                self.expert_load.state().copy_(saved.whole(SHARES))
+            if self._expert_load is not None:
+                self._expert_load.state().copy_(saved.whole(SHARES))
 
-    def _initialise(self) -> None:
+    def reset(self) -> None:
         self._read_files()
-        self._optimizer_state.reset()
-        if self.expert_load is not None:
-            self.expert_load.reset()
+        self._optimizer.reset()
+        if self._expert_load is not None:
+            self._expert_load.reset()
 
     def _read_files(self) -> None:
         """Fill this rank's share from the files of the model."""
@@ -223,8 +226,4 @@ class BoxedTrainer(ModelTrainer):
     @property
     def _trained(self) -> list[TensorBox]:
         """Return the boxes of parameters that are trained."""
-        return [box for box in self.boxes if self._is_trained(box)]
-
-    def _is_trained(self, box: TensorBox) -> bool:
-        """Return whether a box has a gradient: a router's bias and frozen weights have none."""
-        return not is_router_bias(box.tensor) and box.tensor not in self.frozen.names
+        return [box for box in self.boxes if is_trained(box, self._frozen)]

@@ -1,0 +1,189 @@
+"""Interfaces of the parts that a rank's trainer is built from: passes, updates and state.
+
+A backend builds the parts; a plug-in replaces one of them, or wraps it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.models.media_rules import MediaRules
+from offbeat.trainers.backend import LogprobRequest, TopLogprobs
+from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
+from offbeat.trainers.expert_load import ExpertLoad
+from offbeat.trainers.movement import UpdateResult
+from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.wire_format_plugin import WireFormat
+
+T = TypeVar("T")
+M = TypeVar("M")
+LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
+"""(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """Facts about a rank and its model that do not change."""
+
+    device: torch.device
+    vocabulary: int  # token ids that a prompt may contain
+    media_rules: MediaRules
+    replica: int  # number of the replica, whose ranks train the same groups
+    leads_replica: bool  # whether the rank adds its replica's sums to the sums of the step
+    expert_load: ExpertLoad | None  # of a model with experts
+
+
+class Passes(ABC, Generic[M]):
+    """Forward and backward passes of a rank over microbatches of type ``M``.
+
+    All ranks make the same calls together.
+    """
+
+    facts: RankFacts
+
+    def begin_step(self) -> None:
+        """Prepare for a step; nothing by default."""
+
+    def begin_update(self) -> None:
+        """Prepare for the first microbatch of an optimizer step; nothing by default."""
+
+    def undo(self) -> None:
+        """Undo what passes since ``begin_update`` changed, except for gradients; nothing by default."""
+
+    def measure(self) -> dict[str, float]:
+        """Return metrics of the passes of a step, at its end; none by default."""
+        return {}
+
+    @abstractmethod
+    def cut(self, groups: Sequence[Columns], *, only_trained: bool) -> tuple[Batch | None, list[M]]:
+        """Return this rank's groups as a batch, and its microbatches; None if it has no tokens."""
+
+    @abstractmethod
+    def agree(self, during: str, read: Callable[[], tuple[T, list[M]]]) -> tuple[T, list[M]]:
+        """Return what ``read`` returned, its microbatches followed by padding.
+
+        Afterwards ranks that compute together have equally many microbatches.
+
+        Raises:
+            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
+        """
+
+    @abstractmethod
+    def load(self, column: str, teacher: str | None) -> object:
+        """Return the model of a column of logprobs, loaded at the first call.
+
+        ``teacher``: the directory of the teacher, for its column.
+        """
+
+    @abstractmethod
+    def logprobs(
+        self, column: str, count: int, microbatches: Sequence[M], request: LogprobRequest
+    ) -> NDArray[np.float32]:
+        """Return [count] log-probabilities, without gradients, under the model of a column."""
+
+    @abstractmethod
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        """Return the most probable next tokens after prompts, by the current weights."""
+
+    @abstractmethod
+    def add_gradients(self, microbatches: Sequence[M], loss_of: LossOf, loss: LossSpec) -> None:
+        """Run forward and backward passes. ``loss_of`` is not called for padding."""
+
+    def count_work(self, microbatches: Sequence[M]) -> tuple[int, float] | None:
+        """Return tokens and flops of microbatches; None if the time of the rank does not count."""
+        del microbatches
+        return None
+
+    def router_biases(self) -> list[tuple[int, Tensor]]:
+        """Return this rank's routers that choose experts by a bias: index of the layer, and bias [E]."""
+        return []
+
+
+class Updates(Protocol):
+    """Gradients of an optimizer step, and the update that they make."""
+
+    def begin(self) -> None:
+        """Prepare for the first microbatch of an optimizer step, without gradients."""
+        ...
+
+    def step(self, denominator: float, learning_rate: float, /) -> UpdateResult:
+        """Normalise and clip the gradients and update the weights, if the norm is finite."""
+        ...
+
+    def drop_gradients(self) -> None:
+        """Discard all gradients of the step. Idempotent."""
+        ...
+
+
+class ModelState(ABC):
+    """Weights of a model and state of its optimizer, of which each rank holds a part.
+
+    All ranks make the same calls together.
+    """
+
+    @property
+    @abstractmethod
+    def identity(self) -> Identity:
+        """Return an identity that is equal under every layout of ranks."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Estimate the bytes that ``save`` writes on all ranks together."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """Return the number of weights; tied weights count once."""
+
+    @abstractmethod
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once."""
+
+    @abstractmethod
+    def metas(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """Return name, whole shape and dtype of each weight, in the order of ``named_weights``."""
+
+    @abstractmethod
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+
+    @abstractmethod
+    def quantized(self, wire_format: WireFormat) -> AbstractContextManager[None]:
+        """Return a context in which the matrices of a format have the values that engines compute with."""
+
+    @abstractmethod
+    def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
+        """Write a Hugging Face directory with the tokenizer of the model path; atomic.
+
+        Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and the tensors gathered with
+        them. An existing directory is replaced.
+
+        Raises:
+            OSError: The disk of rank 0 failed, and what was at ``directory`` is unchanged.
+            PeerFailed: Rank 0 failed.
+        """
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write this rank's part of the state."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Load this rank's part of a state, of any layout of ranks."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Restore weights and optimizer as they were when the trainer was made."""
