@@ -129,7 +129,7 @@ def row_of(call: RewardCall) -> dict[str, Any]:
 
 
 def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
-    """Return the reply for a value that user code returned."""
+    """Return the reply for a value that user code returned, or for what it ``raised``."""
     if isinstance(value, Mapping):
         value = reward_and_answer_of(cast("Mapping[object, object]", value))
     elif not isinstance(value, NamedRewards | BadReward):
@@ -143,12 +143,9 @@ def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
             return RewardReply(call.number, sample, NamedRewards(cast("float", value), {}))
 
 
-def reply_to_raise(
-    call: RewardCall, sample: int, error: BaseException, working_dir: Path
-) -> RewardReply:
-    """Return the reply for an exception that user code raised."""
-    raised = BadReward("reward_raised", describe(error, working_dir), traceback=traceback_of(error))
-    return RewardReply(call.number, sample, problem=raised)
+def raised(error: BaseException, working_dir: Path) -> BadReward:
+    """Return the missing reward of a sample for which user code raised."""
+    return BadReward("reward_raised", describe(error, working_dir), traceback=traceback_of(error))
 
 
 async def answer(
@@ -169,7 +166,7 @@ async def answer(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        return reply_to_raise(call, sample, error, working_dir)
+        return reply_with(call, sample, raised(error, working_dir))
 
 
 def _import(

@@ -7,8 +7,8 @@ from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.child_setup import (
     ChildSide,
     answer,
+    raised,
     receive,
-    reply_to_raise,
     reply_with,
     restrict_to_this_process,
     row_of,
@@ -29,9 +29,8 @@ def serve_rewards(child: ChildSide) -> None:
             try:
                 value = reward(row_of(call), response)
             except BaseException as error:  # noqa: BLE001 - whatever user code raises, the answer says it
-                reply(reply_to_raise(call, sample, error, working_dir))
-            else:
-                reply(reply_with(call, sample, value))
+                value = raised(error, working_dir)
+            reply(reply_with(call, sample, value))
 
     async def answer_at_once(call: RewardCall) -> None:
         async def score(sample: int) -> None:
