@@ -22,10 +22,13 @@ from offbeat.config.hub_path import (
 from offbeat.config.limits import (
     encoder_of,
     encoder_ranks,
+    max_evaluation_calls,
     max_group_bytes,
     max_outstanding_groups,
+    max_reward_calls,
     moe_of,
     on_failed_sample,
+    schedule_in_steps,
     trainer_device,
     trainer_ranks,
     trainer_resources,
@@ -33,9 +36,7 @@ from offbeat.config.limits import (
 from offbeat.config.media_section import media_clashes
 from offbeat.config.mixture import environment_views, has_media, text_in
 from offbeat.config.plugin_sections import plugin_clashes
-from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
-from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.loss import PolicyGradientLossConfig

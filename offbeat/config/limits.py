@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from offbeat.config.generator_kinds import GeneratorConfig
-from offbeat.config.mixture import environment_views
+from offbeat.config.graders import GRADERS
+from offbeat.config.mixture import environment_views, evaluation_sets
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig, count_trainable_groups
 from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
@@ -217,3 +220,59 @@ def start_deadline_s(section: GeneratorConfig | AnyTrainerConfig, model_bytes: i
     """
     given = section.start_deadline_s
     return _LEAST_START_S + model_bytes / _LOAD_BYTES_PER_SECOND if given is None else given
+
+
+def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> OptimizerConfig:
+    """Return the optimizer's section with warm-up and decay in steps; keys in samples are None.
+
+    Samples are those of whole batches: a step that trained fewer, because groups were dropped,
+    counts like the others. So the schedule follows from the version alone, after a resume as well.
+    """
+    per_step = config.groups_per_step * config.samples_per_group
+    counts = {"warmup": optimizer.warmup_samples, "decay": optimizer.decay_samples}
+    changes: dict[str, int | None] = {}
+    for what, samples in counts.items():
+        if samples is not None:
+            changes[f"{what}_steps"] = -(-samples // per_step)
+            changes[f"{what}_samples"] = None
+    return optimizer.model_copy(update=changes)
+
+
+def counted_functions(environment: EnvironmentConfig) -> int:
+    """Return the number of reward functions of an environment, built-in graders apart."""
+    if environment.name != "function":
+        return 0
+    targets = [each.target for each in environment.rewards.values()] or [environment.target]
+    return sum(target not in GRADERS for target in targets)
+
+
+def max_reward_calls(config: RunConfig) -> int:
+    """Return the most calls that the rewards of one group make, their tries included."""
+    return config.samples_per_group * _calls_per_sample(config)
+
+
+def max_evaluation_calls(config: RunConfig) -> int:
+    """Return the most calls that the rewards of one evaluation make; 0 in a run that has none."""
+    if not (config.eval.interval or config.eval.at_start):
+        return 0
+    samples = sum(
+        (one.prompts or 0) * (one.samples or 1) for one in evaluation_sets(config).values()
+    )
+    return samples * _calls_per_sample(config)
+
+
+def _calls_per_sample(config: RunConfig) -> int:
+    """Return the most calls for one sample of a group.
+
+    A group is scored as a whole first. Where a failed sample does not fail its group, each sample
+    is then scored by itself, and those that are drawn again once more each time.
+    """
+    scorings = 1
+    policy = on_failed_sample(config)
+    if policy != "fail_group":
+        scorings += 1 + (config.rollout.sample_retries if policy == "retry" else 0)
+    per_sample = max(
+        counted_functions(view.environment) * (1 + view.environment.reward_retries)
+        for view in environment_views(config).values()
+    )
+    return scorings * per_sample

@@ -2,7 +2,7 @@
 
 import structlog
 
-from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
+from offbeat.config.limits import max_evaluation_calls, max_reward_calls
 from offbeat.controller.errors import RewardCallBudgetSpent
 from offbeat.controller.state import RunState
 

@@ -8,11 +8,11 @@ from offbeat.config.limits import (
     microbatch_tokens,
     min_valid_samples,
     on_failed_sample,
+    schedule_in_steps,
     trainer_replicas,
 )
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
-from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 from offbeat.launch.checks.model_files import read_model
 from offbeat.messages.finding import Finding, error, ok, warning

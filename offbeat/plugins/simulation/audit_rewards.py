@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
+from offbeat.config.limits import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dispatched, Returned, ReturnKind, RewardCallsMade
 from offbeat.plugins.simulation.audit_findings import AuditTable, Findings

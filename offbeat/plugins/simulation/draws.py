@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.limits import max_group_bytes, shares_weights
-from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.limits import max_group_bytes, max_reward_calls, shares_weights
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.plugins.simulation.corners import (

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.limits import max_reward_calls
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
     Component,

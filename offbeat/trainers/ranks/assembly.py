@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from offbeat.config.schedule_in_steps import schedule_in_steps
+from offbeat.config.limits import schedule_in_steps
 from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named

@@ -2,8 +2,8 @@
 
 import pytest
 
+from offbeat.config.limits import schedule_in_steps
 from offbeat.config.run import RunConfig
-from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.schedule import learning_rate
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.crosschecks import reward_budget_clashes
-from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
+from offbeat.config.limits import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.errors import RewardCallBudgetSpent
 from offbeat.controller.events import Opened, RewardCallsMade
