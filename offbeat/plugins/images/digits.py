@@ -7,8 +7,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.config.run import RunConfig
-from offbeat.environments.factory import read_options
 from offbeat.environments.prompts import RowPrompts
 from offbeat.plugins.images.errors import BadPicture
 
@@ -83,26 +81,6 @@ class DigitPrompts(RowPrompts):
             "answer": picture(self._drawn_by, index).digit,
             "image": drawn,
         }
-
-
-def make_prompts(config: RunConfig) -> DigitPrompts:
-    """Return the prompts of training.
-
-    Raises:
-        BadEnvironment: The options have other keys, or wrong types.
-    """
-    rows, data = read_options(config.environment, DigitsOptions).rows, config.data
-    return DigitPrompts(rows, seed=config.seed, shuffle=data.shuffle, epochs=data.epochs)
-
-
-def make_held_out_prompts(config: RunConfig) -> DigitPrompts:
-    """Return prompts with the pictures that follow those of training.
-
-    Raises:
-        BadEnvironment: The options have other keys, or wrong types.
-    """
-    rows = read_options(config.environment, DigitsOptions).rows
-    return DigitPrompts(rows, seed=config.seed, first=rows, shuffle=False, epochs=1)
 
 
 def is_drawn(named: object) -> bool:

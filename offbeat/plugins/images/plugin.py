@@ -187,10 +187,12 @@ class Digits(PluginOfEnvironments):
         Raises:
             BadEnvironment: The options have other keys, or wrong types.
         """
-        from offbeat.plugins.images.digits import make_prompts
+        from offbeat.environments.factory import read_options
+        from offbeat.plugins.images.digits import DigitPrompts, DigitsOptions
 
         del began_with, working_dir
-        return make_prompts(config)
+        rows, data = read_options(config.environment, DigitsOptions).rows, config.data
+        return DigitPrompts(rows, seed=config.seed, shuffle=data.shuffle, epochs=data.epochs)
 
     def make_held_out_prompts(self, config: "RunConfig") -> "DigitPrompts":
         """Return prompts with the pictures that follow those of training.
@@ -198,9 +200,11 @@ class Digits(PluginOfEnvironments):
         Raises:
             BadEnvironment: The options have other keys, or wrong types.
         """
-        from offbeat.plugins.images.digits import make_held_out_prompts
+        from offbeat.environments.factory import read_options
+        from offbeat.plugins.images.digits import DigitPrompts, DigitsOptions
 
-        return make_held_out_prompts(config)
+        rows = read_options(config.environment, DigitsOptions).rows
+        return DigitPrompts(rows, seed=config.seed, first=rows, shuffle=False, epochs=1)
 
     def make_environment(
         self, section: "EnvironmentConfig", tokenizer: "Tokenizer", working_dir: Path
