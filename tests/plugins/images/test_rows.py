@@ -24,6 +24,7 @@ from offbeat.plugins.images.rows import (
     shown,
     without_content,
 )
+from offbeat.plugins.images.section import images_section
 
 MOST = 1024
 READS_PICTURES = EnvironmentConfig.model_validate(
@@ -199,7 +200,7 @@ def test_a_row_with_a_place_that_names_no_picture_is_refused(
 
 
 @pytest.mark.parametrize("row", [{"images": []}, {"image": None, "images": []}, {"image": []}])
-@pytest.mark.parametrize("images", [None, READS_PICTURES.images])
+@pytest.mark.parametrize("images", [None, images_section(READS_PICTURES)])
 def test_a_row_of_mixed_data_with_an_empty_list_of_pictures_is_one_of_text(
     row: dict[str, object], images: Any
 ) -> None:
