@@ -5,11 +5,10 @@ takes constant time per group, however long the run is.
 """
 
 from collections import Counter, OrderedDict
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from offbeat.controller.counts import count, count_reason
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -43,6 +42,25 @@ from offbeat.controller.table_snapshot import GroupRecord, TableSnapshot, Totals
 from offbeat.telemetry.applied_steps import AppliedStepHistory
 
 K = TypeVar("K")
+MOST_REASONS: Final = 100
+"""Number of distinct reasons counted separately; a reason may come from user code."""
+OTHER_REASON: Final = "other"
+"""Key under which reasons beyond the limit are counted."""
+
+
+def count(counts: dict[K, int], key: K, change: int) -> None:
+    """Add to a count and remove zeros, so that the size stays that of the described state."""
+    total = counts.get(key, 0) + change
+    if total:
+        counts[key] = total
+    else:
+        counts.pop(key, None)
+
+
+def count_reason(counts: dict[str, int], reason: str, groups: int) -> None:
+    """Count a reason, keeping a bounded number of them."""
+    known = reason in counts or len(counts) < MOST_REASONS
+    count(counts, reason if known else OTHER_REASON, groups)
 
 
 OrderedGroups = OrderedDict[int, GroupRecord]

@@ -45,8 +45,9 @@ from offbeat.controller.stats_records import (
     RareEvent,
     RunCosts,
     RunTotals,
+    TimeBins,
+    align,
 )
-from offbeat.controller.time_bins import TimeBins, align
 from offbeat.messages.failures import Component
 from offbeat.telemetry.summary import GroupCounts, Summary
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime

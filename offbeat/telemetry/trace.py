@@ -1,20 +1,218 @@
-"""Writes ``trace.json``, a run's timeline for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+"""Writes ``trace.json``, a run's timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
+``TraceEvents`` makes Chrome trace events of spans and marks, ``TraceJson`` is the file with one line
+per event, and ``TraceFile`` writes them in a thread.
+"""
+
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
 
 from offbeat.telemetry.spool import Pause
-from offbeat.telemetry.trace_events import Place, TraceEvents, metadata
-from offbeat.telemetry.trace_json import TraceJson
+
+Place = tuple[str, str]
+"""A lane: its kind (pump, engine, rank, group) and its name."""
+
+Event = dict[str, Any]
+
+GROUPS: Final = "group"
+_PROCESSES: Final = {
+    "pump": "pumps",
+    "engine": "engines",
+    "rank": "trainer ranks",
+    GROUPS: "groups",
+}
+_NUMBERS: Final = {kind: number for number, kind in enumerate(_PROCESSES, start=1)}
+# Process numbers per incarnation of the controller; 0 is for unknown kinds
+_PROCESSES_PER_INCARNATION: Final = 10
+
+
+class TraceEvents:
+    """Creates the events of one incarnation of a controller.
+
+    A kind is a process and a lane is a thread. Perfetto draws a thread as a stack and drops a span
+    that crosses another, so an overlapping span goes to another thread of its lane. The observer
+    reports spans in the order of their ends: a lane has as many threads as spans overlap.
+
+    Groups are pairs of asynchronous events: a viewer packs thousands of them into a few rows. Their
+    ids begin with the prompt index. No time is negative.
+    """
+
+    def __init__(self, incarnation: int, offset_s: float) -> None:
+        """``offset_s`` is added to every time: the trace begins at 0."""
+        self._first_process = incarnation * _PROCESSES_PER_INCARNATION
+        self._suffix = f", incarnation {incarnation + 1}" if incarnation else ""
+        self._offset_s = offset_s
+        self._processes = set[int]()
+        self._lanes = dict[Place, dict[int, int]]()  # end of the last span by thread
+        self._threads = self._group_spans = 0  # numbers of them so far
+
+    def create(
+        self, lane: Place, name: str, start_s: float, end_s: float | None, facts: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        """Yield the events of a span or, without an end, of a mark on the lane's first thread.
+
+        A span that ends before it starts has no duration.
+
+        Raises:
+            ValueError: A time is NaN.
+            OverflowError: A time is infinite.
+        """
+        start_us = self._us(start_s)
+        end_us = None if end_s is None else max(start_us, self._us(end_s))
+        process = yield from self._process(lane[0])
+        if end_us is None:
+            thread = yield from self._thread(lane, process, math.inf)
+            yield _event("i", name, process, thread, start_us, facts) | {"s": "t"}
+        elif lane[0] == GROUPS:
+            self._group_spans += 1
+            prompt_index = lane[1].removeprefix("g-").lstrip("0") or "0"
+            identity = {"id": f"{prompt_index}.{self._group_spans}", "cat": GROUPS}
+            yield _event("b", name, process, 0, start_us, facts) | identity
+            yield _event("e", name, process, 0, end_us, {}) | identity
+        else:
+            thread = yield from self._thread(lane, process, start_us)
+            self._lanes[lane][thread] = end_us
+            yield _event("X", name, process, thread, start_us, facts) | {"dur": end_us - start_us}
+
+    def _us(self, time_s: float) -> int:
+        return max(0, round((time_s + self._offset_s) * 1e6))
+
+    def _process(self, kind: str) -> Generator[Event, None, int]:
+        """Return the process of a kind; the first time, yield the events that name it."""
+        process = self._first_process + _NUMBERS.get(kind, 0)
+        if process not in self._processes:
+            self._processes.add(process)
+            title = _PROCESSES.get(kind, kind) + self._suffix
+            yield metadata("process_name", {"name": title}, process)
+            yield metadata("process_sort_index", {"sort_index": process}, process)
+        return process
+
+    def _thread(self, lane: Place, process: int, start_us: float) -> Generator[Event, None, int]:
+        """Return the lane's first thread that is free from this time on; name it if it is new."""
+        threads = self._lanes.setdefault(lane, {})
+        for thread, free_us in threads.items():
+            if free_us <= start_us:
+                return thread
+        title = f"{lane[1]} +{len(threads)}" if threads else lane[1]
+        thread = self._threads = self._threads + 1
+        threads[thread] = 0
+        yield metadata("thread_name", {"name": title}, process, thread)
+        # Threads of one lane share an index, so that they are drawn next to each other.
+        yield metadata("thread_sort_index", {"sort_index": next(iter(threads))}, process, thread)
+        return thread
+
+
+def metadata(what: str, facts: Mapping[str, Any], process: int = 0, thread: int = 0) -> Event:
+    """Return an event that describes a process, a thread or, by default, the whole trace."""
+    return _event("M", what, process, thread, 0, facts)
+
+
+def _event(
+    phase: str, name: str, process: int, thread: int, at_us: int, facts: Mapping[str, Any]
+) -> Event:
+    event: Event = {"name": name, "ph": phase, "ts": at_us, "pid": process, "tid": thread}
+    return event | {"args": facts} if facts else event
+
 
 log = structlog.stdlib.get_logger()
+_BEGIN: Final = "offbeat.begin"
+_MARK: Final = f'"name":"{_BEGIN}"'.encode()
+
+
+class TraceJson:
+    """Appends events; the partial line of a write that raised is cut off by the next one.
+
+    The file is ``[``, then one event per line, each but the first after a comma, then ``]``. So it
+    can be read at any moment, and continued after a crash.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = 0  # number of events in the file
+        self._file: FileIO | None = None
+        self._end = 0  # offset of the end of the last whole event
+
+    def open(self, unix_s: float) -> tuple[int, float]:
+        """Create the file, or continue after its last whole event.
+
+        A file of other content is moved aside, to ``trace.json.unreadable``.
+
+        Returns:
+            The number of controllers that have written before, and the Unix time of the trace's 0.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        try:
+            incarnation, began_unix_s = self._scan()
+        except (msgspec.DecodeError, KeyError, TypeError):
+            if self.path.stat().st_size:
+                aside = self.path.with_name(f"{self.path.name}.unreadable")
+                self.path.rename(aside)
+                log.warning("trace.set_aside", path=str(aside))
+            self._end = self.events = 0
+            incarnation, began_unix_s = 0, unix_s
+        self._file = FileIO(self.path, "a")
+        facts = {"incarnation": incarnation, "unix_s": unix_s, "began_unix_s": began_unix_s}
+        self.append([msgspec.json.encode(metadata(_BEGIN, facts))])
+        return incarnation, began_unix_s
+
+    def append(self, events: Sequence[bytes]) -> None:
+        """Write encoded events: all of them or, as far as a later call can detect, none.
+
+        Raises:
+            OSError: The write failed.
+        """
+        if events:
+            self._write((b"," if self._end else b"[\n") + b"\n,".join(events) + b"\n")
+            self.events += len(events)
+
+    def close(self) -> None:
+        """End the array.
+
+        Raises:
+            OSError: The write failed.
+        """
+        if self._file is not None:
+            self._write(b"]\n")
+            self._file.close()
+            self._file = None
+
+    def _write(self, content: bytes) -> None:
+        if self._file is None:
+            raise ValueError(f"{self.path} is not open")
+        self._file.truncate(self._end)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+        self._end += len(content)
+
+    def _scan(self) -> tuple[int, float]:
+        """Return the result of ``open``; record where the last whole event ends."""
+        incarnations, self.events, first = 0, 0, b""
+        with self.path.open("rb") as file:
+            self._end = len(file.readline())  # the line of [
+            for line in file:
+                if not line.endswith(b"}\n"):
+                    break  # the end of the array, or a torn event
+                first = first or line
+                incarnations += _MARK in line
+                self.events += 1
+                self._end += len(line)
+        begin: dict[str, Any] = msgspec.json.decode(first, type=dict[str, Any])
+        return incarnations, float(begin["args"]["began_unix_s"])
+
 
 TRACE_FILE: Final = "trace.json"
 SPOOLED: Final = 200_000

@@ -25,8 +25,7 @@ from offbeat.controller.journal.reading import (
 )
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import RunStats
-from offbeat.controller.stats_records import STEP_FIELDS, Aggregates, RunTotals
-from offbeat.controller.time_bins import BINS
+from offbeat.controller.stats_records import BINS, STEP_FIELDS, Aggregates, RunTotals
 
 _ROW_BYTES: Final = 8 * len(STEP_FIELDS)
 _STALENESS_BYTES: Final = 8 * 3

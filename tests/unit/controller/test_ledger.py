@@ -5,7 +5,6 @@ import pickle
 import msgspec
 import pytest
 
-from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
 from offbeat.controller.events import (
     AnyEvent,
     Committed,
@@ -15,6 +14,7 @@ from offbeat.controller.events import (
     StepApplied,
 )
 from offbeat.controller.group_moves import Place
+from offbeat.controller.group_table import MOST_REASONS, OTHER_REASON
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.table_snapshot import TableSnapshot
 from offbeat.testing.sampler_bench import RecordedLedger

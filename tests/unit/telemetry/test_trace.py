@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.telemetry.trace import TraceFile
-from offbeat.telemetry.trace_json import TraceJson
+from offbeat.telemetry.trace import TraceFile, TraceJson
 from tests.support.world import World
 
 Event = dict[str, Any]
