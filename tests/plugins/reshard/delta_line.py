@@ -20,6 +20,7 @@ from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.reshard.messages import TransferTimeouts
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
     PublishedRelease,
@@ -116,7 +117,8 @@ class Ranks:
             delta=True,
         )
 
-    def publish(self, version: int) -> PublishedRelease:
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
+        assert layout is None, "give it to the bench"
         return self.bench.publish(version)
 
     def forget(self) -> None:

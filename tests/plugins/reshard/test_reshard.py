@@ -276,20 +276,20 @@ def test_ranks_with_different_plans_publish_nothing_until_they_agree(bench_of: M
         source = HeldShards(other if rank == 2 else bench.plan, rank, list)
         ReshardSender(source, bench.servers[rank], ThreadPeers(rank, barrier, gathered))
 
-    def differs(call: Callable[[], None]) -> None:
+    def differs(call: Callable[[], object]) -> None:
         with pytest.raises(PlansDiffer) as error:
             call()
         found.append(error.value)
 
     together(*(partial(differs, partial(start, rank)) for rank in range(ranks)))
     bench.next_plans[2] = bench.plan
-    together(*(partial(differs, partial(each.follow, layout)) for each in bench.senders))
+    together(*(partial(differs, partial(each.publish, 1, layout)) for each in bench.senders))
     assert [each.ranks for each in found] == [(0, 2)] * 2 * ranks
     assert "ranks 0 and 2 have different plans" in str(found[0])
     assert all(each._offered is None for each in bench.servers)  # noqa: SLF001
     assert equal(weights(models[0]), before)
     bench.next_plans[2] = other
-    together(*(partial(each.follow, layout) for each in bench.senders))
+    bench.follow(layout)
     heals(models, receivers, bench)
 
 
