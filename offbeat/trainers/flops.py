@@ -1,4 +1,4 @@
-"""Floating-point operations of passes over packed rows, and the most that a device can do.
+"""Floating-point operations of passes over packed rows, their time, and the most that a device can do.
 
 The count is that of model FLOPs utilisation (PaLM, arXiv:2204.02311, appendix B): of a matrix 2 per
 weight and token forward, 2 for the gradient of its input and 2 for that of a trained weight; of a pair
@@ -10,6 +10,7 @@ Recomputation, padding and operations between the products do not count.
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -94,3 +95,35 @@ def tokens_and_pairs(packed: PackedRows) -> tuple[int, int]:
 
 def _causal(tokens: int) -> int:
     return tokens * (tokens + 1) // 2
+
+
+class PassTimer:
+    """Clock of passes on a device, which runs from when it is made until ``stop``.
+
+    On CUDA a call returns before its work is done, so that the device itself marks begin and end, and
+    nothing waits for them before the seconds are read.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin, self._end = self._mark(), None
+
+    def stop(self) -> None:
+        """Mark the end of what was computed since the timer was made."""
+        self._end = self._mark()
+
+    def seconds(self) -> float:
+        """Return the seconds between both marks, once the device has passed the second."""
+        begin, end = self._begin, self._end
+        if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+            end.synchronize()
+            return begin.elapsed_time(end) / 1e3
+        assert isinstance(begin, float) and isinstance(end, float)  # noqa: S101, PT018 -- stopped
+        return end - begin
+
+    def _mark(self) -> "torch.cuda.Event | float":
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -1,10 +1,11 @@
-"""Base class of the trainers of real models: one rank's split step over sums of gradients.
+"""Trainer of a real model, built from parts: one rank's split step over sums of gradients.
 
 Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
 tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
 chunks or assigned to ranks, and ``train`` is the same step in one call.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import ExpertLoad
-from offbeat.trainers.flops import known_peak
+from offbeat.trainers.flops import PassTimer, known_peak
 from offbeat.trainers.held_columns import read_groups
 from offbeat.trainers.minibatches import (
     HeldGroups,
@@ -49,13 +50,35 @@ from offbeat.trainers.minibatches import (
 )
 from offbeat.trainers.movement import check_moved
 from offbeat.trainers.parts import ModelState, Passes, Updates
-from offbeat.trainers.pass_timer import PassTimer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
-from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.weights import shared_digest, torch_dtype
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format import find_wire_format
+
+
+def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:
+    """Return the learning rate of the step that follows ``applied`` steps, of ``total`` in the run.
+
+    Warm-up rises linearly from 0 and reaches the peak with step ``warmup_steps``; linear and cosine
+    then fall to reach ``min_learning_rate`` when the last step is done, and ``wsd`` does so over
+    ``decay_steps``, by ``1 - sqrt`` (arXiv:2405.18392, section 3.1; Megatron-LM's ``minus_sqrt``).
+    Without a minimum no step is taken at 0 before the end.
+    """
+    if applied < config.warmup_steps:
+        return config.learning_rate * (applied + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    begin = config.warmup_steps
+    if config.schedule == "wsd":
+        begin = max(begin, total - (config.decay_steps or 0))
+    done = min(1.0, max(0.0, (applied - begin) / max(1, total - begin)))
+    share = {
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "wsd": 1 - math.sqrt(done),
+    }[config.schedule]
+    return config.min_learning_rate + (config.learning_rate - config.min_learning_rate) * share
 
 
 class RankOptions(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""One trainer rank, of any backend: fence, classified failures, a log of trained groups.
+"""One trainer rank, of any backend: fence, classified failures, a log of trained groups, independent of the ledger.
 
 The caller makes one call at a time, in the order of the controller's calls: the split step relies on
 that order.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import msgspec
+import structlog
 
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
@@ -28,11 +29,11 @@ from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
 from offbeat.run_files.disk import DISK
+from offbeat.run_files.line_file import LineFile
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.run_files.transfer import send
 from offbeat.telemetry.process import new_incarnation
 from offbeat.trainers.backend import Advantages, TrainerBackend
-from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
@@ -42,9 +43,8 @@ from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, m
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
 from offbeat.trainers.ranks.world_entry import WorldEntry
-from offbeat.trainers.senders import make_sender
+from offbeat.trainers.senders import Canaries, make_sender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
-from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
@@ -53,6 +53,47 @@ from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
+
+
+log = structlog.stdlib.get_logger()
+
+
+class TrainedLog:
+    """Append-only log of the applied steps and restores of one trainer.
+
+    It has a line ``{"step", "attempt", "version", "prompt_indices"}`` per applied step, and
+    ``{"restored": version}`` per rewind: what was trained for later versions before such a line is
+    undone. A line that the disk refuses is missing, with a warning: the step has been applied, or
+    the trainer restored, nevertheless.
+    """
+
+    def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
+        self._append, self.close = append, close
+
+    def trained(self, key: StepKey, version: int, prompt_indices: Sequence[int]) -> None:
+        """Record an applied step, before its result is returned to the controller."""
+        step = {"step": key.step, "attempt": key.attempt, "version": version}
+        self._write(step | {"prompt_indices": list(prompt_indices)})
+
+    def restored(self, version: int) -> None:
+        """Record that the trainer was restored to ``version``."""
+        self._write({"restored": version})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            self._append(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            log.warning("trained.not_logged", error=str(error))
+
+
+def trained_log(place: WriteLocation) -> TrainedLog:
+    """Create the log of rank 0. It is in the run directory, wherever this process runs."""
+    name, files = "trained-rank0.jsonl", place.files
+    if files is None:
+        file = LineFile(place.directory / "logs" / name)
+        return TrainedLog(file.append, file.close)
+    return TrainedLog(lambda line: files.append(f"logs/{name}", line), lambda: None)
+
 
 T = TypeVar("T")
 P = ParamSpec("P")

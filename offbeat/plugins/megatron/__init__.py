@@ -11,7 +11,6 @@ Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
     passes        forward and backward passes of microbatches
     boxed_state   weights in and out, checkpoints, exports; encoder ranks have it, too
     gradients     gradients of the open step: hooks removed, sums, one reduction
-    flops         floating-point operations of its passes, from the architecture    (pure)
     forward       microbatches through the library's schedules -> log-probabilities; features of media
     microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
@@ -34,6 +33,5 @@ Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
     gathering     whole tensors gathered from all ranks' pieces
     hf_files      boxes read from safetensors
     state         a rank's share of a checkpoint, readable under any layout
-    vocabulary    columns of the vocabulary whose logits a tensor-parallel rank has
     cpu_shim      the library on a CPU, for tests
 """

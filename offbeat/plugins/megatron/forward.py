@@ -4,8 +4,8 @@ Every stage of a pipeline receives the same microbatches. The first reads their 
 last gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-vocabulary, O tokens of this rank's context share, S tokens of these whose embeddings this rank holds,
-K placeholders of media among them.
+vocabulary or this rank's columns of it, O tokens of this rank's context share, S tokens of these
+whose embeddings this rank holds, K placeholders of media among them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -18,10 +18,12 @@ from functools import partial
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.config.sections.loss import Normalize
@@ -31,11 +33,37 @@ from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.model import PackedRotary
 from offbeat.plugins.megatron.token_share import TokenShare, axes_share, media_share, token_share
 from offbeat.plugins.megatron.tower import FeatureSource
-from offbeat.plugins.megatron.vocabulary import own_columns
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import Ints, PackedRows
 from offbeat.trainers.expert_load import loss_weights
-from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs_and_entropies
+from offbeat.trainers.torch.logprobs import NEVER, largest_logprobs, token_logprobs_and_entropies
+from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
+
+
+def own_columns(
+    logits_UV: Tensor, vocabulary: int, group: ProcessGroup
+) -> tuple[Tensor, VocabularyShare | None]:
+    """Return this rank's logits without padding, and its share of the vocabulary; None: all of it.
+
+    Columns behind the vocabulary are padding, whose gradient is zero. A rank with nothing else keeps
+    one of them, as that of a token that is never drawn, so that it takes part in every collective.
+
+    Args:
+        logits_UV: [U, V] floating: this rank's columns; rank r has those from ``r * V`` on.
+        vocabulary: Number of columns over all ranks, without padding.
+        group: The tensor-parallel ranks.
+    """
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if ranks == 1:
+        return logits_UV[:, :vocabulary], None
+    cuts = tuple(min(vocabulary, each * logits_UV.shape[1]) for each in range(ranks + 1))
+    share = VocabularyShare(cuts, rank, group)
+    if share.rows:
+        return logits_UV[:, : share.rows], share
+    return torch.where(
+        torch.zeros_like(logits_UV[:, :1], dtype=torch.bool), logits_UV[:, :1], NEVER
+    ), share
+
 
 Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
 """(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate.

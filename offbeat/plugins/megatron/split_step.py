@@ -22,12 +22,12 @@ from offbeat.models.loading import check_files
 from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.megatron.architecture import (
     Architecture,
+    architecture_flops,
     check_balanced,
     check_recomputed,
     read_architecture,
 )
 from offbeat.plugins.megatron.boxed_state import BoxedShare, BoxedState, file_names, is_trained
-from offbeat.plugins.megatron.flops import architecture_flops
 from offbeat.plugins.megatron.forward import Forward
 from offbeat.plugins.megatron.freezing import FrozenWeights, freeze_weights, frozen_weights
 from offbeat.plugins.megatron.gathering import TensorGather

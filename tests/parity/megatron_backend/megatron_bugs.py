@@ -18,8 +18,8 @@ from offbeat.plugins.megatron.gradients import Gradients, Hooks
 from offbeat.plugins.megatron.optimizer import MainGradAdamW, RankOptimizer
 from offbeat.plugins.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.trainers.model_trainer import learning_rate
 from offbeat.trainers.movement import Movement
-from offbeat.trainers.schedule import learning_rate
 
 
 def main_grads(module: Any) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from parity_cases import TOKENS, Step, worst_relative_error
 from parity_cases import MegatronCut as Cut
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.model_trainer import learning_rate
 
 Models = Callable[[str], Path]
 TorchStep = Callable[..., Told]

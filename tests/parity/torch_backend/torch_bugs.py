@@ -18,8 +18,8 @@ from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.config.sections.loss import LossConfig
 from offbeat.messages.training import StepResult
 from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.model_trainer import learning_rate
 from offbeat.trainers.movement import UpdateResult
-from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.loading import ModelLoader

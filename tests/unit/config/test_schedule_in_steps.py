@@ -5,7 +5,7 @@ import pytest
 from offbeat.config.limits import schedule_in_steps
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.model_trainer import learning_rate
 
 
 def run_of(groups: int, samples: int) -> RunConfig:

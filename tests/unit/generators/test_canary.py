@@ -21,7 +21,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import Canary, WeightRelease
-from offbeat.trainers.canaries import Canaries
+from offbeat.trainers.senders import Canaries
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.chunks import ModuleSource

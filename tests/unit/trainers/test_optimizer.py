@@ -9,9 +9,9 @@ from torch import nn
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.failures import WeightsUnmoved
+from offbeat.trainers.model_trainer import learning_rate
 from offbeat.trainers.movement import Movement, MovementProbe, check_moved
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.logprobs import token_logprobs
 from offbeat.trainers.torch.optimizer import Optimizer

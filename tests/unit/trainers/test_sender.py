@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from offbeat.trainers.ranks.sender import NullSender
+from offbeat.trainers.senders import NullSender
 from offbeat.weight_sync.manifest import plan
 from offbeat.weight_sync.transport import PublishedRelease
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from offbeat.messages.fences import StepKey
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.trainers.trained_log import trained_log
+from offbeat.trainers.rank import trained_log
 
 STEP = {"step": 3, "attempt": 2, "version": 3, "prompt_indices": [7, 5]}
 
