@@ -133,10 +133,8 @@ class ModelState(ABC):
     All ranks make the same calls together.
     """
 
-    @property
-    @abstractmethod
-    def identity(self) -> Identity:
-        """Return an identity that is equal under every layout of ranks."""
+    identity: Identity
+    """It is equal under every layout of ranks: a state may be loaded under another."""
 
     @property
     @abstractmethod

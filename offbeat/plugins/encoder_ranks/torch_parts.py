@@ -63,23 +63,23 @@ class GridState(TorchState):
 
     @property
     def parameters(self) -> int:
-        return _sides(self._loader).inventory.parameters
+        return _sides(self.loader).inventory.parameters
 
     @property
     def nbytes(self) -> int:
         """Estimate the bytes of both sides' state: the first rank looks for room for all of it."""
-        return _sides(self._loader).inventory.state_nbytes
+        return _sides(self.loader).inventory.state_nbytes
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save; the numbers of updates are those of both sides, on all ranks."""
         state = super().tensors()
         updates: list[float] = state[STEPS].tolist()
-        own = dict(zip(self._optimizer.names, updates, strict=True))
-        trained = _sides(self._loader).inventory.trained
+        own = dict(zip(self.optimizer.names, updates, strict=True))
+        trained = _sides(self.loader).inventory.trained
         counts = [int(own.get(name, 0)) for name, _ in trained]
-        return state | {STEPS: torch.tensor(self._peers.all_reduce_max(counts)).float()}
+        return state | {STEPS: torch.tensor(self.loader.peers.all_reduce_max(counts)).float()}
 
     def _own_steps(self, steps: Tensor) -> Tensor:
-        loader = _sides(self._loader)
+        loader = _sides(self.loader)
         own = [side is loader.side for _, side in loader.inventory.trained]
         return steps[torch.tensor(own, dtype=torch.bool, device=steps.device)]

@@ -52,65 +52,45 @@ def is_trained(box: TensorBox, frozen: FrozenWeights) -> bool:
     return not is_router_bias(box.tensor) and box.tensor not in frozen.names
 
 
-@dataclass(frozen=True, slots=True)
-class BoxedShare:
-    """The part of a model that a rank holds, as boxes of tensors."""
-
-    architecture: Architecture
-    frozen: FrozenWeights
-    gathering: TensorGather  # of the boxes of all ranks
-    weights: Callable[[], dict[str, Tensor]]  # by the names of this rank's parameters
-
-
+@dataclass(eq=False)
 class BoxedState(ModelState):
     """State of a rank that holds boxes of a model's tensors."""
 
-    def __init__(
-        self,
-        model_path: Path,
-        dtype: torch.dtype,
-        peers: Peers,
-        share: BoxedShare,
-        optimizer: RankState,
-        *,
-        expert_load: ExpertLoad | None = None,
-    ) -> None:
-        """Read nothing yet.
+    model_path: Path
+    dtype: torch.dtype
+    peers: Peers
+    architecture: Architecture
+    frozen: FrozenWeights
+    gathering: TensorGather  # of the boxes of all ranks
+    optimizer: RankState
+    weights: Callable[[], dict[str, Tensor]]  # this rank's share, by the names of its parameters
+    expert_load: ExpertLoad | None = None
 
-        Args:
-            model_path: Hugging Face directory.
-            dtype: Of the weights.
-            peers: The ranks of the world.
-            share: The part of the model that this rank holds.
-            optimizer: State of AdamW over the share.
-            expert_load: Of a model with experts.
-        """
-        self.model_path, self.peers, self.boxes = model_path, peers, share.gathering.boxes
-        self._dtype, self._architecture, self._frozen = dtype, share.architecture, share.frozen
-        self._gathering, self._weights = share.gathering, share.weights
-        self._optimizer = optimizer
-        self._expert_load = expert_load
+    @property
+    def boxes(self) -> list[TensorBox]:
+        """Return the boxes that this rank holds."""
+        return self.gathering.boxes
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the names of its parameters."""
-        return self._weights()
+        return self.weights()
 
     # --- weights in and out ----------------------------------------------------------------------
 
     @property
     def parameters(self) -> int:
-        shapes = self._gathering.shapes.items()
+        shapes = self.gathering.shapes.items()
         return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._gathering.all_tensors(self.local_weights)
+        return self.gathering.all_tensors(self.local_weights)
 
     def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
-        dtype = str(self._dtype).removeprefix("torch.")
+        dtype = str(self.dtype).removeprefix("torch.")
         return [
             (name, shape, "float32" if is_router_bias(name) else dtype)
-            for name, shape in self._gathering.shapes.items()
+            for name, shape in self.gathering.shapes.items()
         ]
 
     def held_regions(self) -> list[TensorRegion]:
@@ -133,13 +113,13 @@ class BoxedState(ModelState):
                 mine.setdefault(box.tensor, []).append(box)
         names = {box.parameter for boxes in mine.values() for box in boxes}
         kept = {name: weights[name].detach().clone() for name in names}
-        whole, cut = self._gathering.aligned_and_cut(wire_format)
+        whole, cut = self.gathering.aligned_and_cut(wire_format)
         try:
             for name in whole:
                 for box in mine.get(name, ()):
                     view = view_of(weights, box)
                     view.copy_(wire_format.rounded(name, view))
-            for name, tensor in self._gathering.in_batches(cut, weights):
+            for name, tensor in self.gathering.in_batches(cut, weights):
                 values = wire_format.rounded(name, tensor)
                 for box in mine.get(name, ()):
                     view_of(weights, box).copy_(values[box.region.slices])
@@ -153,54 +133,56 @@ class BoxedState(ModelState):
             with replaced(directory, self.model_path) as staged:
                 write_weights(gathered, staged, file_bytes)
                 config = AutoConfig.from_pretrained(self.model_path, local_files_only=True)
-                config.dtype = self._dtype
+                config.dtype = self.dtype
                 config.save_pretrained(staged)
 
         write_on_first_rank(self.peers, "the export", self._weights_of_files(), write)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
-        if not self._architecture.experts:
+        if not self.architecture.experts:
             return named
         return as_in_files(named, file_shapes(self.model_path))
 
     @cached_property
     def _file_names(self) -> dict[str, str]:
-        return file_names(self.model_path, self._architecture)
+        return file_names(self.model_path, self.architecture)
 
     # --- the state -------------------------------------------------------------------------------
 
-    @property
-    def identity(self) -> Identity:
-        """Return an identity that is equal under every layout: a state may be loaded under another.
+    def __post_init__(self) -> None:
+        self.identity = self._identify()
+
+    def _identify(self) -> Identity:
+        """Return the identity of the state.
 
         It follows from names, shapes and dtypes of the weights, and from which are frozen.
         """
         digest = xxhash.xxh3_128()
         for name, shape, dtype in self.metas():
-            mark = " frozen" if name in self._frozen.names else ""
+            mark = " frozen" if name in self.frozen.names else ""
             digest.update(f"{name} {shape} {dtype}{mark}\n".encode())
-        dtype = str(self._dtype).removeprefix("torch.")
-        about = f"{self._architecture.name} of {self.parameters:,} {dtype} weights"
-        about += f", {self._frozen.elements:,} of them frozen" if self._frozen.names else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
+        about += f", {self.frozen.elements:,} of them frozen" if self.frozen.names else ""
         return Identity("megatron", about, digest.hexdigest())
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all ranks' shares together."""
-        trained = self.parameters - self._frozen.elements
-        states = trained * self._optimizer.bytes_a_weight
-        return self.parameters * self._dtype.itemsize + states
+        trained = self.parameters - self.frozen.elements
+        states = trained * self.optimizer.bytes_a_weight
+        return self.parameters * self.dtype.itemsize + states
 
     def save(self, directory: Path) -> None:
-        state = self._optimizer
+        state = self.optimizer
         kinds = {WEIGHTS: self.local_weights, **state.state()}
-        owned = self._gathering.owned()
-        whole = {} if self._expert_load is None else {SHARES: self._expert_load.state()}
+        owned = self.gathering.owned()
+        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
         save_share(directory, dist.get_rank(), owned, kinds, state.steps, whole)
 
     def load(self, directory: Path) -> None:
-        state = self._optimizer
+        state = self.optimizer
         with SavedShares(directory) as saved:
             saved.fill(WEIGHTS, self.local_weights, self.boxes)
             kinds = dict[str, dict[str, Tensor]]()
@@ -210,14 +192,14 @@ class BoxedState(ModelState):
                 saved.fill(kind, values, self._trained)
                 kinds[kind] = values
             state.load(kinds, saved.steps)
-            if self._expert_load is not None:
-                self._expert_load.state().copy_(saved.whole(SHARES))
+            if self.expert_load is not None:
+                self.expert_load.state().copy_(saved.whole(SHARES))
 
     def reset(self) -> None:
         self._read_files()
-        self._optimizer.reset()
-        if self._expert_load is not None:
-            self._expert_load.reset()
+        self.optimizer.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()
 
     def _read_files(self) -> None:
         """Fill this rank's share from the files of the model."""
@@ -226,4 +208,4 @@ class BoxedState(ModelState):
     @property
     def _trained(self) -> list[TensorBox]:
         """Return the boxes of parameters that are trained."""
-        return [box for box in self.boxes if is_trained(box, self._frozen)]
+        return [box for box in self.boxes if is_trained(box, self.frozen)]

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -40,58 +41,40 @@ def share_top_logprobs(kept: TopLogprobs | None, peers: Peers) -> TopLogprobs:
     return next(each for each in gathered if each is not None)
 
 
+@dataclass(eq=False)
 class MegatronPasses(Passes[PackedRows]):
     """Passes of one rank's share of a model; results are equal on all ranks of a replica."""
 
-    def __init__(
-        self,
-        facts: RankFacts,
-        peers: Peers,
-        planner: MicrobatchPlanner,
-        flops: ModelFlops | None,
-        forward: Forward,
-        gradients: Gradients,
-        routers: Sequence[tuple[int, ExpertRouter]],
-        load_reference: Callable[[], Forward],
-    ) -> None:
-        """Compute nothing yet.
-
-        Args:
-            facts: About the rank.
-            peers: The ranks of the world.
-            planner: Cuts groups into microbatches.
-            flops: Operations of a pass; None: not known.
-            forward: Runs the share that is trained.
-            gradients: Buffers to which passes add.
-            routers: Of this stage, with their index among all layers of experts.
-            load_reference: Loads the share of the reference; all ranks call it together.
-        """
-        self.facts, self._peers, self._planner, self._flops = facts, peers, planner, flops
-        self._layout, self._transformer = forward.layout, forward.config
-        self._forward, self._gradients, self._routers = forward, gradients, routers
-        self._load_reference = load_reference
+    facts: RankFacts
+    peers: Peers
+    planner: MicrobatchPlanner
+    flops: ModelFlops | None  # None: not known
+    forward: Forward  # of the share that is trained
+    gradients: Gradients  # buffers to which passes add
+    routers: Sequence[tuple[int, ExpertRouter]]  # with their index among all layers of experts
+    load_reference: Callable[[], Forward]  # all ranks call it together
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
     ) -> tuple[Batch | None, list[PackedRows]]:
-        return self._planner.cut(groups, only_trained=only_trained)
+        return self.planner.cut(groups, only_trained=only_trained)
 
     def agree(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        what, own = run_on_all_ranks(self._peers, during, read)
-        return what, aligned(own, self._transformer, self._layout)
+        what, own = run_on_all_ranks(self.peers, during, read)
+        return what, aligned(own, self.forward.config, self.forward.layout)
 
     def count_work(self, microbatches: Sequence[PackedRows]) -> tuple[int, float]:
-        return count_work(microbatches, self._flops)
+        return count_work(microbatches, self.flops)
 
     def load(self, column: str, teacher: str | None) -> Forward:
         del teacher
-        return self._forward if column == POLICY_LOGPROBS else self._reference
+        return self.forward if column == POLICY_LOGPROBS else self._reference
 
     @cached_property
     def _reference(self) -> Forward:
-        return self._load_reference()
+        return self.load_reference()
 
     def logprobs(
         self, column: str, count: int, microbatches: Sequence[PackedRows], request: LogprobRequest
@@ -106,7 +89,7 @@ class MegatronPasses(Passes[PackedRows]):
 
         with self._no_message_unread():
             forward.run(microbatches, keep, request["temperature"])
-        if self._layout.grid.pipeline > 1:
+        if self.forward.layout.grid.pipeline > 1:
             last = dist.get_process_group_ranks(pipeline_group())[-1]
             dist.broadcast(values, src=last, group=pipeline_group())
         return values.cpu().numpy()
@@ -114,22 +97,22 @@ class MegatronPasses(Passes[PackedRows]):
     @torch.no_grad()
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         canaries = canary_rows(prompts, self.facts.media_rules)
-        (rows,) = aligned([canaries], self._transformer, self._layout)
+        (rows,) = aligned([canaries], self.forward.config, self.forward.layout)
         with self._no_message_unread():
-            kept = self._forward.top_logprobs(rows, count)
-        return share_top_logprobs(kept, self._peers)
+            kept = self.forward.top_logprobs(rows, count)
+        return share_top_logprobs(kept, self.peers)
 
     def add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec
     ) -> None:
         temperature, normalize = loss.temperature, loss.config.normalize
         with self._no_message_unread():
-            self._gradients.accumulate(
-                lambda: self._forward.run(microbatches, loss_of, temperature, trains=normalize)
+            self.gradients.accumulate(
+                lambda: self.forward.run(microbatches, loss_of, temperature, trains=normalize)
             )
 
     def router_biases(self) -> list[tuple[int, Tensor]]:
-        biases = ((index, router.expert_bias) for index, router in self._routers)
+        biases = ((index, router.expert_bias) for index, router in self.routers)
         return [(index, bias) for index, bias in biases if bias is not None]
 
     @contextmanager
@@ -142,7 +125,7 @@ class MegatronPasses(Passes[PackedRows]):
         try:
             yield
         except Exception as error:
-            if self._layout.grid.pipeline == 1:
+            if self.forward.layout.grid.pipeline == 1:
                 raise
             detail = f"{type(error).__name__}: {line_of(error)}"
-            raise WorldBroken(self._peers.rank, "the pipeline", detail) from error
+            raise WorldBroken(self.peers.rank, "the pipeline", detail) from error

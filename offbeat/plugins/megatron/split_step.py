@@ -27,7 +27,7 @@ from offbeat.plugins.megatron.architecture import (
     check_recomputed,
     read_architecture,
 )
-from offbeat.plugins.megatron.boxed_state import BoxedShare, BoxedState, file_names, is_trained
+from offbeat.plugins.megatron.boxed_state import BoxedState, file_names, is_trained
 from offbeat.plugins.megatron.forward import Forward
 from offbeat.plugins.megatron.freezing import FrozenWeights, freeze_weights, frozen_weights
 from offbeat.plugins.megatron.gathering import TensorGather
@@ -195,11 +195,12 @@ class MegatronTrainer(ModelTrainer):
             self.model_path,
             self._dtype,
             self.peers,
-            BoxedShare(
-                self.architecture, self.frozen, self.gathering, lambda: weights_of(self.model)
-            ),
+            self.architecture,
+            self.frozen,
+            self.gathering,
             self.optimizer,
-            expert_load=self._expert_load,
+            lambda: weights_of(self.model),
+            self._expert_load,
         )
 
     def _make_passes(self) -> MegatronPasses:

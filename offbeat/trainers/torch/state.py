@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,98 +30,77 @@ _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
 
 
+@dataclass(eq=False)
 class TorchState(ModelState):
     """Weights of a model that are trained, the model itself, and the optimizer's state.
 
     The weight tensors keep their identity.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        every: Weights,
-        loader: ModelLoader,
-        optimizer: Optimizer,
-        identity: Identity,
-        *,
-        seed: int,
-        expert_load: ExpertLoad | None,
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            model: The model, of which this rank may hold a part.
-            every: All of its weights.
-            loader: It made the model.
-            optimizer: It updates the weights that are trained.
-            identity: Of the state.
-            seed: Of torch's generator, for weights that the files lack.
-            expert_load: Of a model with experts.
-        """
-        self._model, self._every, self._loader = model, every, loader
-        self._trained, self._peers = loader.trained, loader.peers
-        self._optimizer, self._identity, self._seed = optimizer, identity, seed
-        self._expert_load = expert_load
-
-    @property
-    def identity(self) -> Identity:
-        return self._identity
+    model: PreTrainedModel  # of which this rank may hold a part
+    every: Weights  # all weights of the model
+    loader: ModelLoader  # it made the model
+    optimizer: Optimizer  # it updates the weights that are trained
+    identity: Identity
+    _: KW_ONLY
+    seed: int  # of torch's generator, for weights that the files lack
+    expert_load: ExpertLoad | None  # of a model with experts
 
     @property
     def nbytes(self) -> int:
-        trained = self._optimizer.names
-        held = self._trained.weights.local_tensors().items()
+        trained = self.optimizer.names
+        held = self.loader.trained.weights.local_tensors().items()
         others = (each for name, each in held if name not in trained)
-        return self._optimizer.state_nbytes + sum(each.nbytes for each in others)
+        return self.optimizer.state_nbytes + sum(each.nbytes for each in others)
 
     @property
     def parameters(self) -> int:
-        return sum(each.numel() for each in self._model.parameters())
+        return sum(each.numel() for each in self.model.parameters())
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._trained.weights.named()
+        return self.loader.trained.weights.named()
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
-        return self._trained.weights.metas()
+        return self.loader.trained.weights.metas()
 
     def held_regions(self) -> list[TensorRegion]:
-        return self._every.held_regions()
+        return self.every.held_regions()
 
     def quantized(self, wire_format: WireFormat) -> AbstractContextManager[None]:
-        return wire_format.trained_pass(self._model)
+        return wire_format.trained_pass(self.model)
 
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
-        weights, beside = self._trained.export()
+        weights, beside = self.loader.trained.export()
         save_model(
             weights,
-            self._model,
-            self._loader.dtype,
+            self.model,
+            self.loader.dtype,
             directory,
-            self._loader.path,
-            self._peers,
+            self.loader.path,
+            self.loader.peers,
             file_bytes=file_bytes,
             beside=beside,
         )
 
     def save(self, directory: Path) -> None:
-        save_shards(self.tensors(), directory, self._peers)
+        save_shards(self.tensors(), directory, self.loader.peers)
 
     def load(self, directory: Path) -> None:
-        names = run_on_all_ranks(self._peers, "restore", lambda: saved_names(directory))
-        self._optimizer.make_room(names)
+        names = run_on_all_ranks(self.loader.peers, "restore", lambda: saved_names(directory))
+        self.optimizer.make_room(names)
         state = self.tensors()
-        load_shards(state, directory, self._peers)
-        self._optimizer.filled(self._own_steps(state[STEPS]))
+        load_shards(state, directory, self.loader.peers)
+        self.optimizer.filled(self._own_steps(state[STEPS]))
         torch.set_rng_state(state[_RNG])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save, not copies: this rank's parts, and masters for 16-bit weights."""
-        weights = self._trained.weights.local_tensors() | self._optimizer.masters()
+        weights = self.loader.trained.weights.local_tensors() | self.optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
-            **self._optimizer.moments(),
-            STEPS: self._optimizer.steps(),
-            **({} if self._expert_load is None else {SHARES: self._expert_load.state()}),
+            **self.optimizer.moments(),
+            STEPS: self.optimizer.steps(),
+            **({} if self.expert_load is None else {SHARES: self.expert_load.state()}),
             _RNG: torch.get_rng_state(),
         }
 
@@ -129,9 +109,9 @@ class TorchState(ModelState):
         return steps
 
     def reset(self) -> None:
-        torch.manual_seed(self._seed)
-        if not self._trained.restore():
-            self._loader.refill(self._model, self._every)
-        self._optimizer.reset()
-        if self._expert_load is not None:
-            self._expert_load.reset()
+        torch.manual_seed(self.seed)
+        if not self.loader.trained.restore():
+            self.loader.refill(self.model, self.every)
+        self.optimizer.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()

@@ -4,9 +4,10 @@
 # torch declares some functions without types.
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
 from offbeat.plugins.encoder_ranks.tower_proof import example_features, prove_tower
 from offbeat.plugins.encoder_ranks.weights import side_mesh
 from offbeat.plugins.megatron.architecture import Architecture, read_architecture
-from offbeat.plugins.megatron.boxed_state import BoxedShare, BoxedState, file_names
+from offbeat.plugins.megatron.boxed_state import BoxedState, file_names
 from offbeat.plugins.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.plugins.megatron.gathering import TensorGather
 from offbeat.plugins.megatron.groups import start_groups
@@ -99,19 +100,18 @@ class TowerPart:
         return self._load_reference()
 
 
+@dataclass(eq=False, kw_only=True)
 class TowerState(BoxedState):
     """State of a rank whose shards of 16-bit weights are their masters."""
 
-    def __init__(self, *given: Any, tower: _Tower, fill: Callable[[], None]) -> None:  # noqa: ANN401 -- of ``BoxedState``
-        """``fill``: fills the shards of the tower from the files of the model."""
-        super().__init__(*given)
-        self._tower, self._fill = tower, fill
+    tower: _Tower
+    fill: Callable[[], None]  # fills the shards of the tower from the files of the model
 
     def _held(self) -> dict[str, Tensor]:
-        return self._tower.shards
+        return self.tower.shards
 
     def _read_files(self) -> None:
-        self._fill()
+        self.fill()
 
 
 class MegatronEncoderTrainer(ModelTrainer):
@@ -167,13 +167,11 @@ class MegatronEncoderTrainer(ModelTrainer):
             self.model_path,
             self._dtype,
             self.peers,
-            BoxedShare(
-                self.architecture,
-                self.frozen,
-                self.gathering,
-                lambda: self._weights_in(self._tower.shards),
-            ),
+            self.architecture,
+            self.frozen,
+            self.gathering,
             self.optimizer,
+            lambda: self._weights_in(self._tower.shards),
             tower=self._tower,
             fill=lambda: self._fill(self._tower),
         )
