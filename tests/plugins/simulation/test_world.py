@@ -9,6 +9,7 @@ import pytest
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
+from offbeat.controller.events import Spent
 from offbeat.messages.failures import (
     CheckpointFailed,
     PayloadLost,
@@ -317,10 +318,10 @@ def test_a_killed_writer_keeps_what_was_synced_and_may_lose_the_rest() -> None:
         for seed in range(20):
             journal = SimulatedJournal(stage.context, stage.process, [])
             for _ in range(5):
-                journal.append(StepKey(1, 1, 1))
+                journal.append(Spent(trainer={}, engines={}))
             await journal.barrier()
             for _ in range(5):
-                journal.append(StepKey(1, 1, 1))
+                journal.append(Spent(trainer={}, engines={}))
             journal.cut(random.Random(seed))
             kept.append(len(journal.events))
         return kept

@@ -88,7 +88,7 @@ def test_a_run_is_assembled_around_any_ports_and_trains_to_its_end(tmp_path: Pat
     assert summary == Summary.from_json((tmp_path / "summary.json").read_bytes())
     assert len(made.trainer.steps) == 2 and made.rollouts.closed and made.trainer.closed
     assert summary.workers_lost == ["environment-0"]
-    assert controller.state.tally.reward_calls == 5
+    assert controller.state.costs.reward_calls == 5
 
 
 def test_the_ports_of_a_resumed_run_keep_the_segments_of_groups_that_wait(tmp_path: Path) -> None:
