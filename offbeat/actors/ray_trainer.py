@@ -6,6 +6,8 @@ columns are lost    PayloadLost, with their groups; the ranks are healthy
 a rank dies         ActorLost, whichever rank it was: the controller replaces all of them
 ranks disconnect    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
+
+Trainer port of a run without engines, which take no weights.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -26,6 +28,7 @@ from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
+from offbeat.generators.rows import make_empty_release
 from offbeat.messages.failures import ActorLost, ArgumentLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
@@ -387,3 +390,12 @@ def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
         microbatches=sum(each.microbatches for each in replies),
         compute_s=max(each.compute_s for each in replies),
     )
+
+
+class UnpublishedTrainer(RayTrainer):
+    """Port of the trainer ranks in a run whose weights nobody takes."""
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        """Return an empty release of the version; no rank is called."""
+        del fence
+        return make_empty_release(version)

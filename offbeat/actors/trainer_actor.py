@@ -1,26 +1,31 @@
-"""Base of the Ray actors of trainer ranks.
+"""Ray actors of trainer ranks.
 
-A sync actor with one call at a time (``max_concurrency=1``, which the driver sets): calls are
+Sync actors with one call at a time (``max_concurrency=1``, which the driver sets): calls are
 executed in the order in which the controller makes them.
-
-Address of this machine, under which other machines of the cluster reach it.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# Ray declares functions without the types of their parameters.
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 # Ray declares functions without the types of their parameters, and a marked method as a remote one.
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import ray
 
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.config.base import of_kind
+from offbeat.config.limits import rank_resources
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.fakes.trainer import make_stub_rank
 from offbeat.messages.fences import Fence
+from offbeat.telemetry.process import pause_collections
 from offbeat.trainers.held_columns import Places
 from offbeat.trainers.rank import MakeRank, TrainerRank
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.transfer_queue.schema import Columns
 
 
@@ -49,3 +54,36 @@ class TrainerActor(TrainerRank):
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
         """Return names and sizes as one object, the columns as another, which a worker may fetch."""
         return super().prepare_logprobs(fence, loss, places, sent, *payloads)
+
+
+class PluginTrainerActor(TrainerActor):
+    """One rank of a model, trained by a plug-in."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        plugin = find_trainer(spec.config.trainer.backend)
+        if plugin is None:
+            raise TypeError(f"trainer.backend={spec.config.trainer.backend} is no plug-in")
+        self._for_process = ExitStack()  # active for the lifetime of this process
+        plugin.prepare_process(spec.config, self._for_process)
+        super().__init__(spec, partial(plugin.make_rank, spec))
+
+
+class StubTrainerActor(TrainerActor):
+    """One stub rank, which represents all ranks of a dry run; its process loads torch only for TensorDict."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        super().__init__(spec, partial(make_stub_rank, spec))
+
+
+class TorchTrainerActor(TrainerActor):
+    """One rank of a Hugging Face model, whole or sharded over several ranks."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        with pause_collections():
+            import torch
+
+            from offbeat.trainers.torch.choose import make_torch_rank
+
+        trainer = of_kind(TorchTrainerConfig, spec.config.trainer)
+        torch.set_num_threads(rank_resources(trainer, spec.rank, spec.ranks).threads)
+        super().__init__(spec, partial(make_torch_rank, spec))

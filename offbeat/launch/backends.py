@@ -27,14 +27,7 @@ def engine_class(backend: str) -> type[Any]:
 
 def trainer_class(backend: str) -> type[Any]:
     """Return the actor class of ``trainer.backend``."""
-    if backend == "stub":
-        from offbeat.actors.stub_trainer_actor import StubTrainerActor
+    from offbeat.actors import trainer_actor
 
-        return StubTrainerActor
-    if backend == "torch":
-        from offbeat.actors.torch_trainer_actor import TorchTrainerActor
-
-        return TorchTrainerActor
-    from offbeat.actors.plugin_trainer_actor import PluginTrainerActor
-
-    return PluginTrainerActor
+    of_core = {"stub": trainer_actor.StubTrainerActor, "torch": trainer_actor.TorchTrainerActor}
+    return of_core.get(backend, trainer_actor.PluginTrainerActor)

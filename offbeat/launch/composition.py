@@ -10,8 +10,7 @@ from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_run_files import check_sees
 from offbeat.actors.ray_spool import RaySpool
-from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.unpublished_trainer import UnpublishedTrainer
+from offbeat.actors.ray_trainer import RayTrainer, UnpublishedTrainer
 from offbeat.config.run import RunConfig
 from offbeat.controller.ports import Generator, Trainer
 from offbeat.generators.rows import RowGenerator

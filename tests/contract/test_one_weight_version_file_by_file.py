@@ -11,7 +11,7 @@ from following import Follower
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 
 from offbeat.actors.engine_actor import EmbeddedEngineActor
-from offbeat.actors.torch_trainer_actor import TorchTrainerActor
+from offbeat.actors.trainer_actor import TorchTrainerActor
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec

@@ -17,8 +17,7 @@ from trainer_contract import TrainerContract
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.stub_trainer_actor import StubTrainerActor
-from offbeat.actors.torch_trainer_actor import TorchTrainerActor
+from offbeat.actors.trainer_actor import StubTrainerActor, TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.local.hosted import Hosted

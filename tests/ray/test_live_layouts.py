@@ -10,7 +10,7 @@ import ray
 
 from offbeat.actors.engine_layouts import EngineLayouts
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.torch_trainer_actor import TorchTrainerActor
+from offbeat.actors.trainer_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.stub_trainer_actor import StubTrainerActor
+from offbeat.actors.trainer_actor import StubTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.messages.failures import ActorLost

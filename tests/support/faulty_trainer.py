@@ -5,7 +5,7 @@ import signal
 
 from torch import nn
 
-from offbeat.actors.torch_trainer_actor import TorchTrainerActor
+from offbeat.actors.trainer_actor import TorchTrainerActor
 from offbeat.messages.fences import Fence
 from offbeat.trainers.torch import TorchTrainer
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import structlog
 
-from offbeat.actors.stub_trainer_actor import StubTrainerActor
+from offbeat.actors.trainer_actor import StubTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.trainers.spec import TrainerSpec
 
