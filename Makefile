@@ -97,6 +97,9 @@ run-agent: $(AGENTS_STAMP)
 run-images: $(VISION_STAMP)
 	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
+# Processes that tests start, some hundreds, would compile this package again each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Two at a time fill
 # two cores.
 IN_PROCESS := $(filter-out tests/unit/ tests/plugins/ tests/ray/ tests/ray_jobs/,$(wildcard tests/*/))

@@ -1,5 +1,6 @@
 """What every test runs under: one compute thread, no model hub, property tests without a time limit."""
 
+import gc
 import os
 import re
 import signal
@@ -32,7 +33,15 @@ LONG: Final = (
 CORE: Final = "not plugins and not ray and not long"
 """Tests that pass with ``offbeat/plugins/`` moved away."""
 
+OF_PLUGINS: Final = "plugins and not ray and not long"
+"""The other tests of the folders ``unit`` and ``plugins``."""
+
 IMPORTS_A_PLUGIN: Final = re.compile(r"^(?:from|import) offbeat\.plugins\b", re.MULTILINE)
+
+
+def is_long(path: Path) -> bool:
+    """Return whether all tests of a module or a folder are long."""
+    return any(path.is_relative_to(HERE / each) for each in LONG)
 
 
 OF_ALL_FILES: Final = ("unit/benchmarks", "unit/examples")
@@ -51,20 +60,46 @@ def needs_plugins(path: Path) -> bool:
     return is_of_all or bool(IMPORTS_A_PLUGIN.search(path.read_text()))
 
 
+def may_need_plugins(path: Path) -> bool:
+    """Return whether a test of a module, or of a module in a folder, may carry the marker."""
+    return path.suffix != ".py" or needs_plugins(path) or "mark.plugins" in path.read_text()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave such modules out where the tests of ``plugins`` are: ``make test-core``."""
-    is_core = config.getoption("markexpr") == CORE
-    return True if is_core and needs_plugins(collection_path) else None
+    """Leave modules out of which no test is chosen: to import them takes seconds.
+
+    ``make test-core`` cannot import modules of plug-ins.
+    """
+    chosen = config.getoption("markexpr")
+    left_out = (
+        (chosen == CORE and needs_plugins(collection_path))
+        or (chosen == OF_PLUGINS and not may_need_plugins(collection_path))
+        or ("not long" in chosen and is_long(collection_path))
+    )
+    return True if left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)  # a folder of Ray tests sets a shorter timeout where there is none
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.path.is_relative_to(HERE / each) for each in LONG):
+        if is_long(item.path):
             item.add_marker(pytest.mark.long)
             item.add_marker(pytest.mark.timeout(600))
         if needs_plugins(item.path):
             item.add_marker(pytest.mark.plugins)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Stop the collection of garbage while modules are imported: it finds none."""
+    del session
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the imported modules, half a million objects, out of every later collection."""
+    del session
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -70,6 +70,7 @@ def stopped(start: Start, runtime: str) -> Iterator[LiveRun]:
         yield run
 
 
+@pytest.mark.both_runtimes
 def test_a_stopped_run_finishes_in_order(stopped: LiveRun) -> None:
     records = RunRecords.read(stopped.run_dir)
     records.agree()
@@ -88,11 +89,13 @@ def test_a_next_controller_is_told_what_the_one_before_was(stopped: LiveRun) -> 
     assert len(incarnations) == 2
 
 
+@pytest.mark.both_runtimes
 def test_a_run_that_has_ended_takes_no_commands(stopped: LiveRun) -> None:
     code, text = offbeat("control", stopped.run_dir, "pause")
     assert (code, "its run has ended" in text) == (2, True), text
 
 
+@pytest.mark.both_runtimes
 def test_a_finished_run_is_replayed_and_its_groups_explained(
     stopped: LiveRun, runtime: str
 ) -> None:
@@ -105,6 +108,7 @@ def test_a_finished_run_is_replayed_and_its_groups_explained(
     assert re.search(r"now: trained in step (\d+), which made version \1\b", text)
 
 
+@pytest.mark.both_runtimes
 def test_the_timeline_has_lanes_for_pumps_engines_ranks_and_groups(stopped: LiveRun) -> None:
     events = json.loads((stopped.run_dir / "trace.json").read_text())
     named = [e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"]
@@ -115,6 +119,7 @@ def test_the_timeline_has_lanes_for_pumps_engines_ranks_and_groups(stopped: Live
     assert all(e.get("dur", 0) >= 0 for e in events)
 
 
+@pytest.mark.both_runtimes
 def test_nearly_all_time_of_trainer_and_engines_is_attributed(stopped: LiveRun) -> None:
     records = RunRecords.read(stopped.run_dir)
     for who in ("trainer", "generator"):

@@ -41,6 +41,7 @@ def test_its_name_and_its_keys_are_explained(plain: InstalledExample) -> None:
     assert "plain: Engines without a cache, to compare others with." in engines
 
 
+@pytest.mark.both_runtimes
 def test_its_engine_serves_each_version_through_transaction_and_canary(
     plain: InstalledExample, tmp_path: Path, runtime: str
 ) -> None:

@@ -9,6 +9,7 @@ from tests.support.run_records import RunRecords, temporary_files
 from tests.support.starting import ROOT, STUB, Start
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+pytestmark = pytest.mark.both_runtimes
 STEPS, GROUPS, SAMPLES = 40, 16, 16
 
 

@@ -1,9 +1,6 @@
 """Every recipe through ``offbeat check`` and ``offbeat dry-run``, on a machine that lacks most of it."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +9,7 @@ import pytest
 
 from tests.support.run_records import RunRecords
 from tests.support.starting import ROOT
+from tests.support.warm_commands import warm_commands
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LACKED = {
@@ -28,22 +26,11 @@ LACKED = {
 OFFLINE: Mapping[str, str] = MappingProxyType({"HF_HUB_OFFLINE": "1", "COLUMNS": "200"})
 
 
-def offbeat(cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "offbeat", *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | OFFLINE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_checked_and_lacks_no_more_than_packages_devices_and_files(
     recipe: Path,
 ) -> None:
-    done = offbeat(ROOT, "check", recipe)
+    done = warm_commands().run(ROOT, "check", recipe, environment=OFFLINE)
     last = done.stdout.rstrip().splitlines()[-1]
     assert not done.stderr, done.stderr
     errors = re.match(r"\d+ errors? \((.+?)\)", last)
@@ -54,6 +41,7 @@ def test_a_recipe_is_checked_and_lacks_no_more_than_packages_devices_and_files(
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_runs_dry_without_what_this_machine_lacks(recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = offbeat(ROOT, "dry-run", recipe, "--local", "steps=2", f"run_dir={run}")
+    arguments = ("dry-run", recipe, "--local", "steps=2", f"run_dir={run}")
+    done = warm_commands().run(ROOT, *arguments, environment=OFFLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     RunRecords.read(run).agree()

@@ -31,6 +31,7 @@ class Policy: ...
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 
+@pytest.mark.both_runtimes
 @pytest.mark.parametrize(
     ("number", "whole_group", "code"),
     [
@@ -99,6 +100,7 @@ def test_an_interrupt_while_user_code_is_checked_waits_for_nobody(
         run.nothing_is_left()
 
 
+@pytest.mark.both_runtimes
 def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
     start: Start, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import psutil
 
 from offbeat.controller.commands import Stop
 from offbeat.launch.control import leave
+from tests.support.warm_commands import warm_commands
 
 T = TypeVar("T")
 _LOOK_S = 0.05  # between two looks, each of which reads the whole process table
@@ -47,8 +48,7 @@ def until(
 
 def offbeat(*args: object) -> tuple[int, str]:
     """Exit code and output of a command that goes to its end at once."""
-    command = [sys.executable, "-m", "offbeat", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = warm_commands().run(Path.cwd(), *args)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 
