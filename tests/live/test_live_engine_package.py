@@ -28,7 +28,7 @@ def test_a_recipe_of_it_is_checked_simulated_and_dried(
     assert "Everything is in order." in plain.offbeat("check", "recipe.yaml")
     assert "violations in 0 episodes" in plain.offbeat("simulate", "recipe.yaml", "--seeds", "5")
     plain.offbeat("dry-run", "recipe.yaml", "steps=2", f"run_dir={tmp_path / 'dry'}")
-    done = plain.python("-m", "offbeat", "check", "recipe.yaml", "generator.sampling.top_p=0.9")
+    done = plain.command("check", "recipe.yaml", "generator.sampling.top_p=0.9")
     assert (done.returncode, "sample by temperature alone" in done.stderr) == (2, True)
 
 
@@ -46,8 +46,12 @@ def test_its_engine_serves_each_version_through_transaction_and_canary(
     plain: InstalledExample, tmp_path: Path, runtime: str
 ) -> None:
     run = tmp_path / "run"
-    plain.offbeat("train", "recipe.yaml", f"runtime={runtime}", "steps=2", f"run_dir={run}")
-    plain.offbeat("train", "--resume", run, "steps=4")
+    for what in (
+        ("recipe.yaml", f"runtime={runtime}", f"run_dir={run}", "steps=2"),
+        ("--resume", run, "steps=4"),
+    ):
+        done = plain.python("-m", "offbeat", "train", *what)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert "agree" in plain.offbeat("replay", run)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # The controller refuses an ack without the canary's gap: what is served has passed it

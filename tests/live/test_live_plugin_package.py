@@ -34,7 +34,7 @@ def test_a_recipe_of_its_parts_is_checked_explained_and_simulated(lab: Installed
 
 
 def test_an_option_that_its_sampler_lacks_is_one_finding_of_check(lab: InstalledExample) -> None:
-    done = lab.python("-m", "offbeat", "check", "recipe.yaml", "sampler.options.dept=2")
+    done = lab.command("check", "recipe.yaml", "sampler.options.dept=2")
     assert done.returncode == 2
     assert done.stdout.count("got an unexpected keyword argument 'dept'") == 1, done.stdout
     assert "1 error (sampler)" in done.stdout

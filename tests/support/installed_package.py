@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.loaded_modules import ROOT
+from tests.support.warm_commands import WarmCommands
+
 
 @dataclass(frozen=True, slots=True)
 class InstalledExample:
@@ -17,6 +20,7 @@ class InstalledExample:
 
     source: Path
     site: Path
+    commands: WarmCommands
 
     @classmethod
     def install(cls, source: Path, site: Path) -> "InstalledExample":
@@ -27,22 +31,26 @@ class InstalledExample:
         shutil.copytree(source, copied, ignore=ignored)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
         subprocess.run([*pip, "--no-index", "--target", site, copied], check=True)
-        return cls(source, site)
+        return cls(source, site, WarmCommands(cwd=source, environment=_seeing(site)))
 
     def python(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run Python in the directory of the example."""
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=self.source,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(self.site), *_inherited()])},
+            env=_seeing(self.site),
             capture_output=True,
             text=True,
             check=False,
         )
 
+    def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a command of the local runtime in the directory of the example."""
+        return self.commands.run(self.source, *arguments)
+
     def offbeat(self, *arguments: str | Path) -> str:
-        """Run a command that has to succeed; return what it prints."""
-        done = self.python("-m", "offbeat", *arguments)
+        """Run such a command, which has to succeed; return what it prints."""
+        done = self.command(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -51,9 +59,10 @@ class InstalledExample:
         return self.python("-m", "pytest", "-p", "no:cacheprovider", ".")
 
 
-def _inherited() -> list[str]:
-    path = os.environ.get("PYTHONPATH")
-    return [path] if path else []
+def _seeing(site: Path) -> dict[str, str]:
+    """Return the environment of a process that finds what is installed in a folder."""
+    inherited = os.environ.get("PYTHONPATH", str(ROOT))
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), inherited])}
 
 
 def install_package(folder: Path, package: str, sources: Mapping[str, str]) -> None:
