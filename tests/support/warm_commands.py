@@ -107,13 +107,15 @@ def _become(
     os.environ.update(environment)
     sys.argv = ["offbeat", *arguments]
     main = importlib.import_module("offbeat.launch.commands.main").main
+    code = 0
     try:
         main()
     except SystemExit as end:
-        atexit._run_exitfuncs()  # noqa: SLF001 - to take torch apart as well would take a second
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(end.code or 0))
+        code = int(end.code or 0)
+    atexit._run_exitfuncs()  # noqa: SLF001 - to take torch apart as well would take a second
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
