@@ -28,6 +28,7 @@ _MODULES: Final = {
     "GenerateRequest": "offbeat.messages.generation",
     "GenerateResult": "offbeat.messages.generation",
     "InOrder": "offbeat.sampler.in_order",
+    "IncomingRelease": "offbeat.generators.incoming",
     "InvalidRequest": "offbeat.messages.failures",
     "LoadOutcome": "offbeat.generators.engine_server",
     "MetricRecord": "offbeat.telemetry.records",

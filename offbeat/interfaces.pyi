@@ -73,6 +73,9 @@ from offbeat.generators.engine_server import (
 from offbeat.generators.engine_server import (
     LoadOutcome as LoadOutcome,
 )
+from offbeat.generators.incoming import (
+    IncomingRelease as IncomingRelease,
+)
 from offbeat.generators.module_server import (
     ModuleEngineServer as ModuleEngineServer,
 )
@@ -200,6 +203,7 @@ __all__ = [
     "GenerateRequest",
     "GenerateResult",
     "InOrder",
+    "IncomingRelease",
     "InvalidRequest",
     "LoadOutcome",
     "MetricRecord",

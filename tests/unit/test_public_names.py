@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
@@ -43,6 +44,11 @@ def test_importing_the_package_loads_neither_ray_nor_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert finished.stdout.split() == []
+
+
+def test_the_hook_of_an_engine_server_has_public_types() -> None:
+    types = get_type_hints(interfaces.EngineServer._load_release)  # noqa: SLF001 - plug-ins override it
+    assert {kind.__name__ for kind in types.values()} <= set(interfaces.__all__)
 
 
 PACKAGES = Path(__file__).parents[2] / "examples"
