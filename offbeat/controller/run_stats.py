@@ -6,7 +6,6 @@ to each snapshot, so that a reader of a run of millions of groups reads some kil
 instead of the megabytes of records. Pure: no I/O, no clock.
 """
 
-import copy
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -101,9 +100,9 @@ class RunStats:
         }
 
     @classmethod
-    def fold(cls, events: Iterable[Event], totals: RunTotals | None = None) -> "RunStats":
-        """Return the figures of these events, which follow ``totals`` if there were some before."""
-        stats = cls(copy.deepcopy(totals))
+    def fold(cls, events: Iterable[Event]) -> "RunStats":
+        """Return the figures of all events of a run."""
+        stats = cls()
         for event in events:
             stats.add(event)
         return stats

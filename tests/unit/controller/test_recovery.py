@@ -122,13 +122,18 @@ def test_the_summary_counts_rewinds_and_incarnations_of_the_controller() -> None
 def test_the_summary_has_the_time_and_the_samples_of_all_incarnations() -> None:
     speeds = list[float]()
     for samples, serving_s in ((0, 0.0), (1000, 50.0)):
-        before = RunTotals(samples=samples, serving_s=serving_s, wall_s=2 * serving_s)
+        first_step_s = serving_s / 10 or None
+        before = RunTotals(
+            samples=samples, serving_s=serving_s, wall_s=2 * serving_s, first_step_s=first_step_s
+        )
         world = World()
         world.journal.stats = RunStats(before)
         world.run()
         told = world.built.progress.summary("run", "finished", None)
         speeds.append(told.samples_per_s)
         own_s = told.wall_s - 2 * serving_s
+        assert told.first_step_s is not None
+        assert first_step_s in {None, told.first_step_s}, "the first step of the run"
     assert 0 < own_s < 50
     assert speeds[1] == pytest.approx((1000 + 80) / (50 + 80 / speeds[0]))
 
