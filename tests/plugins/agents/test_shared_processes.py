@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,8 +88,9 @@ def test_a_crash_costs_its_own_episode_and_no_retry_of_the_others(tmp_path: Path
     ] == [(model, 0) if sample == crashed else (infrastructure, 1) for sample in range(4)]
 
 
-def test_a_crash_that_nobody_can_be_blamed_for_costs_no_episode(tmp_path: Path) -> None:
-    receipt = play("last_one_crashes", 4, MASK, folder=str(tmp_path), episodes=4, how="callback")
+@pytest.mark.parametrize("how", ["callback", "is killed"])
+def test_a_crash_that_nobody_can_be_blamed_for_costs_no_episode(tmp_path: Path, how: str) -> None:
+    receipt = play("last_one_crashes", 4, MASK, folder=str(tmp_path), episodes=4, how=how)
     assert receipt.masked_samples == 0 and receipt.retries == (1,) * 4
 
 
@@ -163,6 +164,31 @@ def test_a_process_that_cancelled_an_episode_plays_no_further_ones(tmp_path: Pat
 
     before, during = asyncio.run(pids())
     assert len(before) == 1 and len(during) == 2 and before[0] in during
+
+
+def test_no_more_processes_end_their_last_episodes_than_the_pool_has(tmp_path: Path) -> None:
+    pipes = [str(tmp_path / name) for name in ("silent", "written", "silent-too", "written-too")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+
+    async def pids() -> tuple[int, ...]:
+        async with pool_of("reads") as pool, AsyncExitStack() as at_end:
+            endings = list[asyncio.Task[Any]]()
+            for silent, written in (pipes[:2], pipes[2:]):
+                unending, ending = (
+                    asyncio.create_task(pool.call({"pipe": pipe}, [NOBODY]))
+                    for pipe in (silent, written)
+                )
+                at_end.callback((await asyncio.to_thread(Path(written).open, "w")).close)
+                endings.append(ending)
+                unending.cancel()
+                await pool.call({"pipe": ""}, [NOBODY])
+            during = pool.pids
+            await at_end.aclose()
+            await asyncio.gather(*endings)
+            return during
+
+    assert len(asyncio.run(pids())) == 2, "one that ends, and one that plays"
 
 
 def test_an_agent_that_answers_for_an_episode_that_there_is_not_loses_its_process() -> None:
