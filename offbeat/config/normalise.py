@@ -72,6 +72,8 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
     if absent := sorted(preset.keys() - valid):
         problems.append(_against_preset(section, absent[0], root))
         _leave_to_preset(section, str(preset["name"]), valid)
+        _choose_by_default(section, place, preset)
+        valid = _valid_names(section, place)
     for name, given in list(section.children.items()):
         key = f"{prefix}{name}"
         known = schema.known(key)

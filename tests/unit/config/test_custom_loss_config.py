@@ -79,6 +79,15 @@ def test_a_preset_that_chooses_a_loss_is_refused_once() -> None:
     assert "algorithm.loss.name=custom has no `clip_high`, which algorithm.preset=grpo sets" in text
 
 
+def test_next_to_keys_of_other_losses_it_is_refused_once_as_well() -> None:
+    custom = "algorithm.preset=grpo", "algorithm.loss.target=my_loss:loss"
+    assert "which algorithm.preset=grpo sets" in refused(*custom, "algorithm.loss.clip_low=0.1")
+    with pytest.raises(ConfigError) as caught:
+        loss_of(*custom, "algorithm.loss.tau_positive=1")
+    _, other = caught.value.problems
+    assert "algorithm.loss.name=clipped_pg has no `tau_positive`" in other.message
+
+
 def test_an_advantage_is_a_name_of_the_package_or_a_function_in_a_module() -> None:
     config = load_recipe(None, [*MODEL, "algorithm.advantage=mine:centred"]).config
     assert config.algorithm.advantage_target == "mine:centred"
