@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.environment_traits import CORE_ENVIRONMENTS, find_traits
+from offbeat.config.environment_traits import find_traits, known_environments
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
@@ -107,7 +107,8 @@ def _substitutes(config: RunConfig) -> str:
     mine = {target: _SUBSTITUTES.get(key, _MADE_UP) for key, target in targets(config).items()}
     # Code that a recipe names is in it by that name.
     nameless = {name for name in environments if not find_traits(name).user_code}
-    mine |= dict.fromkeys(sorted(nameless - CORE_ENVIRONMENTS.keys()), _MADE_UP)
+    of_others = {name for name in nameless if name not in known_environments()}
+    mine |= dict.fromkeys(sorted(of_others), _MADE_UP)
     mine |= dict.fromkeys(config.plugins, "metrics are kept in memory")
     lines = "".join(f"  {name}: {substitute}\n" for name, substitute in mine.items())
     return f"in place of your code:\n{lines}" if lines else ""

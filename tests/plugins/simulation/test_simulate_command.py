@@ -50,6 +50,12 @@ def test_a_simulation_says_what_stands_in_the_place_of_code_of_the_user() -> Non
     assert "in place of" not in offbeat("simulate", STUB, "--seeds", "1", "--base", "7").output
 
 
+def test_no_code_of_the_user_is_replaced_in_an_environment_of_this_package() -> None:
+    images = str(ROOT / "recipes" / "quickstart-images.yaml")
+    shown = offbeat("simulate", images, "steps=2", "--seeds", "1", "--base", "7").output
+    assert shown.startswith("1 episodes from seed 7")
+
+
 def test_a_seed_is_simulated_in_full_and_again_with_the_same_digest() -> None:
     first, again = (offbeat("simulate", STUB, "--seed", "3", "--faults", "none") for _ in range(2))
     assert first.exit_code == 0
