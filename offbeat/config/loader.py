@@ -28,6 +28,8 @@ _REMOVED: Final = {
 }
 """What to set instead of a value that older recipes and runs have, by key and value."""
 _PLUGINS: Final[Mapping[str, Kind]] = {
+    "environment.name": "environment",
+    f"environments.{schema.NAME}.environment.name": "environment",
     "sync.quantize": "wire_format",
     "sync.transport": "transport",
 }
@@ -150,8 +152,8 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
         return Problem(where, key, value, detail["msg"], detail.get("ctx", {}).get("fix", ""))
     near = difflib.get_close_matches(str(value), known.names, n=1)
     suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
-    if key in _PLUGINS:
-        suggestion = explain_unusable(_PLUGINS[key], str(value)) or suggestion
+    if known.key in _PLUGINS:
+        suggestion = explain_unusable(_PLUGINS[known.key], str(value)) or suggestion
     hint = value_hint(known, suggestion or suggest_name(key, value))
     return Problem(where, key, value, f"has to be: {known.kind}", hint)
 

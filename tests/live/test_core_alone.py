@@ -82,6 +82,7 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(said: Said) -> None:
         done = said("check", recipe, f"environment.name={name}")
         refusal = f"environment.name = '{name}': has to be: one of arithmetic, gsm8k"
         assert (done.returncode, refusal in done.stderr) == (2, True)
+        assert f"This installation lacks the plug-in {name}: reinstall offbeat." in done.stderr
     done = said("check", recipe, "environment.episodes_per_child=2")
     assert (done.returncode, "only the processes of name=agent" in done.stderr) == (2, True)
     pictures = str(ROOT / "recipes" / "quickstart-images.yaml")
@@ -90,6 +91,7 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(said: Said) -> None:
     assert "environment.images = {'max_mib': 0.02}: unknown key" in done.stderr
     assert "This installation lacks the plug-in images: reinstall offbeat." in done.stderr
     assert "environment.name = 'digits': has to be: one of arithmetic, gsm8k" in done.stderr
+    assert "This installation lacks the plug-in digits: reinstall offbeat." in done.stderr
     done = said("check", recipe, "generator.backend=vllm")
     assert done.returncode == 2
     assert "engine vllm: there is none of this name" in done.stderr
