@@ -406,7 +406,7 @@ def in_each_environment(
 
 
 def environment_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what the section of an environment finds among its own keys."""
+    """Yield the clashes among the keys of section ``environment``."""
     yield from config.environment.find_clashes()
 
 

@@ -99,7 +99,7 @@ class TowerPasses:
 
 
 class TowerModel(Protocol):
-    """The tower that an encoder rank computes, and how it goes along with the other ranks."""
+    """The tower that an encoder rank computes, and its part of the other ranks' collectives."""
 
     facts: RankFacts
 
