@@ -125,16 +125,17 @@ class Faults:
         rank = make_rank(spec, cpu, thread)
         trainer: Any = vars(rank)["_split"]
         assert isinstance(trainer, TorchTrainer)
-        apply: Any = vars(TorchTrainer)["_apply"]
+        updates: Any = trainer.updates
+        step = updates.step
 
-        def apply_or_fail(denominator: float, rate: float) -> Any:
+        def step_or_fail(denominator: float, rate: float) -> Any:
             fault, due = self._fault, trainer.steps_applied + 1 == FAULT_AT
             if due and fault == "not_applied":
                 self._fault = ""
                 for each in trainer.module.parameters():
                     each.grad = None if each.grad is None else torch.full_like(each, torch.nan)
             with self._watch.changing():
-                result = apply(trainer, denominator, rate)
+                result = step(denominator, rate)
                 if due and fault == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if due and fault == "raises":
@@ -142,7 +143,7 @@ class Faults:
                     raise ArithmeticError("planted behind the optimizer")
             return result
 
-        vars(trainer)["_apply"] = apply_or_fail
+        updates.step = step_or_fail
         return rank
 
     def make_engine(
