@@ -70,7 +70,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
     ``make test-core`` cannot import modules of plug-ins.
     """
-    chosen = config.getoption("markexpr")
+    chosen = config.getoption("markexpr") or ""
     left_out = (
         (chosen == CORE and needs_plugins(collection_path))
         or (chosen == OF_PLUGINS and not may_need_plugins(collection_path))

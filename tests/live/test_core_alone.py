@@ -19,7 +19,7 @@ import runpy
 import sys
 
 root, sys.argv = sys.argv[1], ["offbeat", *sys.argv[2:]]
-sys.path.insert(0, root)
+sys.path[:] = [root, *sys.path, TESTS]  # the core is found before the tree around the tests
 # An editable installation would find the folder that is moved away.
 sys.meta_path[:] = [each for each in sys.meta_path if "ditable" not in repr(each)]
 module = "offbeat" if sys.argv[1:] else "tests.support.warm_commands"
@@ -32,7 +32,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
     ignore = shutil.ignore_patterns("plugins", "__pycache__")
     shutil.copytree(ROOT / "offbeat", folder / "offbeat", ignore=ignore)
-    (folder / "core.py").write_text(PROGRAM)
+    (folder / "core.py").write_text(PROGRAM.replace("TESTS", repr(str(ROOT))))
     return folder
 
 
