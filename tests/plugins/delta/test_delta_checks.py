@@ -1,34 +1,27 @@
 """Settings that deltas refuse, and what ``offbeat check`` says of them."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.report import check_weight_sync
-from offbeat.messages.finding import Finding, Level
-
-
-def config(**values: Any) -> RunConfig:
-    return RunConfig.model_validate({"steps": 10, "model": {"path": "x"}, **values})
-
-
-def one(findings: Iterable[Finding]) -> Finding:
-    (finding,) = findings
-    assert finding.fix or finding.level is Level.OK, "what is not ok says how to fix it"
-    return finding
+from offbeat.messages.finding import Level
+from tests.support.recipes import get_only, make_config
 
 
 def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -> None:
-    assert "nearly every one" in one(check_weight_sync(config(sync={"delta": True}), {})).message
+    assert (
+        "nearly every one"
+        in get_only(check_weight_sync(make_config(sync={"delta": True}), {})).message
+    )
     served = {"path": "x", "dtype": "bfloat16"}
-    finding = one(check_weight_sync(config(sync={"delta": True}, model=served), {}))
+    finding = get_only(check_weight_sync(make_config(sync={"delta": True}, model=served), {}))
     assert finding.level is Level.OK
     assert "the others the full release" in finding.message
     noisy = {"backend": "torch", "optimizer": {"rounding": "stochastic"}}
-    finding = one(check_weight_sync(config(sync={"delta": True}, model=served, trainer=noisy), {}))
+    finding = get_only(
+        check_weight_sync(make_config(sync={"delta": True}, model=served, trainer=noisy), {})
+    )
     assert finding.level is Level.WARNING
     assert "each step changes about a third of the values" in finding.message
     assert "set trainer.optimizer.rounding to nearest" in finding.fix
@@ -58,14 +51,14 @@ def test_16_bit_weights_are_advised_with_keys_that_the_engines_accept(
 ) -> None:
     def of(model: dict[str, str], wire: str | None) -> RunConfig:
         sync = {"delta": True, "wire_dtype": wire}
-        return config(sync=sync, generator={"backend": backend}, model=model)
+        return make_config(sync=sync, generator={"backend": backend}, model=model)
 
-    assert one(check_weight_sync(of(FLOAT32, wire), {})).fix.startswith(fix)
+    assert get_only(check_weight_sync(of(FLOAT32, wire), {})).fix.startswith(fix)
     assert list(clashes(of(*fixed))) == []
-    assert one(check_weight_sync(of(*fixed), {})).level is Level.OK
+    assert get_only(check_weight_sync(of(*fixed), {})).level is Level.OK
 
 
 def test_deltas_are_refused_of_adapters() -> None:
-    assert list(clashes(config(sync={"delta": True}))) == []
-    (clash,) = clashes(config(sync={"delta": True}, trainer={"lora": {}}))
+    assert list(clashes(make_config(sync={"delta": True}))) == []
+    (clash,) = clashes(make_config(sync={"delta": True}, trainer={"lora": {}}))
     assert "sync.delta=true saves nothing with trainer.lora" in clash.message

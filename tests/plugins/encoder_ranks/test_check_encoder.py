@@ -23,19 +23,17 @@ from offbeat.trainers.sides import Side, keep_side
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.image_text_models import make
+from tests.support.recipes import make_config
 
 TOWER = ("model.vision_model.*", "model.connector.*")
 GPU = {"device": "cuda", "gpus": 1.0}
 
 
 def recipe(path: Path, encoder: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(path)},
-            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
-            "trainer": {"backend": "torch", "encoder": encoder or {"data_parallel": 1}, **trainer},
-        }
+    return make_config(
+        path,
+        environment={"name": "digits", "images": {"max_mib": 0.02}},
+        trainer={"backend": "torch", "encoder": encoder or {"data_parallel": 1}, **trainer},
     )
 
 
@@ -110,11 +108,14 @@ def test_messages_of_a_chunk_are_bounded_by_the_pictures_and_the_length_of_its_p
     given: dict[str, Any], most: str, tmp_path: Path
 ) -> None:
     """A picture has 12,288 bytes of values and four tokens; a prompt has more tokens than they."""
-    values = recipe(saved(tmp_path)).model_dump(exclude_unset=True)
-    values["groups_per_step"] = given.get("groups_per_step", 32)
-    values["environment"]["images"]["max_mib"] = given.get("images", 0.02)
-    values["generator"] = {"max_model_len": given.get("length", 128)}
-    _, tower = findings(RunConfig.model_validate(values))
+    config = make_config(
+        saved(tmp_path),
+        groups_per_step=given.get("groups_per_step", 32),
+        environment={"name": "digits", "images": {"max_mib": given.get("images", 0.02)}},
+        generator={"max_model_len": given.get("length", 128)},
+        trainer={"encoder": {"data_parallel": 1}},
+    )
+    _, tower = findings(config)
     assert f" per 1,000 tokens of pictures, of which it has {most}: " in tower.message
 
 

@@ -10,13 +10,13 @@ from offbeat.config.limits import trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.plugins.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
+from tests.support.recipes import make_config
 
 IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
 
 
 def config(trainer: dict[str, Any], **sections: Any) -> RunConfig:
-    given = {"steps": 5, "model": {"path": "m"}, **IMAGES, **sections, "trainer": trainer}
-    return RunConfig.model_validate(given)
+    return make_config(**{**IMAGES, **sections}, trainer=trainer)
 
 
 def refused(

@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from offbeat.config.crosschecks import clashes
-from offbeat.config.run import RunConfig
+from tests.support.recipes import make_config, read_clashes
 
 BFLOAT16: dict[str, Any] = {"model": {"path": "tiny", "dtype": "bfloat16"}}
 
 
-def messages(**values: Any) -> list[str]:
-    given: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"}} | values
-    return [f"{each.message}. {each.hint}" for each in clashes(RunConfig.model_validate(given))]
+def messages(**sections: Any) -> list[str]:
+    return read_clashes(make_config(**sections))
 
 
 def test_quantized_releases_are_for_engines_that_compute_with_them() -> None:

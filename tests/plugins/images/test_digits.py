@@ -21,6 +21,7 @@ from offbeat.plugins.images.errors import BadPicture
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.plugins.images.processors import load_processor
 from offbeat.plugins.images.section import ImagesConfig
+from tests.support.recipes import make_config
 
 FILE_PROMPT = {"prompt": "<image>=", "image": "a.png"}
 
@@ -72,13 +73,8 @@ def test_evaluations_read_other_pictures_than_training() -> None:
 
 
 def config() -> RunConfig:
-    values: dict[str, object] = {
-        "steps": 1,
-        "model": {"path": "models/tiny-digits"},
-        "environment": {"name": "digits", "images": {}, "options": {"rows": 50}},
-        "eval": {"interval": 5},
-    }
-    return RunConfig.model_validate(values)
+    digits = {"name": "digits", "images": {}, "options": {"rows": 50}}
+    return make_config("models/tiny-digits", environment=digits, eval={"interval": 5})
 
 
 def test_a_file_is_encoded_from_its_bytes(tmp_path: Path) -> None:

@@ -6,17 +6,13 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import max_group_bytes
-from offbeat.config.run import RunConfig
+from tests.support.recipes import make_config
 
 IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
 
 
-def config(**sections: Any) -> RunConfig:
-    return RunConfig.model_validate({"steps": 5, "model": {"path": "m"}, **sections})
-
-
 def told(**sections: Any) -> list[tuple[tuple[str, ...], str]]:
-    found = clashes(config(**sections))
+    found = clashes(make_config(**sections))
     return [(clash.keys, clash.hint) for clash in found if "environment.images" in clash.keys]
 
 
@@ -51,7 +47,7 @@ def test_what_reads_no_pictures_is_refused_by_name(
 
 def test_the_buffer_keeps_room_for_the_pictures_of_every_group() -> None:
     limited = {"environment": {"name": "digits", "images": {"max_mib": 0.5}}}
-    assert max_group_bytes(config(**limited)) == 2**19 + max_group_bytes(config())
-    small = config(**IMAGES, buffer={"capacity_mib": 8})
+    assert max_group_bytes(make_config(**limited)) == 2**19 + max_group_bytes(make_config())
+    small = make_config(**IMAGES, buffer={"capacity_mib": 8})
     (found,) = [clash for clash in clashes(small) if "buffer.capacity_mib" in clash.keys]
     assert "environment.images.max_mib" in found.hint

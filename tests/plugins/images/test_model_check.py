@@ -12,11 +12,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from offbeat.config.run import RunConfig
 from offbeat.launch.checks.model_proof import check_model_proof
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.megatron.checks import check_layout
 from tests.support.image_text_models import make
+from tests.support.recipes import make_config
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -36,13 +36,10 @@ def llava() -> PreTrainedModel:
 
 def finding_about_the_tower(model: PreTrainedModel, path: Path) -> Finding:
     model.save_pretrained(path)
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(path)},
-            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
-            "trainer": {"backend": "stub"},
-        }
+    config = make_config(
+        path,
+        environment={"name": "digits", "images": {"max_mib": 0.02}},
+        trainer={"backend": "stub"},
     )
     found = check_model_proof(config)
     return next(each for each in found if "vision tower" in str(each))
@@ -60,13 +57,8 @@ def test_one_of_several_environments_with_pictures_needs_a_tower_too(tmp_path: P
     llava().save_pretrained(tmp_path)
     pictured = {"environment": {"name": "digits", "images": {"max_mib": 0.02}}}
     plain = {"environment": {"name": "arithmetic"}}
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(tmp_path)},
-            "environments": {"text": plain, "digits": pictured},
-            "trainer": {"backend": "stub"},
-        }
+    config = make_config(
+        tmp_path, environments={"text": plain, "digits": pictured}, trainer={"backend": "stub"}
     )
     told = [str(each) for each in check_model_proof(config)]
     assert any("(llava): its pictures are not supported" in each for each in told)
@@ -82,13 +74,10 @@ def test_a_supported_family_is_said_to_be_proved_at_the_start(
 
 def of_megatron(model: PreTrainedModel, path: Path, **trainer: Any) -> list[Finding]:
     model.save_pretrained(path)
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(path)},
-            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
-            "trainer": {"backend": "megatron", **trainer},
-        }
+    config = make_config(
+        path,
+        environment={"name": "digits", "images": {"max_mib": 0.02}},
+        trainer={"backend": "megatron", **trainer},
     )
     return [*check_layout(config), *check_model_proof(config)]
 

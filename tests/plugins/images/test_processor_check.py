@@ -13,10 +13,10 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from picture_models import write_gemma3, write_qwen
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding
 from offbeat.plugins.images.prompt_check import check_pictures
 from tests.support.image_text_models import make
+from tests.support.recipes import make_config
 
 _TOKENS = {
     "image_token_id": "<|image_pad|>",
@@ -27,12 +27,8 @@ _TOKENS = {
 
 
 def findings(model: Path) -> list[Finding]:
-    values = {
-        "steps": 1,
-        "model": {"path": str(model)},
-        "environment": {"name": "digits", "images": {}},
-    }
-    return list(check_pictures(RunConfig.model_validate(values)))
+    config = make_config(model, environment={"name": "digits", "images": {}})
+    return list(check_pictures(config))
 
 
 def idefics3(folder: Path) -> None:

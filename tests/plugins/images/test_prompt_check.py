@@ -11,16 +11,16 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from PIL import Image
 
-from offbeat.config.run import RunConfig
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.messages.finding import Finding
 from offbeat.plugins.images.digits import picture
 from offbeat.plugins.images.prompt_check import check_pictures
+from tests.support.recipes import make_config
 
 
 def findings(model: str = "models/tiny-digits", **sections: Any) -> list[Finding]:
-    values = {"steps": 1, "model": {"path": model}, "generator": {"max_model_len": 16}}
-    return list(check_pictures(RunConfig.model_validate(values | sections)))
+    config = make_config(model, **{"generator": {"max_model_len": 16}, **sections})
+    return list(check_pictures(config))
 
 
 def of_file(folder: Path, *rows: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_rows_of_text_beside_rows_with_pictures_are_tokenised(tmp_path: Path) ->
     picture = {"prompt": "<image>=", "image": "a.png"}
     sections = of_file(tmp_path, picture, {"prompt": "1+1=", "images": []})
     model = {"path": "models/tiny-digits"}
-    config = RunConfig.model_validate({"steps": 1, "model": model, **sections})
+    config = make_config(model, **sections)
     (found,) = check_prompt_lengths(config)
     assert "the 1 longest of 2 rows in data.path were tokenised: 4 tokens" in str(found)
 
@@ -94,7 +94,7 @@ def test_a_row_of_text_that_spells_a_token_of_pictures_is_named(tmp_path: Path) 
     sections = of_file(tmp_path, {"prompt": "1+1="}, {"prompt": "<image>="})
     sections["environment"]["images"] = None
     model = {"path": "models/tiny-digits"}
-    config = RunConfig.model_validate({"steps": 1, "model": model, **sections})
+    config = make_config(model, **sections)
     lengths, found = check_prompt_lengths(config)
     assert str(lengths).startswith("ok")
     assert str(found).startswith("error")  # the one step of the run draws it

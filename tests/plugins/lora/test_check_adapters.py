@@ -16,18 +16,15 @@ from offbeat.plugins.lora.checks import adapter_parameters, check_adapters
 from offbeat.plugins.lora.lora import adapted_modules, inject, targeted_modules
 from offbeat.plugins.lora.section import LoraConfig
 from tests.support.model_families import family_model
+from tests.support.recipes import make_config
 
 TINY_ADDITION = Path(__file__).resolve().parents[3] / "models" / "tiny-addition"
 GIB = 2**30
 
 
 def recipe(rank: int) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "steps": 10,
-            "model": {"path": str(TINY_ADDITION)},
-            "trainer": {"backend": "torch", "lora": {"rank": rank}},
-        }
+    return make_config(
+        TINY_ADDITION, steps=10, trainer={"backend": "torch", "lora": {"rank": rank}}
     )
 
 

@@ -12,6 +12,7 @@ from offbeat.plugins.encoder_ranks.checks import check_encoder
 from offbeat.plugins.megatron.checks import check_layout
 from tests.support.image_text_models import make
 from tests.support.model_families import family_model
+from tests.support.recipes import make_config
 
 VISION, PROJECTOR = "model.vision_model.*", "model.connector.*"
 
@@ -24,14 +25,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(path: Path, *freeze: str, **trainer: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": str(path)},
-            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
-            "generator": {"backend": "stub"},
-            "trainer": {"backend": "megatron", "freeze": freeze, **trainer},
-        }
+    return make_config(
+        path,
+        environment={"name": "digits", "images": {"max_mib": 0.02}},
+        generator={"backend": "stub"},
+        trainer={"backend": "megatron", "freeze": freeze, **trainer},
     )
 
 
@@ -81,7 +79,7 @@ def test_a_text_model_is_sent_to_the_torch_trainer(tmp_path: Path) -> None:
     family_model("Llama").save_pretrained(tmp_path)
     given = {"steps": 1, "model": {"path": str(tmp_path)}, "generator": {"backend": "stub"}}
     trainer = {"backend": "megatron", "freeze": ["lm_head.*"]}
-    found = said_of_trained(RunConfig.model_validate({**given, "trainer": trainer}))
+    found = said_of_trained(make_config(**given, trainer=trainer))
     assert found.level is Level.ERROR
     assert found.fix == "Leave the pattern out, or set trainer.backend to torch."
 

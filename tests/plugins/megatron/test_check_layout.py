@@ -22,9 +22,9 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.megatron.checks import check_layout
+from tests.support.recipes import make_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,
@@ -63,12 +63,11 @@ H100, H200 = 80 * 2**30, 139 * 2**30
 
 
 def findings(path: Path, gpu: int | None = None, **trainer: Any) -> list[Finding]:
-    recipe = {
-        "steps": 1,
-        "model": {"path": str(path), "dtype": "bfloat16"},
-        "trainer": {"backend": "megatron", "device": "cuda", "gpus": 1} | trainer,
-    }
-    return list(check_layout(RunConfig.model_validate(recipe), gpu))
+    config = make_config(
+        {"path": str(path), "dtype": "bfloat16"},
+        trainer={"backend": "megatron", "device": "cuda", "gpus": 1} | trainer,
+    )
+    return list(check_layout(config, gpu))
 
 
 @pytest.mark.parametrize(
@@ -249,5 +248,4 @@ def test_a_model_with_a_sigmoid_router_is_taken_with_the_bytes_of_its_biases(
 
 def test_other_backends_have_no_layout(tmp_path: Path) -> None:
     Qwen3Config().save_pretrained(tmp_path)
-    recipe = {"steps": 1, "model": {"path": str(tmp_path)}}
-    assert list(check_layout(RunConfig.model_validate(recipe))) == []
+    assert list(check_layout(make_config(tmp_path))) == []

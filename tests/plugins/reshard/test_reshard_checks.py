@@ -1,11 +1,7 @@
 """What ``offbeat check`` says of a reshard."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
-from offbeat.config.run import RunConfig
 from offbeat.launch.checks.report import check_weight_sync
 from offbeat.launch.checks.software import check_gpus
 from offbeat.messages.finding import Finding, Level
@@ -15,21 +11,12 @@ from offbeat.plugins.reshard.checks import (
     check_one_machine,
     check_wire,
 )
-
-
-def config(**values: Any) -> RunConfig:
-    return RunConfig.model_validate({"steps": 10, "model": {"path": "x"}, **values})
-
-
-def one(findings: Iterable[Finding]) -> Finding:
-    (finding,) = findings
-    assert finding.fix or finding.level is Level.OK, "what is not ok says how to fix it"
-    return finding
+from tests.support.recipes import get_only, make_config
 
 
 def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     sync = {"transport": "reshard"}
-    assert one(check_weight_sync(config(sync=sync), {})).level is Level.OK
+    assert get_only(check_weight_sync(make_config(sync=sync), {})).level is Level.OK
     ranks = {"data_parallel": 2}
     for vllm, level, said in (
         ({"tensor_parallel": 2}, Level.OK, "fetches that from the trainer ranks"),
@@ -38,12 +25,14 @@ def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
         ({"engine_args": {"quantization": "fp8"}}, Level.WARNING, "engine_args.quantization"),
     ):
         served = {"backend": "vllm", "vllm": vllm}
-        finding = one(check_weight_sync(config(sync=sync, generator=served, trainer=ranks), {}))
+        finding = get_only(
+            check_weight_sync(make_config(sync=sync, generator=served, trainer=ranks), {})
+        )
         assert (finding.level, said in finding.message) == (level, True)
-    alone = one(check_weight_sync(config(sync=sync, generator={"backend": "vllm"}), {}))
+    alone = get_only(check_weight_sync(make_config(sync=sync, generator={"backend": "vllm"}), {}))
     assert "a trainer of one rank sends whole tensors" in alone.message
-    assert not list(check_weight_sync(config(), {}))
-    assert not list(check_weight_sync(config(sync=sync, generator={"backend": "stub"}), {}))
+    assert not list(check_weight_sync(make_config(), {}))
+    assert not list(check_weight_sync(make_config(sync=sync, generator={"backend": "stub"}), {}))
 
 
 OWN = {"device": "cuda", "gpus": 1}
@@ -52,8 +41,8 @@ OWN = {"device": "cuda", "gpus": 1}
 def over(wire: str, devices: Devices | None, **environ: str) -> Finding:
     """What is found about a run of one rank and two engines."""
     sync = {"transport": "reshard", "wire": wire}
-    run = config(sync=sync, trainer=OWN, generator=OWN | {"engines": 2})
-    return one(check_wire(run, devices, environ))
+    run = make_config(sync=sync, trainer=OWN, generator=OWN | {"engines": 2})
+    return get_only(check_wire(run, devices, environ))
 
 
 def test_a_wire_between_devices_is_refused_where_there_are_none() -> None:
@@ -61,12 +50,12 @@ def test_a_wire_between_devices_is_refused_where_there_are_none() -> None:
     assert finding.level is Level.ERROR
     assert "sync.wire=nccl carries device memory, and torch 2.13.0+cpu sees no" in finding.message
     assert "Set sync.wire to tcp" in finding.fix
-    assert not list(check_wire(config(), None, {}))
+    assert not list(check_wire(make_config(), None, {}))
 
 
 def test_nccl_is_refused_without_its_library_and_with_fewer_devices_than_ends() -> None:
     assert "torch x has none" in over("nccl", Devices("x", 3, has_nccl=False)).message
-    finding = one(check_gpus(config(trainer=OWN, generator=OWN | {"engines": 2}), 2))
+    finding = get_only(check_gpus(make_config(trainer=OWN, generator=OWN | {"engines": 2}), 2))
     assert finding.level is Level.ERROR
     assert "3 asked for" in finding.message
     assert "2 found by torch" in finding.message
@@ -81,10 +70,10 @@ def test_a_wire_that_no_gpu_has_carried_is_warned_of() -> None:
 
 
 def test_a_cluster_of_several_gpu_machines_is_refused_for_a_wire_within_one() -> None:
-    run = config(sync={"transport": "reshard", "wire": "cuda_ipc"}, trainer=OWN, generator=OWN)
+    run = make_config(sync={"transport": "reshard", "wire": "cuda_ipc"}, trainer=OWN, generator=OWN)
     check_one_machine(run, ["10.0.0.1"])
     with pytest.raises(
         MachinesApart, match=r"2 of the cluster have GPUs: 10\.0\.0\.1, 10\.0\.0\.2"
     ):
         check_one_machine(run, ["10.0.0.1", "10.0.0.2"])
-    check_one_machine(config(), ["10.0.0.1", "10.0.0.2"])
+    check_one_machine(make_config(), ["10.0.0.1", "10.0.0.2"])

@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.crosschecks import clashes
-from offbeat.config.run import RunConfig
+from tests.support.recipes import make_config, read_clashes
 
 
-def problems(**values: Any) -> list[str]:
-    given: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"}} | values
-    return [f"{each.message}. {each.hint}" for each in clashes(RunConfig.model_validate(given))]
+def problems(**sections: Any) -> list[str]:
+    return read_clashes(make_config(**sections))
 
 
 def messages(sync: dict[str, Any]) -> list[str]:

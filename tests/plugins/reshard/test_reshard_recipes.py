@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from offbeat.config.run import RunConfig
 from offbeat.launch.checks.machine import Machine, check_shared_memory, memory_needed_bytes
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.launch.dry_run import dry
+from tests.support.recipes import make_config
 
 GIB = 2**30
 MACHINE = Machine(
@@ -13,17 +13,13 @@ MACHINE = Machine(
 )
 
 
-def config(**values: Any) -> RunConfig:
-    return RunConfig.model_validate({"steps": 10, "model": {"path": "x"}, **values})
-
-
 def test_a_dry_run_needs_no_device_for_its_wire() -> None:
-    run = config(sync={"transport": "reshard", "wire": "nccl"})
+    run = make_config(sync={"transport": "reshard", "wire": "nccl"})
     assert dry(run).sync.model_dump()["wire"] == "tcp"
 
 
 def test_a_dry_run_in_one_process_sends_through_memory() -> None:
-    run = config(
+    run = make_config(
         runtime={"backend": "local"},
         sync={"transport": "reshard", "interval": 2},
         trainer={"data_parallel": 4},
@@ -36,7 +32,7 @@ def test_a_dry_run_in_one_process_sends_through_memory() -> None:
 def test_the_base_of_a_delta_is_counted_in_the_engine_alone() -> None:
     def weights(**values: Any) -> int:
         model, none = ModelFiles(10**10, 4 * 10**10, None, "x"), ModelFiles(0, 0, 0, "")
-        run = config(**values)
+        run = make_config(**values)
         return memory_needed_bytes(run, model) - memory_needed_bytes(run, none)
 
     more = weights(sync={"delta": True, "transport": "reshard"}) - weights()
@@ -45,7 +41,7 @@ def test_the_base_of_a_delta_is_counted_in_the_engine_alone() -> None:
 
 def test_a_release_that_ranks_send_needs_no_object_store() -> None:
     model = ModelFiles(10**9, 4 * 10**9, None, "x")  # 3.7 GiB; the store of MACHINE has 2.4 GiB
-    (stored,) = check_shared_memory(config(), MACHINE, model)
+    (stored,) = check_shared_memory(make_config(), MACHINE, model)
     assert "each release" in stored.message
-    (sent,) = check_shared_memory(config(sync={"transport": "reshard"}), MACHINE, model)
+    (sent,) = check_shared_memory(make_config(sync={"transport": "reshard"}), MACHINE, model)
     assert "each release" not in sent.message

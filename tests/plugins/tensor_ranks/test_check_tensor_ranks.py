@@ -15,10 +15,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from offbeat.config.run import RunConfig
 from offbeat.launch.checks.torch_ranks import check_data_ranks
 from offbeat.messages.finding import Finding, Level, size
 from offbeat.trainers.trainer_part import parts_of
+from tests.support.recipes import make_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -35,8 +35,7 @@ def findings(
     path: Path, model: PreTrainedConfig, gpu: int | None = None, **trainer: Any
 ) -> list[Finding]:
     model.save_pretrained(path)
-    recipe = {"steps": 1, "model": {"path": str(path)}, "trainer": trainer}
-    run = RunConfig.model_validate(recipe)
+    run = make_config(path, trainer=trainer)
     of_parts = (part.check(run, gpu) for part in parts_of(run))
     return [*chain(check_data_ranks(run, gpu), *of_parts)]
 

@@ -10,11 +10,11 @@ from offbeat.config.run import RunConfig
 from offbeat.plugins.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.weight_sync.grid import ModelGrid
+from tests.support.recipes import make_config
 
 
 def config(trainer: dict[str, Any], **sections: Any) -> RunConfig:
-    given = {"steps": 5, "model": {"path": "m"}, **sections, "trainer": trainer}
-    return RunConfig.model_validate(given)
+    return make_config(**sections, trainer=trainer)
 
 
 def refused(trainer: dict[str, Any], **sections: Any) -> list[str]:

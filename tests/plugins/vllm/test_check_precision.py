@@ -14,6 +14,7 @@ from offbeat.messages.finding import Level
 from offbeat.plugins.vllm.arguments import engine_arguments
 from offbeat.plugins.vllm.coverage import coverage_of
 from offbeat.plugins.vllm.precision_check import check_precision
+from tests.support.recipes import make_config
 
 LAYER = "model.layers.0."
 SHAPES = {
@@ -48,14 +49,9 @@ def model_in(
 
 
 def config_of(folder: Path, vllm: dict[str, Any] | None = None, **values: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "steps": 2,
-            "model": {"path": str(folder), "dtype": "bfloat16"},
-            "generator": {"backend": "vllm", "device": "cuda", "gpus": 1, "vllm": vllm or {}},
-        }
-        | values
-    )
+    generator = {"backend": "vllm", "device": "cuda", "gpus": 1, "vllm": vllm or {}}
+    model = {"path": str(folder), "dtype": "bfloat16"}
+    return make_config(**{"model": model, "generator": generator, **values})
 
 
 QUANTIZED = {"sync": {"quantize": "fp8_block"}}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Level
 from offbeat.plugins.images.families import FAMILIES
 from offbeat.plugins.vllm.checks import check_vllm_model
 from offbeat.plugins.vllm.errors import PicturesUnserved
 from offbeat.plugins.vllm.served_families import SERVED, check_family
+from tests.support.recipes import make_config
 
 UNSERVED = sorted(set(FAMILIES) - set(SERVED))
 
@@ -41,12 +41,8 @@ def test_a_served_family_and_a_model_of_text_pass(family: str, tmp_path: Path) -
 
 
 def test_the_check_of_a_recipe_names_the_family_and_the_other_backend(tmp_path: Path) -> None:
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": model_of("smolvlm", tmp_path)},
-            "generator": {"backend": "vllm", "max_model_len": 64},
-        }
+    config = make_config(
+        model_of("smolvlm", tmp_path), generator={"backend": "vllm", "max_model_len": 64}
     )
     (finding,) = check_vllm_model(config)
     assert finding.level is Level.ERROR

@@ -4,20 +4,14 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.crosschecks import clashes
-from offbeat.config.run import RunConfig
+from tests.support.recipes import make_config, read_clashes
 
 
 def found(generator: dict[str, Any], *, dry_run: bool = False) -> list[str]:
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": "m"},
-            "environment": {"name": "arithmetic"},
-            "generator": {"backend": "vllm", **generator},
-        }
+    config = make_config(
+        environment={"name": "arithmetic"}, generator={"backend": "vllm", **generator}
     )
-    return [f"{clash.message}. {clash.hint}" for clash in clashes(config, dry_run=dry_run)]
+    return read_clashes(config, dry_run=dry_run)
 
 
 def test_vllm_is_a_backend() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.engine_plugin import find_engine
-from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.launch.backends import engine_class
 from offbeat.launch.environment import passed_on
 from offbeat.plugins.vllm.plugin import ENGINE
+from tests.support.recipes import make_config
 
 FOLDER = Path(__file__).parents[3] / "offbeat" / "plugins" / "vllm"
 
@@ -29,7 +29,7 @@ def test_engines_on_other_machines_get_the_variables_of_vllm() -> None:
 @pytest.mark.parametrize(("kv", "name"), [("recompute", "de4a48c98532"), ("keep", "94e66abcaa7f")])
 def test_stored_groups_of_earlier_runs_keep_the_name_of_their_settings(kv: str, name: str) -> None:
     generator = {"backend": "vllm", "vllm": {"kv": kv}}
-    config = RunConfig.model_validate({"steps": 1, "model": {"path": "m"}, "generator": generator})
+    config = make_config(generator=generator)
     assert sampling_identity(config) == name
 
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -37,6 +36,7 @@ from tests.support.engine_servers import (
     save_tiny_qwen3,
     with_engine,
 )
+from tests.support.recipes import make_config
 
 
 @pytest.fixture(scope="session")
@@ -246,7 +246,7 @@ def test_a_first_release_is_held_to_the_tolerance_and_a_small_gap_narrows_nothin
 
 def test_a_tolerance_of_the_recipe_stays(tied: Path) -> None:
     sync = {"canary_tolerance": 0.07}
-    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(tied)}, "sync": sync})
+    config = make_config(tied, sync=sync)
     trainer = trainer_of(tied)
     published = PublishedRelease(release(trainer, 0).manifest, "", ())
     fixed = Canaries(config).add(published, trainer).manifest.canary

@@ -10,13 +10,13 @@ import pytest
 from offbeat.algorithms.custom_loss import CustomLoss, LossRefused
 from offbeat.algorithms.losses import LOSSES
 from offbeat.config.by_value import give, pack
-from offbeat.config.run import RunConfig
 from offbeat.environments.inputs import LOSS, InputChanged, source_digest
 from offbeat.fakes.trainer import make_stub_rank
 from offbeat.trainers.losses import load_losses
 from offbeat.trainers.ranks.assembly import rank_options
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
+from tests.support.recipes import make_config
 
 MINE = """
 def loss(tokens, options):
@@ -40,9 +40,7 @@ def module(tmp_path: Path) -> str:
 
 def spec(target: str, folder: Path, **more: Any) -> TrainerSpec:
     loss = {"name": "custom", "target": target, "options": {"scale": 2.0}}
-    config = RunConfig.model_validate(
-        {"steps": 1, "model": {"path": "nowhere"}, "algorithm": {"loss": loss}}
-    )
+    config = make_config(algorithm={"loss": loss})
     return TrainerSpec(config, str(folder), working_dir=str(folder), **more)
 
 
@@ -55,7 +53,7 @@ def test_a_rank_has_the_users_loss_next_to_those_of_the_package(
 
 
 def test_a_rank_without_one_has_those_of_the_package() -> None:
-    config = RunConfig.model_validate({"steps": 1, "model": {"path": "nowhere"}})
+    config = make_config()
     assert load_losses(TrainerSpec(config, "run")) is LOSSES
 
 

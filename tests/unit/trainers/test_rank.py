@@ -15,7 +15,6 @@ import torch.distributed as dist
 from tensordict import TensorDictBase
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.trainer import StubSource, StubTrainer, make_stub_rank
@@ -40,6 +39,7 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.canary import invented
 from offbeat.weight_sync.manifest import release_digest
 from tests.support.no_address import no_address
+from tests.support.recipes import make_config
 
 FENCE = Fence("run", 1)
 LOSS = LossSpec()
@@ -95,7 +95,7 @@ def trainer() -> Breakable:
 
 
 def start_rank(trainer: StubTrainer, run_dir: Path, **overrides: Any) -> TrainerRank:
-    config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}, **overrides})
+    config = make_config(**overrides)
     spec, made = TrainerSpec(config, str(run_dir)), (trainer, StubSource(trainer))
     return TrainerRank(spec, lambda _: made, WriteLocation(run_dir), no_address)
 
@@ -530,7 +530,7 @@ def test_what_a_process_cannot_be_a_rank_of_is_said_again_to_whoever_asks_later(
         made.append("model")
         raise UntrainableModel("Llama", "is divided otherwise", "Set trainer.tensor_parallel to 1")
 
-    config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}})
+    config = make_config()
     spec, place = TrainerSpec(config, str(tmp_path), ranks=2), WriteLocation(tmp_path)
     rank = TrainerRank(spec, refuse, place, lambda: "127.0.0.1")
     world = WorldRendezvous("world", rank.listen(FENCE), size=1, timeout_s=20.0)
@@ -543,7 +543,7 @@ def test_what_a_process_cannot_be_a_rank_of_is_said_again_to_whoever_asks_later(
 
 
 def test_a_rank_that_other_machines_cannot_reach_opens_no_rendezvous(tmp_path: Path) -> None:
-    config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}})
+    config = make_config()
     spec, place = TrainerSpec(config, str(tmp_path), ranks=2), WriteLocation(tmp_path)
     rank = TrainerRank(spec, partial(make_stub_rank, spec), place, lambda: "192.0.2.1")
     with pytest.raises(StartFailed, match=r"trainer rank 0 cannot start: .* address 192\.0\.2\.1"):

@@ -22,7 +22,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from offbeat.config.run import RunConfig
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
 from offbeat.trainers.ranks.assembly import source_of
@@ -34,6 +33,7 @@ from offbeat.trainers.receiver_names import (
 )
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.chunks import dtype_name, named_weights
+from tests.support.recipes import make_config
 
 BODY: dict[str, Any] = {
     "vocab_size": 32,
@@ -192,7 +192,7 @@ def test_a_rank_sends_what_the_engines_of_its_run_load(
 ) -> None:
     path, model = make("qwen3_moe")
     overrides = {"generator": {"backend": backend}, "sync": {"chunk_mib": 0.01}}
-    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, **overrides})
+    config = make_config(model=path, **overrides)
     spec = TrainerSpec(config, "run")
     source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
     sent = {each.name for each in source.manifest.tensors}
@@ -205,7 +205,7 @@ def test_a_rank_sends_what_the_engines_of_its_run_load(
 def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> None:
     path, model = make("qwen3")
     sync = {"wire_dtype": "bfloat16", "keep_float32": ["norm.weight"]}
-    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, "sync": sync})
+    config = make_config(path, sync=sync)
     spec = TrainerSpec(config, "run")
     source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
     dtypes = {each.name: each.dtype for each in source.manifest.tensors}

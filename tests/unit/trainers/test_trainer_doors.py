@@ -8,12 +8,11 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.trainer_part import choose_trainer, parts_of, replace_parts
 from offbeat.trainers.trainer_plugin import find_trainer, known_trainers
+from tests.support.recipes import make_config
 
 
 def recipe(**trainer: object) -> RunConfig:
-    return RunConfig.model_validate(
-        {"steps": 1, "model": {"path": "somewhere"}, "trainer": {"device": "cpu", **trainer}}
-    )
+    return make_config(trainer={"device": "cpu", **trainer})
 
 
 @pytest.mark.parametrize("backend", ["torch", "stub"])

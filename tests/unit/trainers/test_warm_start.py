@@ -30,6 +30,7 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.warm_start import UnfitWeights, found_weights, write_initial_model
 from offbeat.weight_sync.region import Region
 from tests.support.chunks import in_chunk
+from tests.support.recipes import make_config
 from tests.support.split_steps import MakeTrainer, Step
 
 NORM = "model.norm.weight"
@@ -54,7 +55,7 @@ def saved(root: Path, identity: Identity, write: Callable[[Path], None]) -> Path
 
 def run(model: Path, weights: Path | None) -> RunConfig:
     named = None if weights is None else str(weights)
-    return RunConfig.model_validate({"steps": 1, "model": {"path": str(model), "weights": named}})
+    return make_config(model={"path": str(model), "weights": named})
 
 
 def test_a_run_begins_with_the_weights_of_the_checkpoint_and_without_its_moments(
@@ -95,11 +96,9 @@ def test_starts_get_a_second_more_for_each_200_mb_of_the_model_unless_the_recipe
     for part in ("model-1.safetensors", "model-2.safetensors"):
         (tmp_path / part).touch()
         os.truncate(tmp_path / part, 6 * 10**9)
-    recipe = {"steps": 1, "model": {"path": str(tmp_path)}, "trainer": {"start_deadline_s": 7}}
-    begun = with_start_deadlines(RunConfig.model_validate(recipe))
+    begun = with_start_deadlines(make_config(tmp_path, trainer={"start_deadline_s": 7}))
     assert (begun.trainer.start_deadline_s, begun.generator.start_deadline_s) == (7, 180)
-    absent = {"steps": 1, "model": {"path": str(tmp_path / "elsewhere")}}
-    begun = with_start_deadlines(RunConfig.model_validate(absent))
+    begun = with_start_deadlines(make_config(tmp_path / "elsewhere"))
     assert (begun.trainer.start_deadline_s, begun.generator.start_deadline_s) == (120, 120)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync_base import WireFormatName
 from offbeat.doors import NoSuchPlugin, plugins_of
 from offbeat.weight_sync.chunks import ModuleSource
@@ -24,6 +23,7 @@ from offbeat.weight_sync.wire_format import (
     wire_tensors,
 )
 from offbeat.weight_sync.wire_format_plugin import WireFormat
+from tests.support.recipes import make_config
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPES = {NAME: (200, 130)}
@@ -39,9 +39,7 @@ def test_a_recipe_chooses_among_the_formats_of_plugins() -> None:
     assert all(each.dtype in ITEMSIZE and each.canary_prompts > 0 for each in formats.values())
     assert formats_by_dtype() == {each.dtype: each for each in formats.values()}
     for name, each in formats.items():
-        config = RunConfig.model_validate(
-            {"steps": 1, "model": {"path": "tiny"}, "sync": {"quantize": name}}
-        )
+        config = make_config(sync={"quantize": name})
         assert find_wire_format(name) is each
         assert policy_of(config.sync).quantize == name
         assert wire_dtypes("bfloat16", config.sync) == ("bfloat16", None, each.dtype)
