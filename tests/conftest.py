@@ -1,6 +1,8 @@
 """What every test runs under: one compute thread, no model hub, property tests without a time limit."""
 
+import asyncio
 import gc
+import inspect
 import os
 import re
 import signal
@@ -10,6 +12,8 @@ from typing import Final
 
 import hypothesis
 import pytest
+
+from tests.support import virtual_time
 
 HERE: Final = Path(__file__).parent
 LONG: Final = (
@@ -120,6 +124,18 @@ def pytest_configure(config: pytest.Config) -> None:
         "ci", max_examples=examples, deadline=None, derandomize=True, print_blob=True
     )
     hypothesis.settings.load_profile("ci" if "CI" in os.environ else "offbeat")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop, whose clock is virtual if a marker says so."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    is_virtual = pyfuncitem.get_closest_marker("virtual_time") is not None
+    run = virtual_time.run if is_virtual else asyncio.run
+    run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """A trainer's model, a sender whose releases have deltas, and an engine that takes them."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from reshard_bench import Held, ReshardBench
@@ -157,7 +155,3 @@ class Line:
         ack = await self.load(release, full=full)
         assert (ack.version, ack.digest) == (release.version, release.digest)
         assert self.engine.model.content() == self.model.content()
-
-
-def play(main: Callable[[], Any]) -> None:
-    asyncio.run(main())

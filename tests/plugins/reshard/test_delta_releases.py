@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from delta_line import Line, LoadingEngine, Ranks, TrainedModel, play
+from delta_line import Line, LoadingEngine, Ranks, TrainedModel
 
 from offbeat.messages.failures import BaseRefused, CanaryFailed, WeightSyncFailed
 from offbeat.messages.weights import FullReason
@@ -34,168 +34,136 @@ def line(request: pytest.FixtureRequest) -> Any:
     made.close()
 
 
-def test_an_engine_that_serves_the_base_takes_the_changes_alone(line: Line) -> None:
-    async def main() -> None:
-        first = line.published()
-        assert first.full_reason is FullReason.NO_BASE
-        await line.served(first)
-        for _ in range(3):
-            new = line.published()
-            assert new.delta is not None
-            assert new.delta.nbytes < 0.1 * new.nbytes
-            assert 0 < new.delta.changed < 0.1
-            await line.served(new)
-
-    play(main)
+async def test_an_engine_that_serves_the_base_takes_the_changes_alone(line: Line) -> None:
+    first = line.published()
+    assert first.full_reason is FullReason.NO_BASE
+    await line.served(first)
+    for _ in range(3):
+        new = line.published()
+        assert new.delta is not None
+        assert new.delta.nbytes < 0.1 * new.nbytes
+        assert 0 < new.delta.changed < 0.1
+        await line.served(new)
 
 
-def test_a_step_that_changes_nothing_is_a_delta_of_headers(line: Line) -> None:
-    async def main() -> None:
-        await line.served(first := line.published())
-        again = line.published(share=None)
-        assert again.delta is not None
-        assert (again.delta.changed, again.digest) == (0.0, first.digest)
-        await line.served(again)
-
-    play(main)
+async def test_a_step_that_changes_nothing_is_a_delta_of_headers(line: Line) -> None:
+    await line.served(first := line.published())
+    again = line.published(share=None)
+    assert again.delta is not None
+    assert (again.delta.changed, again.digest) == (0.0, first.digest)
+    await line.served(again)
 
 
-def test_a_chunk_that_changed_everywhere_goes_whole_in_a_delta_of_the_others(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        mixed = line.published(share=1.0)
-        assert mixed.delta is not None
-        sizes = zip(mixed.delta.manifest.chunk_nbytes, mixed.manifest.chunk_nbytes, strict=True)
-        assert any(part == full + 24 for part, full in sizes)
-        await line.served(mixed)
-
-    play(main)
-
-
-def test_more_changes_than_the_bound_make_a_full_release(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        large = line.published(share=1.0)
-        torch.nn.init.normal_(line.model.frozen)
-        torch.nn.init.normal_(line.model.first)
-        large = line.published()
-        assert (large.delta, large.full_reason) == (None, FullReason.TOO_LARGE)
-        await line.served(large)
-        await line.served(line.published())
-
-    play(main)
-
-
-def test_a_new_engine_refuses_a_delta_and_takes_the_full_release_of_that_version(
+async def test_a_chunk_that_changed_everywhere_goes_whole_in_a_delta_of_the_others(
     line: Line,
 ) -> None:
-    async def main() -> None:
-        line.published()
-        new = line.published()
-        with pytest.raises(BaseRefused, match="serves no release of this run") as refused:
-            await line.load(new)
-        assert new.delta is not None
-        assert refused.value.base == new.delta.base
-        await line.served(new, full=True)
-        await line.served(line.published())
-
-    play(main)
+    await line.served(line.published())
+    mixed = line.published(share=1.0)
+    assert mixed.delta is not None
+    sizes = zip(mixed.delta.manifest.chunk_nbytes, mixed.manifest.chunk_nbytes, strict=True)
+    assert any(part == full + 24 for part, full in sizes)
+    await line.served(mixed)
 
 
-def test_an_engine_that_skipped_a_release_refuses_and_serves_on(line: Line) -> None:
-    async def main() -> None:
-        await line.served(first := line.published())
-        line.published()
-        before = line.engine.model.content()
-        with pytest.raises(BaseRefused, match=first.digest):
-            await line.load(line.published())
-        assert line.engine.model.content() == before
-        assert (await line.engine.state(FENCE)).digest == first.digest
-        await line.served(line.published(), full=True)
-
-    play(main)
+async def test_more_changes_than_the_bound_make_a_full_release(line: Line) -> None:
+    await line.served(line.published())
+    large = line.published(share=1.0)
+    torch.nn.init.normal_(line.model.frozen)
+    torch.nn.init.normal_(line.model.first)
+    large = line.published()
+    assert (large.delta, large.full_reason) == (None, FullReason.TOO_LARGE)
+    await line.served(large)
+    await line.served(line.published())
 
 
-def test_a_delta_whose_ack_was_lost_is_not_applied_twice(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        new = line.published()
-        await line.served(new)
-        with pytest.raises(BaseRefused):
-            await line.load(new)
-        await line.served(new, full=True)
-        await line.served(line.published())
-
-    play(main)
-
-
-def test_a_restarted_engine_refuses_a_delta_whatever_version_it_names(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        line.engine, line.epoch = LoadingEngine(), 0
-        new = line.published()
-        with pytest.raises(BaseRefused):
-            await line.load(new)
-        await line.served(new, full=True)
-
-    play(main)
+async def test_a_new_engine_refuses_a_delta_and_takes_the_full_release_of_that_version(
+    line: Line,
+) -> None:
+    line.published()
+    new = line.published()
+    with pytest.raises(BaseRefused, match="serves no release of this run") as refused:
+        await line.load(new)
+    assert new.delta is not None
+    assert refused.value.base == new.delta.base
+    await line.served(new, full=True)
+    await line.served(line.published())
 
 
-def test_after_a_rewind_the_next_release_is_a_full_one(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        line.sender.forget()
-        again = line.published()
-        assert (again.delta, again.full_reason) == (None, FullReason.NO_BASE)
-        await line.served(again)
-        await line.served(line.published())
+async def test_an_engine_that_skipped_a_release_refuses_and_serves_on(line: Line) -> None:
+    await line.served(first := line.published())
+    line.published()
+    before = line.engine.model.content()
+    with pytest.raises(BaseRefused, match=first.digest):
+        await line.load(line.published())
+    assert line.engine.model.content() == before
+    assert (await line.engine.state(FENCE)).digest == first.digest
+    await line.served(line.published(), full=True)
 
-    play(main)
+
+async def test_a_delta_whose_ack_was_lost_is_not_applied_twice(line: Line) -> None:
+    await line.served(line.published())
+    new = line.published()
+    await line.served(new)
+    with pytest.raises(BaseRefused):
+        await line.load(new)
+    await line.served(new, full=True)
+    await line.served(line.published())
 
 
-def test_an_engine_of_an_abandoned_line_refuses_a_delta_of_the_same_version(line: Line) -> None:
+async def test_a_restarted_engine_refuses_a_delta_whatever_version_it_names(line: Line) -> None:
+    await line.served(line.published())
+    line.engine, line.epoch = LoadingEngine(), 0
+    new = line.published()
+    with pytest.raises(BaseRefused):
+        await line.load(new)
+    await line.served(new, full=True)
+
+
+async def test_after_a_rewind_the_next_release_is_a_full_one(line: Line) -> None:
+    await line.served(line.published())
+    line.sender.forget()
+    again = line.published()
+    assert (again.delta, again.full_reason) == (None, FullReason.NO_BASE)
+    await line.served(again)
+    await line.served(line.published())
+
+
+async def test_an_engine_of_an_abandoned_line_refuses_a_delta_of_the_same_version(
+    line: Line,
+) -> None:
     """Versions are equal on both lines; digests are not."""
 
-    async def main() -> None:
-        await line.served(line.published())
-        line.sender.forget()
-        line.version = 0
-        line.published()
-        with pytest.raises(BaseRefused):
-            await line.load(line.published())
-        await line.served(line.published(), full=True)
-
-    play(main)
+    await line.served(line.published())
+    line.sender.forget()
+    line.version = 0
+    line.published()
+    with pytest.raises(BaseRefused):
+        await line.load(line.published())
+    await line.served(line.published(), full=True)
 
 
-def test_a_failed_canary_leaves_no_base(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        line.engine.fails = True
-        with pytest.raises(CanaryFailed):
-            await line.load(line.published())
-        new = line.published()
-        with pytest.raises(BaseRefused):
-            await line.load(new)
-        await line.served(new, full=True)
-
-    play(main)
+async def test_a_failed_canary_leaves_no_base(line: Line) -> None:
+    await line.served(line.published())
+    line.engine.fails = True
+    with pytest.raises(CanaryFailed):
+        await line.load(line.published())
+    new = line.published()
+    with pytest.raises(BaseRefused):
+        await line.load(new)
+    await line.served(new, full=True)
 
 
-def test_a_damaged_delta_changes_nothing_and_the_engine_takes_the_next(line: Line) -> None:
-    async def main() -> None:
-        await line.served(line.published())
-        before, new = line.engine.model.content(), line.published()
-        assert new.delta is not None
-        digests = ("0" * 32, *new.delta.manifest.chunk_digests[1:])
-        damaged = msgspec.structs.replace(new.delta.manifest, chunk_digests=digests)
-        delta = msgspec.structs.replace(new.delta, manifest=damaged)
-        with pytest.raises(WeightSyncFailed, match=r"digest of chunk 0|sent bucket 0 \(.first\["):
-            await line.load(msgspec.structs.replace(new, delta=delta))
-        assert line.engine.model.content() == before
-        await line.served(new)
-
-    play(main)
+async def test_a_damaged_delta_changes_nothing_and_the_engine_takes_the_next(line: Line) -> None:
+    await line.served(line.published())
+    before, new = line.engine.model.content(), line.published()
+    assert new.delta is not None
+    digests = ("0" * 32, *new.delta.manifest.chunk_digests[1:])
+    damaged = msgspec.structs.replace(new.delta.manifest, chunk_digests=digests)
+    delta = msgspec.structs.replace(new.delta, manifest=damaged)
+    with pytest.raises(WeightSyncFailed, match=r"digest of chunk 0|sent bucket 0 \(.first\["):
+        await line.load(msgspec.structs.replace(new, delta=delta))
+    assert line.engine.model.content() == before
+    await line.served(new)
 
 
 def test_a_base_that_is_not_compared_is_caught_by_the_digests_of_the_chunks() -> None:

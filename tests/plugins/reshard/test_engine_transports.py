@@ -20,12 +20,13 @@ from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.chunks import ModuleSource, named_weights
 from offbeat.weight_sync.transport import Sender
 from tests.support.loading import FENCE, load, released
+from tests.support.recipes import make_config
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 
 
 def config(**sync: Any) -> RunConfig:
-    return RunConfig.model_validate({"steps": 1, "model": {"path": str(TINY)}, "sync": sync})
+    return make_config(TINY, sync=sync)
 
 
 def sender(model: nn.Module, run_dir: Path, **sync: Any) -> Sender:
@@ -107,39 +108,33 @@ def test_two_engines_serve_the_same_bytes_over_reshard_as_over_the_object_store(
             each.close()
 
 
-def test_an_engine_reports_a_lost_release_when_the_sender_is_gone_and_takes_the_next(
+async def test_an_engine_reports_a_lost_release_when_the_sender_is_gone_and_takes_the_next(
     model: nn.Module, over_tcp: Sender, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        server = engine(tmp_path)
-        release = released(3, over_tcp.publish(3))
-        ack = await load(server, 1, release)
-        assert (ack.epoch, ack.version, ack.digest) == (1, 3, release.digest)
-        over_tcp.close()
-        with pytest.raises(ReleaseLost, match="is gone"):
-            await load(server, 2, release)
-        state = await server.state(FENCE)
-        assert (state.version, state.digest) == (3, release.digest)
-        with pytest.raises(WeightSyncFailed, match="a newer transfer was begun: epoch 2"):
-            await load(server, 2, release)
-        again = await load(server, 3, released(4, sender(model, tmp_path).publish(4)))
-        assert again.version == 4, "one transport heals what another one broke"
-        await server.close()
-
-    asyncio.run(main())
+    server = engine(tmp_path)
+    release = released(3, over_tcp.publish(3))
+    ack = await load(server, 1, release)
+    assert (ack.epoch, ack.version, ack.digest) == (1, 3, release.digest)
+    over_tcp.close()
+    with pytest.raises(ReleaseLost, match="is gone"):
+        await load(server, 2, release)
+    state = await server.state(FENCE)
+    assert (state.version, state.digest) == (3, release.digest)
+    with pytest.raises(WeightSyncFailed, match="a newer transfer was begun: epoch 2"):
+        await load(server, 2, release)
+    again = await load(server, 3, released(4, sender(model, tmp_path).publish(4)))
+    assert again.version == 4, "one transport heals what another one broke"
+    await server.close()
 
 
-def test_a_call_that_is_cancelled_leaves_the_engine_what_it_was(
+async def test_a_call_that_is_cancelled_leaves_the_engine_what_it_was(
     over_tcp: Sender, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        server = engine(tmp_path)
-        call = asyncio.ensure_future(load(server, 1, released(3, over_tcp.publish(3))))
-        await asyncio.sleep(0)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert (await server.state(FENCE)).version is None
-        await server.close()
-
-    asyncio.run(main())
+    server = engine(tmp_path)
+    call = asyncio.ensure_future(load(server, 1, released(3, over_tcp.publish(3))))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await server.state(FENCE)).version is None
+    await server.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bench_parts import HASTY
-from delta_line import Line, LoadingEngine, Ranks, TrainedModel, WholeTensorEngine, play
+from delta_line import Line, LoadingEngine, Ranks, TrainedModel, WholeTensorEngine
 from reshard_bench import Held, copied, rows_of
 
 from offbeat.messages.failures import BaseRefused, ReleaseLost, WeightSyncFailed
@@ -54,141 +54,122 @@ def delta_bytes(release: WeightRelease) -> int:
 
 @pytest.mark.parametrize("kind", [LoadingEngine, WholeTensorEngine])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_from_any_layout_make_the_release_bit_for_bit(
+async def test_changes_from_any_layout_make_the_release_bit_for_bit(
     line_of: Made, layout: str, kind: type[LoadingEngine]
 ) -> None:
-    async def main() -> None:
-        line = line_of(layout)
-        line.engine = kind()
-        await line.served(line.published())
-        for _ in range(3):
-            new = line.published()
-            assert delta_bytes(new) < 0.1 * new.nbytes
-            await line.served(new)
-
-    play(main)
+    line = line_of(layout)
+    line.engine = kind()
+    await line.served(line.published())
+    for _ in range(3):
+        new = line.published()
+        assert delta_bytes(new) < 0.1 * new.nbytes
+        await line.served(new)
 
 
-def test_one_value_in_a_hundred_costs_less_than_a_twentieth_of_the_bytes(line_of: Made) -> None:
+async def test_one_value_in_a_hundred_costs_less_than_a_twentieth_of_the_bytes(
+    line_of: Made,
+) -> None:
     """And all that is sent is what the delta says."""
 
-    async def main() -> None:
-        line, sent = line_of(rows=13_000, bucket_bytes=100_000), list[int]()
-        line.engine = LoadingEngine(rows=13_000)
-        await line.served(line.published())
-        new = line.published(share=0.01)
-        for rank, server in enumerate(bench_of(line).servers):
-            parts = server._offered.changes.buckets  # noqa: SLF001
+    line, sent = line_of(rows=13_000, bucket_bytes=100_000), list[int]()
+    line.engine = LoadingEngine(rows=13_000)
+    await line.served(line.published())
+    new = line.published(share=0.01)
+    for rank, server in enumerate(bench_of(line).servers):
+        parts = server._offered.changes.buckets  # noqa: SLF001
 
-            def count(bucket: int, parts: Any = parts) -> None:
-                sent.append(parts[bucket].nbytes)
+        def count(bucket: int, parts: Any = parts) -> None:
+            sent.append(parts[bucket].nbytes)
 
-            bench_of(line).struck(rank, count)
-        await line.served(new)
-        assert sum(sent) == delta_bytes(new) < 0.05 * new.nbytes
-        assert new.delta is not None
-        assert 0.005 < new.delta.changed < 0.02
-
-    play(main)
+        bench_of(line).struck(rank, count)
+    await line.served(new)
+    assert sum(sent) == delta_bytes(new) < 0.05 * new.nbytes
+    assert new.delta is not None
+    assert 0.005 < new.delta.changed < 0.02
 
 
 @pytest.mark.parametrize("layout", ["two shards", "two copies of two shards"])
-def test_at_every_bucket_a_rank_that_fails_is_replaced_by_its_copies_or_the_full_release_heals(
+async def test_at_every_bucket_a_rank_that_fails_is_replaced_by_its_copies_or_the_full_release_heals(
     line_of: Made, layout: str
 ) -> None:
-    async def main() -> None:
-        line = line_of(layout, timeouts=HASTY)
-        bench, copies = bench_of(line), layout != "two shards"
-        await line.served(line.published())
-        for bucket in range(bench.count):
-            before, new = line.engine.model.content(), line.published()
-            assert delta_bytes(new)
-            ((_, sender),) = bench.plan.routes[bucket].sender_by_receiver
+    line = line_of(layout, timeouts=HASTY)
+    bench, copies = bench_of(line), layout != "two shards"
+    await line.served(line.published())
+    for bucket in range(bench.count):
+        before, new = line.engine.model.content(), line.published()
+        assert delta_bytes(new)
+        ((_, sender),) = bench.plan.routes[bucket].sender_by_receiver
 
-            def strike(index: int, at: int = bucket) -> None:
-                if index == at:
-                    raise OSError("disk on fire")
+        def strike(index: int, at: int = bucket) -> None:
+            if index == at:
+                raise OSError("disk on fire")
 
-            bench.struck(sender, strike)
-            if copies:
-                await line.served(new)
-                continue
-            with pytest.raises(
-                (WeightSyncFailed, ReleaseLost), match=r"no other rank holds bucket \d+ \('"
-            ):
-                await line.load(new)
-            assert line.engine.model.content() == before, "it serves what it served"
-            await line.served(line.published(), full=True)
-
-    play(main)
-
-
-def test_a_rank_that_packs_by_a_new_plan_has_no_base_and_the_release_after_has(
-    line_of: Made,
-) -> None:
-    async def main() -> None:
-        line = line_of()
-        await line.served(line.published())
-        bench_of(line).follow(EngineLayout((), ((),)))
-        planned = line.published()
-        assert (planned.delta, planned.full_reason) == (None, FullReason.NO_BASE)
-        await line.served(planned)
-        after = line.published()
-        assert delta_bytes(after)
-        await line.served(after)
-
-    play(main)
-
-
-def test_ranks_of_which_one_has_no_base_send_a_full_release(line_of: Made) -> None:
-    async def main() -> None:
-        line = line_of()
-        await line.served(line.published())
-        bench_of(line).senders[1].forget()
-        new = line.published()
-        assert (new.delta, new.full_reason) == (None, FullReason.NO_BASE)
-        await line.served(new)
-        await line.served(after := line.published())
-        assert delta_bytes(after)
-
-    play(main)
-
-
-def test_ranks_that_take_the_place_of_others_send_a_full_release_to_engines_of_any_base(
-    line_of: Made,
-) -> None:
-    async def main() -> None:
-        line = line_of()
-        await line.served(line.published())
-        new = line.published()
-        line.sender.close()
-        heirs = Ranks(line.model)
-        line.sender = heirs
-        with pytest.raises(ReleaseLost):
+        bench.struck(sender, strike)
+        if copies:
+            await line.served(new)
+            continue
+        with pytest.raises(
+            (WeightSyncFailed, ReleaseLost), match=r"no other rank holds bucket \d+ \('"
+        ):
             await line.load(new)
-        first = line.published()
-        assert (first.delta, first.full_reason) == (None, FullReason.NO_BASE)
-        await line.served(first)
-        await line.served(line.published())
-        heirs.close()
-
-    play(main)
+        assert line.engine.model.content() == before, "it serves what it served"
+        await line.served(line.published(), full=True)
 
 
-def test_copies_that_diverge_are_named_and_leave_no_base(line_of: Made) -> None:
-    async def main() -> None:
-        line = line_of("two copies of two shards")
-        await line.served(line.published())
-        bench = bench_of(line)
-        apart, bench.models = bench.models, [*bench.models[:3], TrainedModel(2)]
-        with pytest.raises(ReplicasDiverged, match="ranks 1 and 3 hold copies of"):
-            line.published()
-        bench.models = apart
-        new = line.published()
-        assert (new.delta, new.full_reason) == (None, FullReason.NO_BASE)
-        await line.served(new)
+async def test_a_rank_that_packs_by_a_new_plan_has_no_base_and_the_release_after_has(
+    line_of: Made,
+) -> None:
+    line = line_of()
+    await line.served(line.published())
+    bench_of(line).follow(EngineLayout((), ((),)))
+    planned = line.published()
+    assert (planned.delta, planned.full_reason) == (None, FullReason.NO_BASE)
+    await line.served(planned)
+    after = line.published()
+    assert delta_bytes(after)
+    await line.served(after)
 
-    play(main)
+
+async def test_ranks_of_which_one_has_no_base_send_a_full_release(line_of: Made) -> None:
+    line = line_of()
+    await line.served(line.published())
+    bench_of(line).senders[1].forget()
+    new = line.published()
+    assert (new.delta, new.full_reason) == (None, FullReason.NO_BASE)
+    await line.served(new)
+    await line.served(after := line.published())
+    assert delta_bytes(after)
+
+
+async def test_ranks_that_take_the_place_of_others_send_a_full_release_to_engines_of_any_base(
+    line_of: Made,
+) -> None:
+    line = line_of()
+    await line.served(line.published())
+    new = line.published()
+    line.sender.close()
+    heirs = Ranks(line.model)
+    line.sender = heirs
+    with pytest.raises(ReleaseLost):
+        await line.load(new)
+    first = line.published()
+    assert (first.delta, first.full_reason) == (None, FullReason.NO_BASE)
+    await line.served(first)
+    await line.served(line.published())
+    heirs.close()
+
+
+async def test_copies_that_diverge_are_named_and_leave_no_base(line_of: Made) -> None:
+    line = line_of("two copies of two shards")
+    await line.served(line.published())
+    bench = bench_of(line)
+    apart, bench.models = bench.models, [*bench.models[:3], TrainedModel(2)]
+    with pytest.raises(ReplicasDiverged, match="ranks 1 and 3 hold copies of"):
+        line.published()
+    bench.models = apart
+    new = line.published()
+    assert (new.delta, new.full_reason) == (None, FullReason.NO_BASE)
+    await line.served(new)
 
 
 def test_a_release_that_is_still_being_sent_keeps_its_bytes_while_the_next_is_packed(
@@ -220,16 +201,13 @@ def test_changes_of_another_base_are_refused_by_the_digest_of_the_rebuilt_bucket
         rebuilt_buckets(1, new.manifest, range(len(base)), base, parts)
 
 
-def test_a_request_for_changes_that_are_gone_is_for_the_full_release(line_of: Made) -> None:
-    async def main() -> None:
-        line = line_of()
-        await line.served(line.published())
-        gone = line.published()
-        line.published()
-        with pytest.raises(ReleaseLost, match="another release by now"):
-            await line.load(gone)
-        with pytest.raises(BaseRefused):
-            await line.load(line.published())
-        await line.served(line.published(), full=True)
-
-    play(main)
+async def test_a_request_for_changes_that_are_gone_is_for_the_full_release(line_of: Made) -> None:
+    line = line_of()
+    await line.served(line.published())
+    gone = line.published()
+    line.published()
+    with pytest.raises(ReleaseLost, match="another release by now"):
+        await line.load(gone)
+    with pytest.raises(BaseRefused):
+        await line.load(line.published())
+    await line.served(line.published(), full=True)

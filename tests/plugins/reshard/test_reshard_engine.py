@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from offbeat.config.run import RunConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import LoadOutcome
 from offbeat.generators.incoming import IncomingRelease
@@ -21,9 +20,10 @@ from offbeat.plugins.verify_weights.verification import compare_served
 from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.served import ServedWeights
 from tests.support.loading import load, released
+from tests.support.recipes import make_config
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
-CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": str(TINY)}})
+CONFIG = make_config(TINY)
 
 
 def engine(
@@ -41,7 +41,7 @@ def engine(
     )
 
 
-def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_whole_tensors(
+async def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_whole_tensors(
     tmp_path: Path,
 ) -> None:
     class WholeTensors(EmbeddedEngineServer):
@@ -53,34 +53,31 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
     model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
     bench = ReshardBench(2, models=[model] * 2, bucket_bytes=100_000)
 
-    async def main() -> None:
+    release = released(3, bench.publish(3))
+    for epoch, kind in enumerate((EmbeddedEngineServer, WholeTensors), start=1):
+        server = engine(tmp_path, kind)
+        with capture_logs() as log:
+            ack = await load(server, epoch, release)
+        said = [each for each in log if each["event"] == "weights.whole_tensors"]
+        loads_regions = kind is EmbeddedEngineServer
+        assert len(said) == (0 if loads_regions else 1)
+        assert all("takes whole tensors" in each["reason"] for each in said)
+        assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, release.digest)
+        about = await server.served_weights()
+        assert about.manifest is not None
+        assert bool(about.manifest.pieces) == loads_regions
+        assert all(each.is_equal for each in compare_served(about, lambda _: saved(model)))
+        served = dict(named_weights(server._module))  # noqa: SLF001
+        for name, each in named_weights(model):
+            assert torch.equal(served[name], each)
+        with torch.no_grad():
+            for _, each in named_weights(model):
+                each.mul_(2)
         release = released(3, bench.publish(3))
-        for epoch, kind in enumerate((EmbeddedEngineServer, WholeTensors), start=1):
-            server = engine(tmp_path, kind)
-            with capture_logs() as log:
-                ack = await load(server, epoch, release)
-            said = [each for each in log if each["event"] == "weights.whole_tensors"]
-            loads_regions = kind is EmbeddedEngineServer
-            assert len(said) == (0 if loads_regions else 1)
-            assert all("takes whole tensors" in each["reason"] for each in said)
-            assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, release.digest)
-            about = await server.served_weights()
-            assert about.manifest is not None
-            assert bool(about.manifest.pieces) == loads_regions
-            assert all(each.is_equal for each in compare_served(about, lambda _: saved(model)))
-            served = dict(named_weights(server._module))  # noqa: SLF001
-            for name, each in named_weights(model):
-                assert torch.equal(served[name], each)
-            with torch.no_grad():
-                for _, each in named_weights(model):
-                    each.mul_(2)
-            release = released(3, bench.publish(3))
-            await server.close()
-        bench.close()
-        with pytest.raises(ReleaseLost, match=r"is gone: .* no other rank holds bucket"):
-            await load(engine(tmp_path), 9, release)
-
-    asyncio.run(main())
+        await server.close()
+    bench.close()
+    with pytest.raises(ReleaseLost, match=r"is gone: .* no other rank holds bucket"):
+        await load(engine(tmp_path), 9, release)
 
 
 def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coordinates(

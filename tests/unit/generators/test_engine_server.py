@@ -37,7 +37,6 @@ from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.served import loaded_digest
-from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 FENCE = Fence("run", 1)
@@ -91,56 +90,48 @@ async def load(
     return await server.load(fence, epoch, about, *new.handles)
 
 
-def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_it_serves() -> None:
-    async def main() -> None:
-        server = Checking()
-        state = await server.state(FENCE)
-        assert (state.version, state.digest, state.incarnation) == (None, None, "incarnation-1")
-        ack = await load(server, release(3), epoch=7)
-        assert (ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest) == (
-            *("generator-0", "incarnation-1", 7, 3),
-            release(3).digest,
-        )
-        state = await server.state(FENCE)
-        assert (state.version, state.digest) == (ack.version, ack.digest)
-        assert (await server.generate(REQUEST)).version_spans[0][0][0] == 3
-
-    run(main())
+@pytest.mark.virtual_time
+async def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_it_serves() -> None:
+    server = Checking()
+    state = await server.state(FENCE)
+    assert (state.version, state.digest, state.incarnation) == (None, None, "incarnation-1")
+    ack = await load(server, release(3), epoch=7)
+    assert (ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest) == (
+        *("generator-0", "incarnation-1", 7, 3),
+        release(3).digest,
+    )
+    state = await server.state(FENCE)
+    assert (state.version, state.digest) == (ack.version, ack.digest)
+    assert (await server.generate(REQUEST)).version_spans[0][0][0] == 3
 
 
-def test_a_release_with_another_digest_is_refused_and_the_old_version_goes_on() -> None:
-    async def main() -> None:
-        server = Checking()
+@pytest.mark.virtual_time
+async def test_a_release_with_another_digest_is_refused_and_the_old_version_goes_on() -> None:
+    server = Checking()
+    await load(server, release(1))
+    with pytest.raises(WeightSyncFailed, match="weight version 2"):
+        await load(server, release(2), digest="another", epoch=2)
+    state = await server.state(FENCE)
+    assert (state.version, state.digest) == (1, release(1).digest)
+    assert (await server.generate(REQUEST)).version_spans[0][0][0] == 1
+    assert (await load(server, release(2), epoch=3)).version == 2
+
+
+@pytest.mark.virtual_time
+async def test_a_replaced_controller_can_neither_look_nor_load() -> None:
+    server = Checking()
+    await server.state(Fence("run", 2))
+    with pytest.raises(StaleFence):
+        await server.state(FENCE)
+    with pytest.raises(StaleFence):
         await load(server, release(1))
-        with pytest.raises(WeightSyncFailed, match="weight version 2"):
-            await load(server, release(2), digest="another", epoch=2)
-        state = await server.state(FENCE)
-        assert (state.version, state.digest) == (1, release(1).digest)
-        assert (await server.generate(REQUEST)).version_spans[0][0][0] == 1
-        assert (await load(server, release(2), epoch=3)).version == 2
-
-    run(main())
+    assert (await server.state(Fence("run", 2))).version is None
 
 
-def test_a_replaced_controller_can_neither_look_nor_load() -> None:
-    async def main() -> None:
-        server = Checking()
-        await server.state(Fence("run", 2))
-        with pytest.raises(StaleFence):
-            await server.state(FENCE)
-        with pytest.raises(StaleFence):
-            await load(server, release(1))
-        assert (await server.state(Fence("run", 2))).version is None
-
-    run(main())
-
-
-def test_an_engine_without_weights_of_this_run_generates_nothing() -> None:
-    async def main() -> None:
-        with pytest.raises(EngineUnavailable, match="holds no weights of this run"):
-            await Checking().generate(REQUEST)
-
-    run(main())
+@pytest.mark.virtual_time
+async def test_an_engine_without_weights_of_this_run_generates_nothing() -> None:
+    with pytest.raises(EngineUnavailable, match="holds no weights of this run"):
+        await Checking().generate(REQUEST)
 
 
 def test_an_error_that_is_no_failure_of_this_package_is_a_bug_of_the_engine() -> None:
@@ -152,21 +143,19 @@ def test_an_error_that_is_no_failure_of_this_package_is_a_bug_of_the_engine() ->
     assert "generator-0 raised ZeroDivisionError in generate" in str(bug)
 
 
-def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none() -> None:
-    async def main() -> None:
-        server = Checking()
-        await load(server, release(0))
-        call = asyncio.ensure_future(server.generate(REQUEST))
-        await asyncio.sleep(0)
-        assert (await server.state(FENCE)).running == 1
-        call.cancel()
-        await asyncio.wait([call])
-        assert (await server.state(FENCE)).running == 0
-        await server.close()
-        with pytest.raises(EngineUnavailable, match="it was closed"):
-            await server.generate(REQUEST)
-
-    run(main())
+@pytest.mark.virtual_time
+async def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none() -> None:
+    server = Checking()
+    await load(server, release(0))
+    call = asyncio.ensure_future(server.generate(REQUEST))
+    await asyncio.sleep(0)
+    assert (await server.state(FENCE)).running == 1
+    call.cancel()
+    await asyncio.wait([call])
+    assert (await server.state(FENCE)).running == 0
+    await server.close()
+    with pytest.raises(EngineUnavailable, match="it was closed"):
+        await server.generate(REQUEST)
 
 
 # The embedded engine on the model that comes with the repository.
@@ -344,7 +333,9 @@ def test_a_cancelled_load_hashes_no_further_chunk_and_leaves_the_engine_as_it_wa
     with_embedded(TINY, use)
 
 
-def test_an_older_release_that_was_overtaken_while_it_was_fetched_is_refused(changed: Path) -> None:
+async def test_an_older_release_that_was_overtaken_while_it_was_fetched_is_refused(
+    changed: Path,
+) -> None:
     class Slow(EmbeddedEngineServer):
         """The first release is in memory only once the second is served."""
 
@@ -355,20 +346,17 @@ def test_an_older_release_that_was_overtaken_while_it_was_fetched_is_refused(cha
 
     newer_is_served = asyncio.Event()
 
-    async def main() -> None:
-        server = Slow(spec(str(TINY)))
-        older = asyncio.ensure_future(load(server, release_of(changed, 1)))
-        await asyncio.sleep(0)
-        await load(server, release_of(TINY, 2, 100_000), epoch=2)  # another layout and receiver
-        sampled = await server.generate(REQUEST)
-        newer_is_served.set()
-        with pytest.raises(WeightSyncFailed, match="epoch is 1, expected the newest, 2"):
-            await older
-        assert (await server.state(FENCE)).version == 2
-        assert same(await server.generate(REQUEST), sampled)
-        await server.close()
-
-    asyncio.run(main())
+    server = Slow(spec(str(TINY)))
+    older = asyncio.ensure_future(load(server, release_of(changed, 1)))
+    await asyncio.sleep(0)
+    await load(server, release_of(TINY, 2, 100_000), epoch=2)  # another layout and receiver
+    sampled = await server.generate(REQUEST)
+    newer_is_served.set()
+    with pytest.raises(WeightSyncFailed, match="epoch is 1, expected the newest, 2"):
+        await older
+    assert (await server.state(FENCE)).version == 2
+    assert same(await server.generate(REQUEST), sampled)
+    await server.close()
 
 
 def test_a_process_that_serves_an_engine_without_an_actor_loads_no_ray() -> None:

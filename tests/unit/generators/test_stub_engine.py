@@ -127,33 +127,25 @@ def test_two_versions_of_a_rollout_are_two_spans_in_order(
         assert all(count > 0 for _, count in spans)
 
 
-def test_an_open_id_is_refused(request_of: MakeRequest, run_async: RunAsync) -> None:
+async def test_an_open_id_is_refused(request_of: MakeRequest) -> None:
     engine = stub(HeldTime().sleep)
 
-    async def main() -> None:
-        call = asyncio.create_task(engine.generate(request_of("r")))
-        await settle()
-        with pytest.raises(InvalidRequest, match="is open"):
-            await engine.generate(request_of("r"))
-        call.cancel()
-        await asyncio.wait((call,))
-        assert engine.running == 0
-
-    run_async(main())
+    call = asyncio.create_task(engine.generate(request_of("r")))
+    await settle()
+    with pytest.raises(InvalidRequest, match="is open"):
+        await engine.generate(request_of("r"))
+    call.cancel()
+    await asyncio.wait((call,))
+    assert engine.running == 0
 
 
-def test_a_closed_engine_fails_open_calls_and_later_ones(
-    request_of: MakeRequest, run_async: RunAsync
-) -> None:
+async def test_a_closed_engine_fails_open_calls_and_later_ones(request_of: MakeRequest) -> None:
     engine = stub(HeldTime().sleep)
 
-    async def main() -> None:
-        call = asyncio.create_task(engine.generate(request_of("r")))
-        await settle()
-        await engine.close()
-        with pytest.raises(EngineUnavailable, match="closed"):
-            await call
-        with pytest.raises(EngineUnavailable, match="closed"):
-            await engine.generate(request_of("q"))
-
-    run_async(main())
+    call = asyncio.create_task(engine.generate(request_of("r")))
+    await settle()
+    await engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await call
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await engine.generate(request_of("q"))

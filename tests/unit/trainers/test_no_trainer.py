@@ -14,20 +14,17 @@ from offbeat.weight_sync.served import loaded_digest
 FENCE = Fence("run", 1)
 
 
-def test_it_has_version_0_of_the_files_that_engines_load(tmp_path: Path) -> None:
+async def test_it_has_version_0_of_the_files_that_engines_load(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     trainer = NoTrainer(str(tmp_path))
 
-    async def main() -> None:
-        state = await trainer.state(FENCE)
-        assert (state.version, state.initial_digest) == (0, loaded_digest(str(tmp_path)))
-        release = await trainer.publish_weights(FENCE, 0)
-        assert (release.digest, release.nbytes) == (state.digest, 0)
-        assert await trainer.restore(FENCE, 5) == state
-        await trainer.restart()
-        await trainer.close()
-
-    asyncio.run(main())
+    state = await trainer.state(FENCE)
+    assert (state.version, state.initial_digest) == (0, loaded_digest(str(tmp_path)))
+    release = await trainer.publish_weights(FENCE, 0)
+    assert (release.digest, release.nbytes) == (state.digest, 0)
+    assert await trainer.restore(FENCE, 5) == state
+    await trainer.restart()
+    await trainer.close()
 
 
 def test_it_refuses_to_train(tmp_path: Path) -> None:
