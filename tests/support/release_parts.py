@@ -1,11 +1,24 @@
-"""A part of a release, as a receiver that stages its own regions alone reads it."""
+"""Releases as receivers get them: whole, or the part that a receiver of some regions reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import xxhash
 
 from offbeat.weight_sync.manifest import Manifest, PieceSpec
+from offbeat.weight_sync.receiver import Receiver
+
+
+def receive_release(
+    receiver: Receiver, epoch: int, manifest: Manifest, chunks: Iterable[Any], digest: str
+) -> None:
+    """Receive a whole release, verify it and serve it."""
+    receiver.begin(epoch, manifest)
+    for index, chunk in enumerate(chunks):
+        assert receiver.apply(epoch, index, chunk)
+    receiver.verify(digest)
+    receiver.commit(epoch)
 
 
 def part_of_release(manifest: Manifest, buckets: Sequence[int]) -> Manifest:

@@ -33,6 +33,7 @@ from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.wire_format import wire_held, wire_metas, wire_regions
+from tests.support.release_parts import receive_release
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -81,12 +82,7 @@ def loaded(release: PublishedRelease) -> dict[str, Tensor]:
         release.manifest,
         tensors=tuple(msgspec.structs.replace(spec, name=name) for spec, name in specs),
     )
-    receiver = ModuleReceiver(engine)
-    receiver.begin(1, manifest)
-    for index, chunk in enumerate(release.handles):
-        receiver.apply(1, index, chunk)
-    receiver.verify(release.digest)
-    receiver.commit(1)
+    receive_release(ModuleReceiver(engine), 1, manifest, release.handles, release.digest)
     return engine.held()
 
 

@@ -1,4 +1,8 @@
-"""Fixtures of engines and trainers."""
+"""Fixtures of engines and trainers, and a small image-text model."""
+
+from pathlib import Path
+
+import pytest
 
 from tests.support.generator_fixtures import (
     finish,
@@ -9,6 +13,7 @@ from tests.support.generator_fixtures import (
     run_async,
     samples_of,
 )
+from tests.support.image_text_models import make
 from tests.support.trainer_fixtures import (
     gpt2,
     llama,
@@ -31,3 +36,11 @@ __all__ = [
     "step_data",
     "trainer_of",
 ]
+
+
+@pytest.fixture(scope="session")
+def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of a model that reads pixels."""
+    path = tmp_path_factory.mktemp("idefics3")
+    make("idefics3").save_pretrained(path)
+    return path

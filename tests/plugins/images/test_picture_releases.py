@@ -23,7 +23,6 @@ from offbeat.weight_sync.chunks import ModuleSource
 from tests.support.engine_servers import load, release_with_canary, with_engine
 from tests.support.image_text_models import (
     logprobs_with_features_in_the_prompt_alone,
-    make,
     pictures,
     prompt_with,
 )
@@ -41,13 +40,6 @@ class TowerKeptOld(EmbeddedEngineServer):
         other.get_submodule("model").register_module("text_model", text)
         other.register_module("lm_head", model.get_submodule("lm_head"))
         self._module = other
-
-
-@pytest.fixture(scope="module")
-def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("idefics3")
-    make("idefics3").save_pretrained(path)
-    return path
 
 
 @pytest.fixture

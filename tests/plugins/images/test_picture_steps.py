@@ -40,13 +40,6 @@ FULL = LossSpec(
 TOWER = ("model.vision_model.*", "model.connector.*")
 
 
-@pytest.fixture(scope="module")
-def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("idefics3")
-    make("idefics3").save_pretrained(path)
-    return path
-
-
 def step_of(family: str) -> Step:
     """Eight groups, with one picture, two, or none."""
     groups = picture_groups((1, 2, 0, 1) * 2, family=family)

@@ -1,6 +1,5 @@
 """Adapters of a torch trainer: what is trained, saved, released and exported."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
@@ -26,8 +24,9 @@ from offbeat.trainers.torch.sharded_state import saved_names
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.model_families import family_model
-from tests.support.random_groups import Group
+from tests.support.plain_passes import plain_logprobs_of_group
 from tests.support.split_steps import Step, run_step, state_of
+from tests.support.trainer_fixtures import compute_norms_in_float64
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
@@ -61,27 +60,6 @@ def base_weights(trainer: TorchTrainer) -> dict[str, Tensor]:
         for name, each in trainer.module.state_dict().items()
         if "lora_" not in name
     }
-
-
-def logprobs(model: Any, group: Group) -> list[Tensor]:
-    """Log-probabilities of every response token, each sample alone in a plain forward pass."""
-    prompt, offsets = list(group["prompt_ids"]), group["response_offsets"]
-    found = list[Tensor]()
-    for start, end in itertools.pairwise(offsets):
-        ids = torch.tensor([prompt + list(group["response_ids"][start:end])])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0])
-    return found
-
-
-def norms_in_float64(model: Any) -> None:
-    """Replace the norms of transformers, which round to float32: 1e-7 of noise in the gradient."""
-    for parent in list(model.modules()):
-        for name, norm in list(parent.named_children()):
-            if isinstance(norm, Qwen3RMSNorm):
-                exact = torch.nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
-                exact.weight = norm.weight
-                setattr(parent, name, exact)
 
 
 def test_only_adapters_are_trained_and_the_base_keeps_every_bit(
@@ -120,13 +98,13 @@ def test_the_gradient_is_that_of_plain_peft(
     lora_of: MakeLora, qwen3: Path, step_data: Step
 ) -> None:
     trainer = lora_of(dtype="float64")
-    norms_in_float64(trainer.module)
+    compute_norms_in_float64(trainer.module)
     with torch.no_grad():  # the gradient of A is 0 while B is
         for name, each in trainer.module.named_parameters():
             if "lora_B" in name:
                 each.copy_(torch.randn(each.shape, generator=torch.Generator().manual_seed(1)) / 9)
     base = Qwen3ForCausalLM.from_pretrained(qwen3, dtype=torch.float64).eval()
-    norms_in_float64(base)
+    compute_norms_in_float64(base)
     plain: Any = peft.get_peft_model(
         base,
         peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
@@ -136,7 +114,7 @@ def test_the_gradient_is_that_of_plain_peft(
     loss, tokens = torch.zeros((), dtype=torch.float64), 0
     for group, values in zip(groups, advantages, strict=True):
         offsets = group["response_offsets"]
-        for sample, each in enumerate(logprobs(plain, group)):
+        for sample, each in enumerate(plain_logprobs_of_group(plain, group)):
             part = slice(offsets[sample], offsets[sample + 1])
             valid, old = torch.tensor(group["loss_mask"][part]), each.detach()
             loss = loss - (values[sample] * (each - old).exp() * valid).sum()
@@ -318,9 +296,9 @@ def test_the_export_is_a_merged_model_beside_an_adapter_that_plain_peft_loads(
     for name, each in trainer.named_weights():
         assert torch.equal(loaded[name], each)
     with torch.no_grad():
-        want = torch.cat(logprobs(trainer.module, group))
-        assert torch.allclose(torch.cat(logprobs(adapted, group)), want, atol=1e-5)
-        assert torch.allclose(torch.cat(logprobs(merged, group)), want, atol=1e-5)
+        want = torch.cat(plain_logprobs_of_group(trainer.module, group))
+        assert torch.allclose(torch.cat(plain_logprobs_of_group(adapted, group)), want, atol=1e-5)
+        assert torch.allclose(torch.cat(plain_logprobs_of_group(merged, group)), want, atol=1e-5)
     assert not list((tmp_path / "model").rglob("*.bin"))
 
 

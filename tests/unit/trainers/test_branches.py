@@ -1,7 +1,6 @@
 """Branches of samples in a step: the loss and its gradient against a plain loop in float64."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.plain_passes import plain_logprobs
 from tests.support.random_groups import Group
 from tests.support.split_steps import MakeTrainer, Step
 
@@ -47,13 +47,6 @@ def branched(step_data: Step) -> Step:
     return groups, advantages
 
 
-def logprobs_alone(model: Any, prompt: Sequence[int], response: Sequence[int]) -> Tensor:
-    ids = torch.tensor([*prompt, *response], dtype=torch.int64)
-    logprobs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
-    at = torch.arange(len(prompt), len(ids))
-    return logprobs[at - 1, ids[at]]
-
-
 def plain_sums(model: Any, step: Step, config: Config) -> tuple[Tensor, float]:
     """The summed loss and its divisor, one sample after another, of which one branch after another."""
     total, tokens, squares = torch.zeros((), dtype=torch.float64), 0, list[float]()
@@ -64,7 +57,7 @@ def plain_sums(model: Any, step: Step, config: Config) -> tuple[Tensor, float]:
             for row in np.flatnonzero(branch_samples == sample):
                 own = slice(offsets[row], offsets[row + 1])
                 mask = torch.tensor(group["loss_mask"][own])
-                new = logprobs_alone(model, group["prompt_ids"], group["response_ids"][own])
+                new = plain_logprobs(model, group["prompt_ids"], group["response_ids"][own])
                 old = torch.tensor(group["generation_logprobs"][own], dtype=torch.float64)
                 log_ratio = (new - old)[mask]
                 if isinstance(config, GspoLossConfig) and len(log_ratio):

@@ -17,6 +17,7 @@ from offbeat.trainers.teacher import TeacherMismatch, check_tokenizers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import load_model
 from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.plain_passes import plain_logprobs_of_group
 from tests.support.split_steps import MakeTrainer, Step, run_step
 
 COEF, REWARD_COEF = 0.7, 0.3
@@ -102,15 +103,9 @@ def test_the_column_holds_what_the_teacher_alone_computes(
 ) -> None:
     groups, _ = taught(trainer_of(), step_data, teacher)
     model = load_model(teacher, "float64", "cpu", trust_remote_code=False)
-    group = groups[0]
-    offsets, first = group["response_offsets"], len(group["prompt_ids"])
-    for sample in range(len(offsets) - 1):
-        own = slice(offsets[sample], offsets[sample + 1])
-        ids = np.concatenate([group["prompt_ids"], group["response_ids"][own]])
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor(ids, dtype=torch.int64)[None]).logits[0]
-        want = logits.log_softmax(-1)[range(first - 1, len(ids) - 1), ids[first:]]
-        assert group["teacher_logprobs"][own] == pytest.approx(want.numpy(), abs=1e-4)
+    with torch.no_grad():
+        want = torch.cat(plain_logprobs_of_group(model, groups[0]))
+    assert groups[0]["teacher_logprobs"] == pytest.approx(want.numpy(), abs=1e-4)
 
 
 def test_a_teacher_alone_does_not_read_the_reward(

@@ -24,6 +24,7 @@ from offbeat.weight_sync.manifest import TensorMeta, digest_of, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.wire_format import policy_of
+from tests.support.release_parts import receive_release
 from tests.support.weight_models import Model, weights
 
 
@@ -71,12 +72,7 @@ def test_a_router_bias_keeps_its_order_through_a_transfer_in_16_bits() -> None:
     served.e_score_correction_bias.data.zero_()
     source = ModuleSource(sent, 100, WirePolicy("bfloat16"))
     manifest, digest, chunks, *_ = ObjectStoreSender(source).publish(1)
-    receiver = ModuleReceiver(served)
-    receiver.begin(1, manifest)
-    for index, chunk in enumerate(chunks):
-        receiver.apply(1, index, chunk)
-    receiver.verify(digest)
-    receiver.commit(1)
+    receive_release(ModuleReceiver(served), 1, manifest, chunks, digest)
     assert torch.equal(served.e_score_correction_bias, sent.e_score_correction_bias)
     assert len(set(served.e_score_correction_bias.tolist())) == 8
     assert torch.equal(served.weight, sent.weight.bfloat16())
