@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -320,11 +319,6 @@ def test_every_nth_release_of_a_process_has_a_canary_of_its_weights(
         rank.close()
 
 
-def test_a_version_it_does_not_hold_is_not_published(rank: TrainerRank) -> None:
-    with pytest.raises(TrainStepFailed, match="publish of step 3: it holds version 0"):
-        rank.publish_weights(FENCE, 3)
-
-
 def test_prepared_columns_come_with_their_names_and_sizes(rank: TrainerRank) -> None:
     loss = LossSpec(ClippedPgLossConfig(old_logprobs="policy", kl_coef=0.1))
     payload = [group(0), group(1)]
@@ -395,12 +389,6 @@ def test_weights_are_hashed_once_per_version_however_often_their_digest_is_wante
     assert len({first, one, two}) == 3
 
 
-def test_a_version_it_does_not_hold_is_not_kept(rank: TrainerRank, tmp_path: Path) -> None:
-    with pytest.raises(TrainStepFailed, match="it holds version 0"):
-        rank.save_checkpoint(FENCE, 3)
-    assert not (tmp_path / "checkpoints").exists()
-
-
 def test_a_directory_that_cannot_be_written_is_a_typed_failure(
     rank: TrainerRank, tmp_path: Path
 ) -> None:
@@ -408,36 +396,6 @@ def test_a_directory_that_cannot_be_written_is_a_typed_failure(
     with pytest.raises(CheckpointFailed, match="File exists"):
         rank.save_checkpoint(FENCE, 0)
     step(rank, 1, (0,))
-
-
-def test_a_restored_trainer_holds_publishes_and_goes_on_from_the_checkpoint(
-    rank: TrainerRank, trained: Trained
-) -> None:
-    step(rank, 1, (0,), attempt=1)
-    made = rank.save_checkpoint(FENCE, 1)
-    step(rank, 2, (1,), attempt=2)
-    want = rank.state(FENCE).digest
-    step(rank, 3, (2,), attempt=3)
-    state = rank.restore(FENCE, 3)
-    assert (state.version, state.last_step, state.last_attempt) == (1, 1, 1)
-    assert state.digest == made.digest
-    _, weights = rank.publish_weights(FENCE, 1)
-    assert weights.tobytes() == bytes.fromhex(made.digest)
-    step(rank, 2, (1,), attempt=4)
-    assert rank.state(FENCE).digest == want
-    assert [line.get("restored", line.get("version")) for line in trained()] == [1, 2, 3, 1, 2]
-
-
-def test_a_new_process_takes_up_what_the_old_one_left(rank: TrainerRank, tmp_path: Path) -> None:
-    step(rank, 1, (0,))
-    rank.save_checkpoint(FENCE, 1)
-    new = start_rank(StubTrainer(StubConfig(), groups_per_step=2, sleep=lambda _: None), tmp_path)
-    fresh, old = new.state(FENCE), rank.state(FENCE)
-    assert fresh.version == 0
-    assert fresh.incarnation != old.incarnation
-    restored = msgspec.structs.replace(old, incarnation=fresh.incarnation)
-    assert new.restore(FENCE, 1) == restored
-    new.close()
 
 
 def test_without_a_checkpoint_a_restore_is_the_initial_model(

@@ -1,4 +1,3 @@
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.plain_passes import plain_logprobs_of_group
 from tests.support.split_steps import (
     MakeTrainer,
     Step,
@@ -136,25 +136,6 @@ def test_the_same_inputs_give_the_same_bits(trainer_of: MakeTrainer, step_data: 
     assert len(digests) == 1
 
 
-def test_a_repeated_call_trains_nothing_twice(trainer_of: MakeTrainer, step_data: Step) -> None:
-    groups, advantages = step_data
-    once, twice = trainer_of(), trainer_of()
-    want = run_step(once, step_data, LossSpec(), 1)
-    key = StepKey(1, 1, 0)
-    for _ in range(2):
-        twice.begin_train_step(key, LossSpec())
-    replies = [
-        twice.train_microbatch(key.next(), build_chunk(groups), advantages) for _ in range(2)
-    ]
-    results = [twice.finish_train_step(key.next().next()) for _ in range(2)]
-    assert replies[0] == replies[1]
-    assert results[0] == results[1]
-    assert results[0].tokens == want.tokens
-    assert twice.weights_digest() == once.weights_digest()
-    assert twice.steps_applied == 1
-    assert twice.last_applied == StepKey(1, 1, 2)
-
-
 def test_only_the_next_call_of_the_open_step_is_served(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
@@ -209,18 +190,9 @@ def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
     )
     for group, prepared in zip(step_data[0], columns, strict=True):
         assert prepared.keys() == {"policy_logprobs"}
-        offsets, prompt = group["response_offsets"], group["prompt_ids"]
-        for start, end in itertools.pairwise(offsets):
-            ids = torch.tensor(np.concatenate([prompt, group["response_ids"][start:end]]))[None]
-            with torch.no_grad():
-                logprobs = torch.log_softmax(
-                    trainer.module(input_ids=ids.long()).logits[0] / 0.5, -1
-                )
-            want = [
-                float(logprobs[len(prompt) + t - 1, ids[0, len(prompt) + t]])
-                for t in range(end - start)
-            ]
-            assert prepared["policy_logprobs"][start:end] == pytest.approx(want, rel=1e-6)
+        with torch.no_grad():
+            want = torch.cat(plain_logprobs_of_group(trainer.module, group, 0.5))
+        assert prepared["policy_logprobs"] == pytest.approx(want.numpy(), rel=1e-6)
 
 
 def test_the_reference_stays_where_training_began(trainer_of: MakeTrainer, step_data: Step) -> None:

@@ -93,24 +93,11 @@ def test_an_abort_may_be_repeated_and_may_find_nothing() -> None:
     assert not guard.abort(key(1, 2))
 
 
-def test_a_late_abort_does_not_touch_a_newer_attempt(guard: StepGuard) -> None:
-    guard.abort(key(1))
-    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
-    assert not guard.abort(key(1))
-    assert guard.is_open
-
-
 def test_a_newer_controllers_abort_closes_what_an_older_one_left_open(guard: StepGuard) -> None:
     assert guard.abort(key(1, 7))
     with pytest.raises(StepOutOfOrder):
         guard.once(key(1, 7), StepCall.BEGIN, never)
     guard.once(key(1, 8), StepCall.BEGIN, lambda: None)
-
-
-def test_an_abort_after_finish_keeps_the_stored_result(guard: StepGuard) -> None:
-    guard.once(key(1, 1, 2), StepCall.FINISH, lambda: "done")
-    assert not guard.abort(key(1))
-    assert guard.once(key(1, 1, 2), StepCall.FINISH, never) == "done"
 
 
 def test_an_older_step_is_taken_again_under_a_newer_attempt() -> None:
@@ -132,13 +119,6 @@ def test_closing_forgets_replies_and_what_is_open_but_not_which_attempts_were(
     for known in (key(1), key(1, 1, 1), key(1, 1, 2)):
         with pytest.raises(StepOutOfOrder):
             guard.once(known, StepCall.BEGIN if known.seq == 0 else StepCall.MICROBATCH, never)
-    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
-
-
-def test_closing_mends_a_broken_attempt(guard: StepGuard) -> None:
-    with pytest.raises(OSError, match="boom"):
-        guard.once(key(1, 1, 2), StepCall.FINISH, boom)
-    guard.close()
     guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 

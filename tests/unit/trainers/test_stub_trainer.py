@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +6,6 @@ import pytest
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.trainer import StubTrainer
-from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -60,35 +58,6 @@ def test_a_step_of_all_groups_costs_what_the_config_says(step_data: Step) -> Non
     assert result.compute_s == pytest.approx(0.5)
 
 
-def test_keys_are_obeyed(step_data: Step) -> None:
-    trainer = stub()
-    trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
-    with pytest.raises(StepAlreadyOpen):
-        trainer.begin_train_step(StepKey(2, 1, 0), LossSpec())
-    first = trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
-    assert trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data)) is first
-    assert trainer.finish_train_step(StepKey(1, 1, 2)).tokens == first.tokens
-
-
-def test_an_abort_leaves_no_trace(step_data: Step) -> None:
-    trainer, clean = stub(), stub()
-    trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
-    trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
-    trainer.abort_train_step(StepKey(1, 1, 0))
-    assert trainer.weights_digest() == clean.weights_digest()
-    trainer.train(*in_chunk(step_data), LossSpec())
-    clean.train(*in_chunk(step_data), LossSpec())
-    assert trainer.weights_digest() == clean.weights_digest()
-
-
-def test_a_step_without_a_valid_token_is_not_applied(step_data: Step) -> None:
-    groups = [dict(group, loss_mask=np.zeros_like(group["loss_mask"])) for group in step_data[0]]
-    trainer = stub()
-    result = trainer.train(build_chunk(groups), step_data[1], LossSpec())
-    assert (result.applied, result.reason) == (False, "no valid tokens")
-    assert trainer.weights_digest() == stub().weights_digest()
-
-
 def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
     columns = stub().prepare_logprobs(
         build_chunk(step_data[0]), policy=True, reference=True, temperature=1.0
@@ -96,28 +65,3 @@ def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
     for group, prepared in zip(step_data[0], columns, strict=True):
         assert prepared.keys() == {"policy_logprobs", "reference_logprobs"}
         assert np.array_equal(prepared["policy_logprobs"], group["generation_logprobs"])
-
-
-def test_a_restored_stub_goes_on_where_it_was(tmp_path: Path, step_data: Step) -> None:
-    trainer, restored = stub(), stub()
-    trainer.train(*in_chunk(step_data), LossSpec())
-    trainer.save_state(tmp_path)
-    restored.load_state(tmp_path)
-    results = [each.train(*in_chunk(step_data), LossSpec()) for each in (trainer, restored)]
-    assert results[0] == results[1]
-    assert restored.weights_digest() == trainer.weights_digest()
-    assert restored.steps_applied == 2
-
-
-def test_a_stub_that_is_reset_is_a_new_one(step_data: Step) -> None:
-    trainer, new = stub(), stub()
-    run_in_chunks(trainer, step_data, [[0, 1]])
-    trainer.begin_train_step(StepKey(2, 2, 0), LossSpec())
-    trainer.train_microbatch(StepKey(2, 2, 1), *in_chunk(step_data))
-    trainer.reset()
-    assert (trainer.steps_applied, trainer.last_applied) == (0, None)
-    trainer.begin_train_step(StepKey(1, 3, 0), LossSpec())
-    trainer.train_microbatch(StepKey(1, 3, 1), *in_chunk(step_data))
-    trainer.finish_train_step(StepKey(1, 3, 2))
-    new.train(*in_chunk(step_data), LossSpec())
-    assert trainer.weights_digest() == new.weights_digest()
