@@ -1,6 +1,6 @@
 """Steps of a grid of language ranks and encoder ranks beside that of one process."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -9,26 +9,73 @@ import pytest
 from parity_cases import Cut, Step
 from world import World
 
-from tests.support.image_text_models import picture_groups
+from tests.support.grid_steps import pictured
 
-WHOLE: Final = Cut()
+TOWER: Final = ("model.vision_model.*", "model.connector.*")
+MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 1, 0, 2), (0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
+"""Numbers of pictures of the groups of a step."""
+UNDIVIDED, ENCODERS, BOTH_SIDES = Cut(), Cut(encoder_tensor=2), Cut(tensor=2, encoder_tensor=2)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Lanes of the language model and encoders, each cut over ranks of its own."""
+
+    lanes: int = 1
+    encoders: int = 0  # 0: every rank holds both sides
+    cut: Cut = UNDIVIDED
+
+    @property
+    def language(self) -> int:
+        """Number of language ranks."""
+        return self.lanes * self.cut.tensor
+
+    @property
+    def ranks(self) -> int:
+        return self.language + self.encoders * self.cut.encoder_tensor
+
+    def __str__(self) -> str:
+        return f"{self.language} + {self.ranks - self.language}"
+
+    def run(self, world: World, job: str, **given: Any) -> list[Any]:
+        """What each rank answers to a job of ``grid_jobs``; of another module: ``module:name``."""
+        module, _, name = job.rpartition(":")
+        given = {"cut": self.cut, "lanes": self.lanes, "encoders": self.encoders, **given}
+        return world.run(self.ranks, f"{module or 'grid_jobs'}:{name}", **given)
+
+    def with_cut(self, **changes: Any) -> "Grid":
+        return replace(self, cut=replace(self.cut, **changes))
+
+
+WHOLE: Final = {"1 + 1": Grid(1, 1), "2 + 1": Grid(2, 1), "2 + 2": Grid(2, 2)}
+DIVIDED: Final = {
+    "1 + 2, the tower divided": Grid(1, 1, ENCODERS),
+    "2 + 2, both sides divided": Grid(1, 1, BOTH_SIDES),
+    "2 + 2, the tower divided for two lanes": Grid(2, 1, ENCODERS),
+    "2 + 1, the language model divided": Grid(1, 1, Cut(tensor=2)),
+    "2 + 4, two divided towers": Grid(2, 2, ENCODERS),
+}
+GRIDS: Final = WHOLE | DIVIDED
 
 
 def random_step(counts: tuple[int, ...], family: str = "idefics3") -> Step:
     """A step on groups with so many pictures each."""
-    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+    return Step(*pictured(counts, family))
 
 
-def both(
-    world: World, lanes: int, encoders: int, cut: Cut = WHOLE, **given: Any
-) -> tuple[Any, list[Any]]:
-    """What one process saw, and what each rank of a grid did."""
-    alone = replace(cut, tensor=1, encoder_tensor=1)
-    (one,) = world.run(1, "grid_jobs:stepped", lanes=1, encoders=0, cut=alone, **given)
-    ranks = lanes * cut.tensor + encoders * cut.encoder_tensor
-    sides = {"lanes": lanes, "encoders": encoders, "cut": cut}
-    return one, world.run(ranks, "grid_jobs:stepped", **sides, **given)
+def both(world: World, grid: Grid, **given: Any) -> tuple[Any, list[Any]]:
+    """What one process saw of a step, and what each rank of a grid did."""
+    alone = Grid(cut=replace(grid.cut, tensor=1, encoder_tensor=1))
+    (one,) = alone.run(world, "stepped", **given)
+    return one, grid.run(world, "stepped", **given)
+
+
+def assert_step_of_one_process(world: World, grid: Grid, **given: Any) -> list[Any]:
+    """Return what each rank saw, whose gradients and outcome are those of one process."""
+    one, ranks = both(world, grid, **given)
+    assert gradient_error(one, ranks, grid.language) <= 1e-10
+    assert_same_outcome(one, ranks)
+    return ranks
 
 
 def gradient_error(one: Any, ranks: list[Any], language: int) -> float:
@@ -50,7 +97,7 @@ def gradient_error(one: Any, ranks: list[Any], language: int) -> float:
     return max(errors)
 
 
-def same_outcome(one: Any, ranks: list[Any]) -> None:
+def assert_same_outcome(one: Any, ranks: list[Any]) -> None:
     assert {each["digest"] for each in ranks} == {ranks[0]["digest"]}
     assert {each["initial"] for each in ranks} == {one["initial"]}
     assert {each["parameters"] for each in ranks} == {one["parameters"]}

@@ -365,13 +365,10 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(own(each).nbytes for each in tensors)
 
 
-def sent(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> tuple[bool, int, int]:
-    """Whether a sharded receiver has the weights of the files, each from the side that holds it.
-
-    Also the receiver's bytes, and those that this rank holds.
-    """
+def sent(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> tuple[bool, int]:
+    """Whether a sharded receiver has the weights of the files, and the bytes that this rank holds."""
     trainer = make(peers, path, cut, (), lanes, encoders)
     whole = named_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
     held = trainer.held_regions()
-    same, nbytes = resharded(peers, list(trainer.weights.metas()), held, whole)
-    return same, nbytes, sum(each.values.nbytes for each in held)
+    same, _ = resharded(peers, list(trainer.weights.metas()), held, whole)
+    return same, sum(each.values.nbytes for each in held)

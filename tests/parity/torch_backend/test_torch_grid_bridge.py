@@ -5,20 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grid_checks import random_step
+from grid_checks import BOTH_SIDES, EQUAL, MIXED, TEXT, TOWER, WHOLE, Grid, random_step
 from parity_cases import Cut, Step, chunked
 from world import World
 
-from offbeat.config.run import RunConfig
 from offbeat.messages.finding import size
 from offbeat.plugins.encoder_ranks.checks import check_encoder
 from tests.support.grid_steps import HEADER_NBYTES, Families, bridge_nbytes
 from tests.support.image_text_models import PLACEHOLDER, picture_groups
+from tests.support.recipes import make_config
 
-TOWER = ("model.vision_model.*", "model.connector.*")
-MIXED, TEXT, EQUAL = (1, 2, 0, 1, 1, 0, 2), (0, 0, 0, 0), (1, 1, 1, 1)
 FULL = (2, 2, 2, 2)
-WORLDS = [(1, 1), (2, 1), (2, 2)]
 
 
 def same_pictures() -> Step:
@@ -29,38 +26,31 @@ def same_pictures() -> Step:
     return step
 
 
-def moved(
-    world: World, path: Path, lanes: int, encoders: int, step: Step, **given: Any
-) -> list[float]:
+def moved(world: World, path: Path, grid: Grid, step: Step, **given: Any) -> list[float]:
     """``train/bridge_bytes`` on each rank."""
-    given = {"cut": Cut(), **given}
-    cut: Cut = given["cut"]
-    ranks = lanes * cut.tensor + encoders * cut.encoder_tensor
-    given |= {"path": path, "step": step, "lanes": lanes, "encoders": encoders}
-    seen = world.run(ranks, "grid_jobs:stepped", **given)
+    seen = grid.run(world, "stepped", path=path, step=step, **given)
     return [each["result"].metrics["train/bridge_bytes"] for each in seen]
 
 
-@pytest.mark.parametrize(("lanes", "encoders"), WORLDS, ids=["1 + 1", "2 + 1", "2 + 2"])
+@pytest.mark.parametrize("grid", WHOLE.values(), ids=WHOLE)
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("freeze", [(), TOWER], ids=["trained", "frozen"])
 @pytest.mark.parametrize("counts", [MIXED, TEXT], ids=["mixed", "text"])
 def test_a_step_moves_its_features_there_and_their_gradients_back_once_and_nothing_else(
     world: World,
     families: Families,
-    lanes: int,
-    encoders: int,
+    grid: Grid,
     chunks: int,
     freeze: tuple[str, ...],
     counts: tuple[int, ...],
 ) -> None:
     """An attempt that was aborted before is not counted; a frozen tower gets nothing back."""
     step, parts = random_step(counts), chunked(len(counts), chunks)
-    want = bridge_nbytes(step.groups, lanes, parts, back=0 if freeze else 8)
+    want = bridge_nbytes(step.groups, grid.lanes, parts, back=0 if freeze else 8)
     assert (want == 0) == (counts is TEXT)
     given = {"chunks": (4, chunks), "freeze": freeze}
-    got = moved(world, families("idefics3"), lanes, encoders, step, **given)
-    assert got == [want] * (lanes + encoders)
+    got = moved(world, families("idefics3"), grid, step, **given)
+    assert got == [want] * grid.ranks
 
 
 def test_pictures_that_several_groups_of_a_lane_have_are_moved_once_for_each_lane(
@@ -70,7 +60,7 @@ def test_pictures_that_several_groups_of_a_lane_have_are_moved_once_for_each_lan
     for lanes in (1, 2):
         want = bridge_nbytes(step.groups, lanes, chunked(4, 1))
         assert want == lanes * 2 * (4 * 32 * 8 + 72)
-        got = moved(world, families("idefics3"), lanes, 1, step, chunks=(1,))
+        got = moved(world, families("idefics3"), Grid(lanes, 1), step, chunks=(1,))
         assert got == [want] * (lanes + 1)
 
 
@@ -79,7 +69,7 @@ def test_pictures_that_several_groups_of_a_lane_have_are_moved_once_for_each_lan
     [
         ("qwen3_vl", Cut(), {"blocks": 2}),
         ("idefics3", Cut(dtype="bfloat16"), {"there": 2, "back": 4}),
-        ("idefics3", Cut(tensor=2, encoder_tensor=2), {}),
+        ("idefics3", BOTH_SIDES, {}),
     ],
     ids=["deeper features", "bfloat16", "both sides divided"],
 )
@@ -88,7 +78,7 @@ def test_deeper_features_are_moved_too_gradients_in_float32_and_nothing_per_tens
 ) -> None:
     step = random_step(MIXED, family)
     want = bridge_nbytes(step.groups, 1, chunked(len(MIXED), 2), **given)
-    got = moved(world, families(family), 1, 1, step, chunks=(2,), cut=cut)
+    got = moved(world, families(family), Grid(1, 1, cut), step, chunks=(2,))
     assert set(got) == {want}
 
 
@@ -103,8 +93,8 @@ def test_check_says_before_the_run_what_the_messages_of_a_chunk_take(
     tokens = sum(int((each["prompt_ids"] == PLACEHOLDER).sum()) for each in step.groups)
 
     def seen(freeze: tuple[str, ...]) -> tuple[float, str]:
-        given = {"cut": Cut(dtype=dtype), "chunks": (1,), "freeze": freeze}
-        nbytes, _ = moved(world, path, 1, 1, step, **given)
+        grid = Grid(1, 1, Cut(dtype=dtype))
+        nbytes, _ = moved(world, path, grid, step, chunks=(1,), freeze=freeze)
         return nbytes, messages_said(path, dtype, freeze)
 
     (there, untrained), (both_ways, trained) = seen(frozen), seen(())
@@ -118,14 +108,11 @@ def test_check_says_before_the_run_what_the_messages_of_a_chunk_take(
 
 def messages_said(path: Path, dtype: str, freeze: tuple[str, ...]) -> str:
     """What ``offbeat check`` says of as many groups, of prompts with two pictures of four tokens at most."""
-    config = RunConfig.model_validate(
-        {
-            "steps": 1,
-            "groups_per_step": len(FULL),
-            "model": {"path": str(path), "dtype": dtype},
-            "environment": {"name": "digits", "images": {"max_mib": 0.025}},
-            "trainer": {"encoder": {"data_parallel": 1}, "freeze": freeze},
-        }
+    config = make_config(
+        groups_per_step=len(FULL),
+        model={"path": str(path), "dtype": dtype},
+        environment={"name": "digits", "images": {"max_mib": 0.025}},
+        trainer={"encoder": {"data_parallel": 1}, "freeze": freeze},
     )
     _, tower = check_encoder(config, None)
     return tower.message.partition("messages of a chunk")[2]

@@ -6,28 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grid_checks import Grid, random_step
 from parity_cases import SEVERAL, Cut, Step
 from world import COLLECTIVE_S, World
 
-from tests.support.image_text_models import make, picture_groups
+from tests.support.grid_steps import pictured
 
 CLIPPED = Cut(optimizer={"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.01})
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("idefics3")
-    make("idefics3").save_pretrained(path)
-    (path / "tokenizer.json").write_text("{}")
-    return path
-
-
 def partly_masked() -> Step:
     """A step of which some groups, most with pictures, have no token to train."""
-    groups, rng = picture_groups((1, 2, 0, 1, 1, 2)), np.random.default_rng(1)
+    step = random_step((1, 2, 0, 1, 1, 2))
     for place in (0, 2, 3):
-        groups[place]["loss_mask"][:] = False
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+        step.groups[place]["loss_mask"][:] = False
+    return step
 
 
 def scaled(step: Step, factor: float) -> Step:
@@ -36,9 +29,9 @@ def scaled(step: Step, factor: float) -> Step:
     )
 
 
-def same_as_one_process(world: World, **given: Any) -> list[Any]:
-    (one,) = world.run(1, "grid_edge_jobs:trained", lanes=1, encoders=0, **given)
-    ranks = world.run(3, "grid_edge_jobs:trained", lanes=2, encoders=1, **given)
+def same_as_one_process(world: World, cut: Cut, **given: Any) -> list[Any]:
+    (one,) = Grid(cut=cut).run(world, "grid_edge_jobs:trained", **given)
+    ranks = Grid(2, 1, cut).run(world, "grid_edge_jobs:trained", **given)
     assert len({each["digest"] for each in ranks}) == 1
     for name, weight in one["weights"].items():
         np.testing.assert_allclose(ranks[0]["weights"][name], weight, atol=1e-9, rtol=0)
@@ -82,8 +75,7 @@ def test_the_step_after_one_that_no_rank_applies_is_that_of_one_process(
 
 def with_pictures(*counts: int) -> Step:
     """A step of groups with so many pictures each."""
-    groups, rng = picture_groups(counts, seed=sum(counts)), np.random.default_rng(sum(counts))
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+    return Step(*pictured(counts, seed=sum(counts)))
 
 
 DECAYED = Cut(optimizer={"learning_rate": 1e-2, "eps": 1.0, "weight_decay": 0.1})
@@ -102,10 +94,10 @@ def test_lanes_may_have_unequal_pictures_or_none_for_several_steps(
 def test_a_step_of_text_moves_no_tower_of_encoder_ranks_and_that_of_ranks_with_both_sides(
     world: World, model: Path
 ) -> None:
-    given = {"path": model, "cut": DECAYED, "steps": [with_pictures(1, 1), with_pictures(0, 0)]}
-    sides = world.run(3, "grid_edge_jobs:trained", lanes=2, encoders=1, **given)[0]["weights"]
+    given = {"path": model, "steps": [with_pictures(1, 1), with_pictures(0, 0)]}
+    sides = Grid(2, 1, DECAYED).run(world, "grid_edge_jobs:trained", **given)[0]["weights"]
     # Not two ranks: torch would find the mesh of these lanes, whose process group is gone.
-    both = world.run(4, "grid_edge_jobs:trained", lanes=4, encoders=0, **given)[0]["weights"]
+    both = Grid(4, 0, DECAYED).run(world, "grid_edge_jobs:trained", **given)[0]["weights"]
     gap = {name: float(np.abs(both[name] - each).max()) for name, each in sides.items()}
     is_tower = {name: ".vision_model." in name or ".connector." in name for name in gap}
     assert max(each for name, each in gap.items() if not is_tower[name]) < 1e-9
@@ -115,7 +107,6 @@ def test_a_step_of_text_moves_no_tower_of_encoder_ranks_and_that_of_ranks_with_b
 def test_every_rank_knows_the_room_of_the_whole_state_and_waits_as_long_as_the_world(
     world: World, model: Path
 ) -> None:
-    given = {"path": model, "cut": Cut()}
-    ((nbytes, _),) = world.run(1, "grid_edge_jobs:limits", lanes=1, encoders=0, **given)
-    ranks = world.run(3, "grid_edge_jobs:limits", lanes=2, encoders=1, **given)
+    ((nbytes, _),) = Grid().run(world, "grid_edge_jobs:limits", path=model)
+    ranks = Grid(2, 1).run(world, "grid_edge_jobs:limits", path=model)
     assert ranks == [(nbytes, COLLECTIVE_S)] * 3

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from activations import first_apart, gaps
-from parity_cases import Cut, Step
+from grid_checks import BOTH_SIDES, Grid, random_step
+from parity_cases import Cut
 from world import World
-
-from tests.support.image_text_models import make, picture_groups
 
 COSINE = Cut(
     optimizer={
@@ -22,17 +21,7 @@ COSINE = Cut(
 INSIDE = ("model.vision_model", "model.connector", "model.text_model.layers.?", "lm_head")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("idefics3")
-    make("idefics3").save_pretrained(path)
-    (path / "tokenizer.json").write_text("{}")
-    return path
-
-
-def random_step() -> Step:
-    groups, rng = picture_groups((1, 2, 0, 1, 1, 0)), np.random.default_rng(1)
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+STEP = random_step((1, 2, 0, 1, 1, 0))
 
 
 def test_a_run_goes_on_in_a_larger_grid_and_in_none_with_the_rates_that_are_due(
@@ -45,13 +34,12 @@ def test_a_run_goes_on_in_a_larger_grid_and_in_none_with_the_rates_that_are_due(
     def take(
         lanes: int, encoders: int, count: int, load: str = "", save: str = ""
     ) -> tuple[list[float], list[str], dict[str, Any]]:
-        given: dict[str, Any] = {"path": model, "cut": COSINE, "step": random_step()}
         places = {
             "load": (load and tmp_path / load) or None,
             "save": (save and tmp_path / save) or None,
         }
-        shape = {"lanes": lanes, "encoders": encoders, "count": count}
-        answers = world.run(lanes + encoders, "grid_jobs:taken", **given, **shape, **places)
+        grid = Grid(lanes, encoders, COSINE)
+        answers = grid.run(world, "taken", path=model, step=STEP, count=count, **places)
         for rates, digests, _ in answers:
             assert (rates, digests) == answers[0][:2]
         return answers[0]
@@ -77,26 +65,18 @@ def test_a_run_goes_on_in_a_larger_grid_and_in_none_with_the_rates_that_are_due(
 
 
 @pytest.mark.parametrize(
-    ("lanes", "encoders", "cut"),
-    [
-        (2, 1, Cut()),
-        (2, 2, Cut()),
-        (1, 1, Cut(tensor=2, encoder_tensor=2)),
-        (2, 1, Cut(dtype="bfloat16")),
-    ],
+    "grid",
+    [Grid(2, 1), Grid(2, 2), Grid(1, 1, BOTH_SIDES), Grid(2, 1).with_cut(dtype="bfloat16")],
     ids=["2 + 1", "2 + 2", "2 + 2, both sides divided", "2 + 1 in bfloat16"],
 )
 def test_a_run_that_is_cut_goes_on_in_the_same_grid_bit_for_bit(
-    world: World, model: Path, tmp_path: Path, lanes: int, encoders: int, cut: Cut
+    world: World, model: Path, tmp_path: Path, grid: Grid
 ) -> None:
     """Two further steps: moments and float32 masters that were lost would show in the weights."""
-    given: dict[str, Any] = {"path": model, "cut": cut, "step": random_step()}
-    given |= {"lanes": lanes, "encoders": encoders}
 
     def digests(count: int, load: Path | None = None, save: Path | None = None) -> list[str]:
-        places = {"count": count, "load": load, "save": save}
-        ranks = lanes * cut.tensor + encoders * cut.encoder_tensor
-        answers = world.run(ranks, "grid_jobs:taken", **given, **places)
+        given: dict[str, Any] = {"path": model, "step": STEP, "load": load, "save": save}
+        answers = grid.run(world, "taken", count=count, **given)
         assert {tuple(each) for _, each, _ in answers} == {tuple(answers[0][1])}
         return answers[0][1]
 
@@ -110,8 +90,9 @@ def test_a_run_that_is_cut_goes_on_in_the_same_grid_bit_for_bit(
 def test_each_activation_inside_of_a_step_is_that_of_one_process_and_a_fault_is_found_where_it_is(
     world: World, model: Path
 ) -> None:
-    given = {"path": model, "cut": Cut(max_tokens=1000), "step": random_step(), "names": INSIDE}
-    (want,) = world.run(1, "grid_jobs:seen_inside", lanes=1, encoders=0, **given)
+    given = {"path": model, "step": STEP, "names": INSIDE}
+    cut = Cut(max_tokens=1000)
+    (want,) = Grid(cut=cut).run(world, "seen_inside", **given)
     assert [name.removeprefix("model.") for name in want] == [
         "vision_model",
         "connector",
@@ -121,8 +102,7 @@ def test_each_activation_inside_of_a_step_is_that_of_one_process_and_a_fault_is_
     ]
 
     def inside(kind: str) -> dict[str, Any]:
-        given_kind = {**given, "kind": kind}
-        lane, encoder = world.run(2, "grid_jobs:seen_inside", lanes=1, encoders=1, **given_kind)
+        lane, encoder = Grid(1, 1, cut).run(world, "seen_inside", kind=kind, **given)
         assert not lane.keys() & encoder.keys()
         return gaps(encoder | lane, want)
 
