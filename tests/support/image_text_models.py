@@ -5,6 +5,7 @@
 # torch and transformers declare some functions without types.
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import wraps
 from types import FunctionType, MethodType
 from typing import Any
@@ -34,9 +35,8 @@ from offbeat.messages.media import Media
 from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 PLACEHOLDER = 60
-_VOCABULARY = 64
-_TEXT = {
-    "vocab_size": _VOCABULARY,
+_TEXT: dict[str, Any] = {
+    "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -45,46 +45,21 @@ _TEXT = {
     "max_position_embeddings": 256,
     "pad_token_id": 0,
 }
-_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-
-
-def idefics3() -> PreTrainedModel:
-    return Idefics3ForConditionalGeneration(
-        Idefics3Config(
-            image_token_id=PLACEHOLDER,
-            scale_factor=2,
-            pad_token_id=0,
-            tie_word_embeddings=False,
-            text_config={"model_type": "llama", **_TEXT},
-            vision_config={
-                **_VISION,
-                "num_attention_heads": 4,
-                "image_size": 32,
-                "patch_size": 8,
-            },
-        )
-    )
-
-
-def smolvlm() -> PreTrainedModel:
-    return SmolVLMForConditionalGeneration(
-        SmolVLMConfig(
-            image_token_id=PLACEHOLDER,
-            scale_factor=2,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-            text_config={"model_type": "llama", **_TEXT},
-            vision_config={
-                **_VISION,
-                "num_attention_heads": 4,
-                "image_size": 32,
-                "patch_size": 8,
-            },
-        )
-    )
-
-
-_PATCHES = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
+_TOWER_OF_PIXELS: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_IDEFICS: dict[str, Any] = {
+    "image_token_id": PLACEHOLDER,
+    "scale_factor": 2,
+    "pad_token_id": 0,
+    "text_config": {"model_type": "llama", **_TEXT},
+    "vision_config": _TOWER_OF_PIXELS,
+}
 _QWEN: dict[str, Any] = {
     "image_token_id": PLACEHOLDER,
     "vision_start_token_id": 61,
@@ -93,101 +68,46 @@ _QWEN: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_QWEN2_TEXT: dict[str, Any] = {**_TEXT, "rope_parameters": _AXES}
+_QWEN3_TEXT: dict[str, Any] = {**_QWEN2_TEXT, "head_dim": 8}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_TOWER_OF_PATCHES: dict[str, Any] = {
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "in_channels": 3,
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 4,
+}
+_WIDE_TOWER: dict[str, Any] = {
+    **_TOWER_OF_PATCHES,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+}
+_QWEN2_5_TOWER: dict[str, Any] = {**_WIDE_TOWER, "window_size": 32, "fullatt_block_indexes": [1]}
+_QWEN3_TOWER: dict[str, Any] = {
+    **_WIDE_TOWER,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
 
 
-def qwen2_vl() -> PreTrainedModel:
-    return Qwen2VLForConditionalGeneration(
-        Qwen2VLConfig(
-            text_config={**_TEXT, "rope_parameters": _AXES},
-            vision_config={
-                **_PATCHES,
-                "depth": 2,
-                "embed_dim": 32,
-                "hidden_size": 32,
-                "num_heads": 4,
-            },
-            **_QWEN,
-        )
-    )
+def _of(
+    model: type[Any], config: type[Any], shared: dict[str, Any], **own: Any
+) -> Callable[[], PreTrainedModel]:
+    """Return a function that makes a random model of a family."""
+    return lambda: model(config(**deepcopy({**shared, **own})))
 
 
-def qwen2_5_vl() -> PreTrainedModel:
-    return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(
-            text_config={**_TEXT, "rope_parameters": _AXES},
-            vision_config={
-                **_PATCHES,
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 4,
-                "window_size": 32,
-                "out_hidden_size": 32,
-                "fullatt_block_indexes": [1],
-            },
-            **_QWEN,
-        )
-    )
-
-
-def qwen3_vl() -> PreTrainedModel:
-    return Qwen3VLForConditionalGeneration(
-        Qwen3VLConfig(
-            text_config={**_TEXT, "head_dim": 8, "rope_parameters": _AXES},
-            vision_config={
-                **_PATCHES,
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 4,
-                "out_hidden_size": 32,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
-            **_QWEN,
-        )
-    )
-
-
-def qwen3_vl_moe() -> PreTrainedModel:
-    return Qwen3VLMoeForConditionalGeneration(
-        Qwen3VLMoeConfig(
-            text_config={
-                **_TEXT,
-                "head_dim": 8,
-                "rope_parameters": _AXES,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 24,
-            },
-            vision_config={
-                **_PATCHES,
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 4,
-                "out_hidden_size": 32,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
-            **_QWEN,
-        )
-    )
-
-
-def gemma3() -> PreTrainedModel:
+def _gemma3() -> PreTrainedModel:
     model: Any = Gemma3ForConditionalGeneration(
         Gemma3Config(
             image_token_index=PLACEHOLDER,
             mm_tokens_per_image=4,
             tie_word_embeddings=True,
             text_config={**_TEXT, "head_dim": 8, "sliding_window": 256},
-            vision_config={
-                **_VISION,
-                "num_attention_heads": 4,
-                "image_size": 32,
-                "patch_size": 8,
-            },
+            vision_config={**_TOWER_OF_PIXELS},
         )
     )
     projection = model.model.multi_modal_projector.mm_input_projection_weight
@@ -196,13 +116,41 @@ def gemma3() -> PreTrainedModel:
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "idefics3": idefics3,
-    "smolvlm": smolvlm,
-    "qwen2_vl": qwen2_vl,
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
-    "qwen3_vl_moe": qwen3_vl_moe,
-    "gemma3": gemma3,
+    "idefics3": _of(
+        Idefics3ForConditionalGeneration, Idefics3Config, _IDEFICS, tie_word_embeddings=False
+    ),
+    "smolvlm": _of(
+        SmolVLMForConditionalGeneration, SmolVLMConfig, _IDEFICS, tie_word_embeddings=True
+    ),
+    "qwen2_vl": _of(
+        Qwen2VLForConditionalGeneration,
+        Qwen2VLConfig,
+        _QWEN,
+        text_config=_QWEN2_TEXT,
+        vision_config={**_TOWER_OF_PATCHES, "embed_dim": 32},
+    ),
+    "qwen2_5_vl": _of(
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLConfig,
+        _QWEN,
+        text_config=_QWEN2_TEXT,
+        vision_config=_QWEN2_5_TOWER,
+    ),
+    "qwen3_vl": _of(
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLConfig,
+        _QWEN,
+        text_config=_QWEN3_TEXT,
+        vision_config=_QWEN3_TOWER,
+    ),
+    "qwen3_vl_moe": _of(
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        _QWEN,
+        text_config={**_QWEN3_TEXT, **_EXPERTS},
+        vision_config=_QWEN3_TOWER,
+    ),
+    "gemma3": _gemma3,
 }
 
 
