@@ -378,14 +378,15 @@ def test_the_bound_of_positions_is_found_by_the_models_own_name_of_it(
 # --- what the model computes ---------------------------------------------------------------------
 
 
-def proofs(model: PreTrainedModel, folder: Path, **generator: Any) -> dict[str, Finding]:
+def proofs(model: PreTrainedModel, folder: Path, **sections: Any) -> dict[str, Finding]:
+    """What the check says of a model that it loads, by subject."""
     model.save_pretrained(folder)
-    recipe = config(model={"path": str(folder)}, generator=generator)
+    recipe = config(model={"path": str(folder)}, **sections)
     return {finding.subject: finding for finding in check_model_proof(recipe)}
 
 
 def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Path) -> None:
-    found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
+    found = proofs(family_model("Llama"), tmp_path, generator={"max_model_len": 128})
     assert {finding.level for finding in found.values()} == {Level.OK}
     assert set(found) == {"weight values", "packed rows", "decoding"}
 
@@ -401,10 +402,8 @@ def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Pa
 def test_targets_of_adapters_that_the_model_lacks_are_an_error(
     tmp_path: Path, target: str, told: str
 ) -> None:
-    family_model("Llama").save_pretrained(tmp_path)
     trainer = {"backend": "torch", "lora": {"target_modules": [target]}}
-    recipe = config(model={"path": str(tmp_path)}, trainer=trainer)
-    finding = one(each for each in check_model_proof(recipe) if each.subject == "adapters")
+    finding = proofs(family_model("Llama"), tmp_path, trainer=trainer)["adapters"]
     assert told in finding.message
     assert finding.level is (Level.OK if target == "q_proj" else Level.ERROR)
 
@@ -421,13 +420,8 @@ def test_the_check_says_how_many_parameters_are_trained(
     tmp_path: Path, pattern: str, told: str
 ) -> None:
     model = family_model("Llama")
-    model.save_pretrained(tmp_path)
-    recipe = config(
-        model={"path": str(tmp_path)}, trainer={"backend": "torch", "freeze": [pattern]}
-    )
-    finding = one(
-        each for each in check_model_proof(recipe) if each.subject == "trained parameters"
-    )
+    trainer = {"backend": "torch", "freeze": [pattern]}
+    finding = proofs(model, tmp_path, trainer=trainer)["trained parameters"]
     assert told in finding.message
     assert finding.level is (Level.OK if pattern == "model.layers.*" else Level.ERROR)
     if finding.level is Level.OK:
@@ -439,18 +433,17 @@ def test_the_check_says_how_many_parameters_are_trained(
 
 
 def test_the_check_refuses_to_balance_experts_whose_routers_are_all_frozen(tmp_path: Path) -> None:
-    family_model("Qwen3Moe").save_pretrained(tmp_path)
     trainer = {"backend": "torch", "moe": {"z_loss_coef": 0.01}, "freeze": ["*.mlp.gate.weight"]}
-    recipe = config(model={"path": str(tmp_path)}, trainer=trainer)
-    finding = one(each for each in check_model_proof(recipe) if each.subject == "experts")
+    finding = proofs(family_model("Qwen3Moe"), tmp_path, trainer=trainer)["experts"]
     assert finding.level is Level.ERROR
     assert "trainer.freeze matches all of them" in finding.message
 
 
 def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
-    found = proofs(family_model("Llama"), tmp_path, sampling={"stop_token_ids": [-5, 3, 100_000]})
-    assert found["end of samples"].level is Level.ERROR
-    assert "[-5, 100000] are outside the vocabulary of 64" in found["end of samples"].message
+    generator = {"sampling": {"stop_token_ids": [-5, 3, 100_000]}}
+    found = proofs(family_model("Llama"), tmp_path, generator=generator)["end of samples"]
+    assert found.level is Level.ERROR
+    assert "[-5, 100000] are outside the vocabulary of 64" in found.message
 
 
 def test_stop_strings_are_an_error_without_a_tokenizer(tmp_path: Path) -> None:
@@ -742,6 +735,13 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
     assert one(check_sampler(run, user_code)).level is level
 
 
+def check_code(folder: Path, code: str, **environment: Any) -> list[Finding]:
+    """What the check says of the target ``mine:f`` where ``mine.py`` has this code."""
+    (folder / "mine.py").write_text(code)
+    section = {"name": "function", "target": "mine:f", **environment}
+    return list(check_targets(config(environment=section), folder))
+
+
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
@@ -773,9 +773,7 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
 def test_code_that_does_not_hold_its_target_is_refused(
     tmp_path: Path, code: str, problem: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(code)
-    run = config(environment={"name": "function", "target": "mine:f"})
-    finding = one(check_targets(run, tmp_path))
+    finding = one(check_code(tmp_path, code))
     assert (finding.level is Level.ERROR) is bool(problem)
     assert problem in f"{finding.message}. {finding.fix}"
 
@@ -792,18 +790,14 @@ def test_code_that_does_not_hold_its_target_is_refused(
 def test_a_package_that_user_code_imports_and_that_is_not_installed_is_named(
     tmp_path: Path, code: str, absent: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"{code}async def f(task, client): ...\n")
-    finding = one(
-        check_targets(config(environment={"name": "agent", "target": "mine:f"}), tmp_path)
-    )
+    finding = one(check_code(tmp_path, f"{code}async def f(task, client): ...\n", name="agent"))
     assert (finding.level is Level.ERROR) is bool(absent)
     assert f"mine.py imports {absent}, which is not installed" in finding.message or not absent
 
 
 def test_an_option_that_an_agent_does_not_take_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("async def f(task, client, *, turns=1): ...\n")
-    section = {"name": "agent", "target": "mine:f", "options": {"turn": 2}}
-    finding = one(check_targets(config(environment=section), tmp_path))
+    code = "async def f(task, client, *, turns=1): ...\n"
+    finding = one(check_code(tmp_path, code, name="agent", options={"turn": 2}))
     assert "f() in line 1 takes no 'turn', which options name" in finding.message
 
 
@@ -818,9 +812,8 @@ def test_a_multi_turn_environment_whose_episodes_end_after_one_turn_is_warned_of
     code = (
         "from offbeat.environments import protocol\nfrom offbeat.environments.protocol import *\n"
     )
-    (tmp_path / "mine.py").write_text(f"{code}class Game({base}): ...\n")
-    section = {"name": "custom", "target": "mine:Game", "max_turns": max_turns}
-    findings = list(check_targets(config(environment=section), tmp_path))
+    code += f"class Game({base}): ...\n"
+    findings = check_code(tmp_path, code, name="custom", target="mine:Game", max_turns=max_turns)
     assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
     assert not is_warned or "environment.max_turns is 1" in findings[-1].message
 
@@ -840,9 +833,7 @@ def test_a_multi_turn_environment_whose_episodes_end_after_one_turn_is_warned_of
 def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
     tmp_path: Path, code: str, problem: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(code)
-    section = {"name": "function", "target": "mine:f", "options": {"neer": 1}}
-    finding = one(check_targets(config(environment=section), tmp_path))
+    finding = one(check_code(tmp_path, code, options={"neer": 1}))
     assert (finding.level is Level.ERROR) is bool(problem)
     assert problem in finding.message
 
@@ -862,14 +853,13 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
         ("def f(prompt, response, near=1): ...", ""),
     ],
 )
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    "named", [{"target": "mine:f"}, {"target": None, "rewards": {"one": {"target": "mine:f"}}}]
+)
 def test_a_reward_that_cannot_be_called_is_refused_before_a_run(
-    tmp_path: Path, code: str, problem: str, *, several: bool
+    tmp_path: Path, code: str, problem: str, named: dict[str, Any]
 ) -> None:
-    (tmp_path / "mine.py").write_text(code)
-    named: dict[str, object] = {"rewards": {"one": {"target": "mine:f"}}}
-    section = {"name": "function"} | (named if several else {"target": "mine:f"})
-    finding = one(check_targets(config(environment=section), tmp_path))
+    finding = one(check_code(tmp_path, code, **named))
     assert (finding.level is Level.ERROR) is bool(problem)
     assert problem in finding.message
 
@@ -897,21 +887,16 @@ def test_a_reward_is_called_once_for_a_row_and_an_empty_response(
 
 
 def test_a_reward_of_a_near_name_is_offered(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def reward(prompt, response): ...\n")
-    section = {"name": "function", "target": "mine:rewards"}
-    assert (
-        "did you mean 'reward'?"
-        in one(check_targets(config(environment=section), tmp_path)).message
-    )
+    code = "def reward(prompt, response): ...\n"
+    finding = one(check_code(tmp_path, code, target="mine:rewards"))
+    assert "did you mean 'reward'?" in finding.message
 
 
 @pytest.mark.parametrize(("form", "is_warned"), [("def", True), ("async def", False)])
 def test_limits_of_calls_at_once_are_of_no_use_to_a_reward_that_is_not_async(
     tmp_path: Path, form: str, *, is_warned: bool
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"{form} f(prompt, response): ...\n")
-    section = {"name": "function", "target": "mine:f", "reward_retries": 2}
-    findings = list(check_targets(config(environment=section), tmp_path))
+    findings = check_code(tmp_path, f"{form} f(prompt, response): ...\n", reward_retries=2)
     assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
     assert not is_warned or "environment.reward_retries is not used" in findings[-1].message
 
@@ -921,9 +906,8 @@ def test_an_absent_package_that_an_extra_brings_is_named_with_it(tmp_path: Path)
     absent = next((each for each in extras if not is_installed(each)), "")
     if not absent:
         pytest.skip("every extra is installed")
-    (tmp_path / "mine.py").write_text(f"import {absent}\nasync def run(task, client): ...\n")
-    section = {"name": "agent", "target": "mine:run"}
-    finding = one(check_targets(config(environment=section), tmp_path))
+    code = f"import {absent}\nasync def f(task, client): ...\n"
+    finding = one(check_code(tmp_path, code, name="agent"))
     assert f"pip install 'offbeat[{extras[absent]}]'" in finding.fix
 
 
@@ -964,59 +948,55 @@ def test_a_value_that_a_run_has_left_out_of_its_config_is_asked_for() -> None:
     assert list(check_secrets(config())) == []
 
 
-def test_rows_that_leave_no_room_for_a_response_are_told_before_a_run_draws_them(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    long = f'{{"prompt": "{"1+" * 60}1="}}\n'
-    path.write_text('{"prompt": "1+1="}\n' * 300 + long)
+SHORT = '{"prompt": "1+1="}\n'
+LONG = f'{{"prompt": "{"1+" * 60}1="}}\n'
+
+
+def check_rows(path: Path, rows: str, **sections: Any) -> list[Finding]:
+    """What the check says of the lengths of these rows, for a model of 64 tokens."""
+    path.write_text(rows)
     recipe = config(
         model={"path": str(ROOT / "models" / "tiny-addition")},
         generator={"max_model_len": 64},
         data={"path": str(path)},
         environment={"name": "function", "target": "mine:reward"},
-        eval={"interval": 1, "path": str(path)},
+        **sections,
     )
-    found = list(check_prompt_lengths(recipe))
+    return list(check_prompt_lengths(recipe))
+
+
+def test_rows_that_leave_no_room_for_a_response_are_told_before_a_run_draws_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    found = check_rows(path, SHORT * 300 + LONG, eval={"interval": 1, "path": str(path)})
     assert [finding.level for finding in found] == [Level.WARNING] * 2
     assert "the 200 longest of 301 rows in data.path were tokenised: 1 leave" in found[0].message
     assert "row 300" in found[0].message and "eval.path" in found[1].message
 
 
 def test_rows_that_the_tokenizer_cannot_write_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "1+1="}\n{"prompt": "Grüße"}\n')
-    recipe = config(
-        model={"path": str(ROOT / "models" / "tiny-addition")},
-        data={"path": str(path)},
-        environment={"name": "function", "target": "mine:reward"},
-    )
-    lengths, unknown = check_prompt_lengths(recipe)
+    rows = SHORT + '{"prompt": "Grüße"}\n'
+    lengths, unknown = check_rows(tmp_path / "rows.jsonl", rows)
     assert (lengths.level, unknown.level) == (Level.OK, Level.WARNING)
     assert "1 have text that the tokenizer of model.path does not know" in unknown.message
     assert "row 1" in unknown.message
 
 
-def test_rows_that_are_sure_to_end_the_run_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"prompt": "{"1+" * 60}1="}}\n' * 3 + '{"prompt": "1+1="}\n')
-
-    def level(**changes: Any) -> Level:
-        recipe = config(
-            model={"path": str(ROOT / "models" / "tiny-addition")},
-            generator={"max_model_len": 64},
-            data={"path": str(path)},
-            environment={"name": "function", "target": "mine:reward"},
-            groups_per_step=2,
-            **changes,
-        )
-        return one(check_prompt_lengths(recipe)).level
-
-    assert level(steps=2, rollout={"drop_budget": 2}) is Level.ERROR
-    assert level(steps=2, rollout={"drop_budget": 3}) is Level.WARNING
-    assert level(steps=1, rollout={"drop_budget": 2}) is Level.WARNING, "it may draw others"
-    path.write_text(f'{{"prompt": "{"1+" * 60}1="}}\n' * 3)
-    assert level(steps=1, rollout={"drop_budget": 9}) is Level.ERROR
+@pytest.mark.parametrize(
+    ("rows", "steps", "drop_budget", "level"),
+    [
+        (LONG * 3 + SHORT, 2, 2, Level.ERROR),
+        (LONG * 3 + SHORT, 2, 3, Level.WARNING),
+        (LONG * 3 + SHORT, 1, 2, Level.WARNING),  # it may draw others
+        (LONG * 3, 1, 9, Level.ERROR),
+    ],
+)
+def test_rows_that_are_sure_to_end_the_run_are_an_error(
+    tmp_path: Path, rows: str, steps: int, drop_budget: int, level: Level
+) -> None:
+    sizes = {"steps": steps, "groups_per_step": 2, "rollout": {"drop_budget": drop_budget}}
+    assert one(check_rows(tmp_path / "rows.jsonl", rows, **sizes)).level is level
 
 
 def test_built_in_environments_need_no_target() -> None:
