@@ -1,10 +1,7 @@
 """The agent among the environments: where lists show it, and how the core reads its traits."""
 
-import pytest
-
 from offbeat.config.environment_traits import known_environments
 from offbeat.config.loader import load_recipe
-from offbeat.config.problems import ConfigError
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.environment_plugin import PluginOfAgents, find_environment
 from offbeat.environments.row_checks import row_check
@@ -29,26 +26,6 @@ def test_a_task_may_have_any_keys() -> None:
     task = {"image": 5}
     assert row_check(EnvironmentConfig(name="agent", target="agents:play"))(task) is None
     assert row_check(EnvironmentConfig(name="function", target="rewards:score"))(task) is not None
-
-
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (
-            ["environment.command=[play]", FUNCTION],
-            r"environment\.target is not used: the agent is",
-        ),
-        (
-            ["environment.command=[play]", "environment.episodes_per_child=2"],
-            r"environment\.episodes_per_child=2 cannot be: with each episode of a program",
-        ),
-        ([FUNCTION, "environment.max_turns=2"], "an agent decides itself how often it calls"),
-        ([], "nothing names your agent function"),
-    ],
-)
-def test_settings_that_an_agent_cannot_have_are_refused(overrides: list[str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        load_recipe(None, [*RECIPE, *overrides])
 
 
 def test_one_episode_of_a_program_per_process_is_accepted() -> None:

@@ -50,6 +50,7 @@ ATTACKS: Final[Sequence[Attack]] = [
     Attack("one length, twice", f"{POST}{LENGTH}{LENGTH}\r\n{CHAT}"),
     Attack("a list of lengths", f"{POST}Content-Length: 2, 2\r\n\r\n{{}}"),
     Attack("a length with a sign", f"{POST}Content-Length: +2\r\n\r\n{{}}"),
+    Attack("a negative length", f"{POST}Content-Length: -1\r\n\r\n{{}}"),
     Attack("a hexadecimal length", f"{POST}Content-Length: 0x2\r\n\r\n{{}}"),
     Attack("an empty length", f"{POST}Content-Length: \r\n\r\n{{}}"),
     Attack(

@@ -384,6 +384,7 @@ def test_an_agent_needs_tasks() -> None:
 def test_an_agent_counts_its_turns_itself() -> None:
     text = only({"environment": {**AGENT, "max_turns": 4}}, DATA)
     assert "environment.max_turns=4 is not used" in text
+    assert "an agent decides itself how often it calls the model" in text
 
 
 def test_variables_are_kept_from_agents_alone() -> None:
@@ -410,7 +411,7 @@ def test_an_agent_is_a_function_or_a_program() -> None:
     assert "nothing names your agent function" in only({"environment": {"name": "agent"}}, DATA)
     for other in ({"target": "a:b"}, {"options": {"x": 1}}):
         text = only({"environment": {**program, **other}}, DATA)
-        assert f"environment.{next(iter(other))} is not used" in text
+        assert f"environment.{next(iter(other))} is not used: the agent is the program" in text
     assert "only an agent may be a program" in only({"environment": {"command": ["./agent"]}})
 
 
