@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from offbeat.launch.commands.main import app
 from offbeat.plugins.report.document import write_report
 from offbeat.plugins.watch.prometheus import exposition
-from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns, run_lines
+from offbeat.plugins.watch.runs import WatchedRuns, run_lines
 from offbeat.plugins.watch.server import COOKIE, MAX_CONNECTIONS, MAX_STREAMS, Access, WatchServer
 from offbeat.runs.page_files import LinkRefused
 from offbeat.telemetry.records import MetricRecord
@@ -165,16 +165,6 @@ def test_nothing_but_get_is_answered(client: Client, method: str) -> None:
 def test_a_name_that_leads_elsewhere_is_not_found(client: Client, name: str) -> None:
     for path in (f"/run/{name}", f"/run/{name}/data", f"/run/{name}/events"):
         assert client.allowed(path).status == 404, path
-
-
-def test_a_run_with_a_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
-    run = shown_run.finished(tmp_path / "runs" / "one", 2)
-    secret = tmp_path / "secret.yaml"
-    secret.write_text("password: 1")
-    (run / "config.yaml").unlink()
-    (run / "config.yaml").symlink_to(secret)
-    with pytest.raises(NoSuchRun):
-        WatchedRuns.at(tmp_path / "runs").directory("one")
 
 
 @pytest.mark.parametrize(

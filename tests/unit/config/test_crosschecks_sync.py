@@ -16,10 +16,6 @@ def messages(sync: dict[str, Any], **model: str) -> list[str]:
     return [f"{clash.message}. {clash.hint}" for clash in found]
 
 
-def test_the_defaults_go_together() -> None:
-    assert messages({"transport": "object_store"}) == []
-
-
 def test_embedded_engines_serve_the_type_of_the_model() -> None:
     (text,) = messages({"wire_dtype": "bfloat16"})
     assert "sync.wire_dtype=bfloat16 does not fit generator.backend=embedded" in text

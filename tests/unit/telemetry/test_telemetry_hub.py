@@ -38,15 +38,6 @@ def test_every_sink_gets_every_record_in_order() -> None:
     assert other.closed
 
 
-def test_what_is_emitted_before_the_start_is_kept() -> None:
-    sink = FakeSink()
-    telemetry = Telemetry([sink])
-    emit_steps(telemetry, 1, 3)
-    telemetry.start()
-    telemetry.close(30)
-    assert sink.steps == [1, 2, 3]
-
-
 def test_a_run_that_ends_before_the_start_loses_nothing() -> None:
     sink = FakeSink()
     telemetry = Telemetry([sink])
@@ -90,21 +81,6 @@ def test_a_sink_that_cannot_open_yet_is_back_filled_in_order() -> None:
     emit_steps(telemetry, 1, 50)
     telemetry.close(30)  # ends the pause: one more try, which succeeds
     assert sink.steps == list(range(1, 51))
-
-
-def test_a_sink_that_blocks_delays_no_other_sink() -> None:
-    blocked, healthy = FakeSink("blocked"), FakeSink("healthy")
-    blocked.gate.clear()
-    telemetry = Telemetry([blocked, healthy])
-    telemetry.start()
-    emit_steps(telemetry, 1, 1)
-    assert blocked.entered.wait(30)
-    emit_steps(telemetry, 2, 20)
-    healthy.wait_for(20)
-    assert blocked.steps == []
-    blocked.gate.set()
-    telemetry.close(30)
-    assert blocked.steps == healthy.steps
 
 
 def test_a_full_spool_loses_its_oldest_records_and_no_other_sinks() -> None:
