@@ -54,15 +54,3 @@ def test_whoever_takes_or_returns_arrays_names_their_axes(room: str) -> None:
 )
 def test_the_rule_about_axes_knows_an_offence(source: str) -> None:
     assert list(without_axes(source))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def lengths_S(mask_N: Tensor) -> Tensor: ...",
-        'def f(mask: Tensor) -> Tensor:\n "Return [N] of [N, V]."',
-        "def f(count: int) -> str: ...",
-    ],
-)
-def test_the_rule_about_axes_leaves_what_is_named_alone(source: str) -> None:
-    assert not list(without_axes(source))

@@ -141,11 +141,6 @@ def test_the_rule_about_replay_sees_through_aliases(source: str) -> None:
     assert list(uses_of(NOT_REPLAYABLE, source))
 
 
-def test_a_seeded_generator_and_the_loop_clock_are_allowed() -> None:
-    source = "import asyncio, random\nrandom.Random(0).random()\nasyncio.get_running_loop().time()"
-    assert not list(uses_of(NOT_REPLAYABLE, source))
-
-
 def test_what_the_simulator_replays_reads_no_wall_clock_no_hidden_randomness_and_no_thread() -> (
     None
 ):
@@ -202,11 +197,6 @@ def test_a_pure_room_loads_neither_ray_nor_torch(room: str) -> None:
 @pytest.mark.parametrize("path", ["/home/ada/run", "see /tmp/x.json", "'/root/.cache'"])
 def test_the_rule_about_paths_knows_one(path: str) -> None:
     assert FOREIGN_PATH.search(path)
-
-
-@pytest.mark.parametrize("text", ["https://example.org/home/x", "$HOME/tmp/x", "runs/tmp/x"])
-def test_the_rule_about_paths_leaves_addresses_and_relative_paths_alone(text: str) -> None:
-    assert not FOREIGN_PATH.search(text)
 
 
 def test_no_file_in_version_control_names_a_path_of_one_machine() -> None:
@@ -344,13 +334,6 @@ def openings_without_a_subject(source: str) -> Iterator[tuple[int, str]]:
 )
 def test_the_rule_about_docstrings_knows_an_offence(text: str) -> None:
     assert list(openings_without_a_subject(f'def f():\n    """{text}"""'))
-
-
-@pytest.mark.parametrize(
-    "text", ["Return whether it holds a version.", "Offline copy.", "Items in order.", "Asks once."]
-)
-def test_the_rule_about_docstrings_leaves_a_sentence_with_a_subject_alone(text: str) -> None:
-    assert not list(openings_without_a_subject(f'def f():\n    """{text}"""'))
 
 
 def test_a_docstring_says_what_the_thing_is_or_does() -> None:
