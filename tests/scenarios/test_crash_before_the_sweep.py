@@ -14,7 +14,7 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.plugins.simulation.draws import EpisodePlan
 from offbeat.plugins.simulation.episode import play as play_episode
 from offbeat.plugins.simulation.schedule import PlannedFault
-from tests.support.scenarios import SurvivingPayloads, next_incarnation, outcome, play
+from tests.scenarios.playing import SurvivingPayloads, next_incarnation, outcome, play
 from tests.support.world import World
 
 

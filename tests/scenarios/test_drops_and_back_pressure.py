@@ -16,8 +16,7 @@ from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from tests.support.fakes import FakeGenerator, FakeRollouts
-from tests.support.scenarios import (
+from tests.scenarios.playing import (
     EVERY_SAMPLER,
     SAMPLERS,
     PoisonedRollouts,
@@ -29,6 +28,7 @@ from tests.support.scenarios import (
     reward_failure,
     use_rollouts,
 )
+from tests.support.fakes import FakeGenerator, FakeRollouts
 from tests.support.world import World
 
 FLAT = {"rewards": (1.0, 1.0)}

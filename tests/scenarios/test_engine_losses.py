@@ -17,8 +17,7 @@ from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
-from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
-from tests.support.scenarios import (
+from tests.scenarios.playing import (
     SAMPLERS,
     DiesAfterSync,
     outcome,
@@ -26,6 +25,7 @@ from tests.support.scenarios import (
     use_engine,
     use_rollouts,
 )
+from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.world import World
 
 Service = tuple[str, str, int | None, str | None]
