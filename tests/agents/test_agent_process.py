@@ -8,15 +8,12 @@ import pytest
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
-from offbeat.plugins.agents.endpoint.session import SessionLimits
-from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
-from tests.support.agent_endpoint import END, DrawnBytes, template
+from tests.support.agent_endpoint import DrawnBytes, started_groups
 
 pytest.importorskip("openai", reason="the extra agents is not installed")
 
@@ -28,15 +25,10 @@ def test_an_agent_with_openais_client_is_trained_on_the_tokens_it_was_answered()
 
     async def main() -> tuple[Receipt, Columns]:
         recipe = EnvironmentConfig(name="agent", target="openai_agents:converses")
-        bridge = TemplateBridge(made := template(), made.end_texts((END,)))
-        groups = AgentGroups(make_agent(recipe, Path(__file__).parent), bridge, SessionLimits())
-        await groups.start()
-        try:
+        async with started_groups(make_agent(recipe, Path(__file__).parent)) as groups:
             task = RolloutTask(Prompt(7, 0, 7, {"question": "?"}), 1, 1, "engine-0", 3, 60.0)
             client = EngineClient(task, engine.generate, SamplingParams(max_new_tokens=40), 4000)
             return await groups.run_group(client, SampleFailurePolicy("retry"))
-        finally:
-            await groups.close()
 
     receipt, columns = asyncio.run(main())
     assert (receipt.rewards, receipt.turns) == ((1.0,), (2,))

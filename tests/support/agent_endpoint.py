@@ -1,14 +1,16 @@
 """A ChatML tokenizer of bytes, and an engine that draws bytes; both are made here."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from offbeat.environments.environment_plugin import Agent
 from offbeat.fakes.results import make_result
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
@@ -18,6 +20,7 @@ from offbeat.messages.generation import (
     SamplingParams,
 )
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
 from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
@@ -144,3 +147,21 @@ def session(
     client = EngineClient(task(seed), engine.generate, sampling, max_model_len)
     joins = bridge or TemplateBridge(made, made.end_texts(end_ids))
     return SampleSession(client, joins, limits=limits or SessionLimits())
+
+
+@asynccontextmanager
+async def started_groups(
+    agent: Agent,
+    bridge: ChatBridge | None = None,
+    limits: SessionLimits | None = None,
+    branches: Literal["train", "mask"] = "train",
+) -> AsyncIterator[AgentGroups]:
+    """Start the groups of an agent, and close them at the end."""
+    made = template()
+    joins = bridge or TemplateBridge(made, made.end_texts((END,)))
+    groups = AgentGroups(agent, joins, limits or SessionLimits(), branches)
+    await groups.start()
+    try:
+        yield groups
+    finally:
+        await groups.close()

@@ -17,14 +17,13 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.session import SessionLimits
-from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.samples import TOO_FEW, SampleFailurePolicy
 from offbeat.transfer_queue import schema
-from tests.support.agent_endpoint import END, DrawnBytes, template
+from tests.support.agent_endpoint import DrawnBytes, started_groups
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -50,14 +49,8 @@ async def with_agent(
     recipe = EnvironmentConfig(
         name="agent", target=f"user_agents:{name}", options=options, reward_workers=workers
     )
-    made = template()
-    bridge = TemplateBridge(made, made.end_texts((END,)))
-    groups = AgentGroups(make_agent(recipe, HERE), bridge, limits or SessionLimits())
-    await groups.start()
-    try:
+    async with started_groups(make_agent(recipe, HERE), limits=limits) as groups:
         return await use(groups)
-    finally:
-        await groups.close()
 
 
 def client(of: RolloutTask, generate: Generate) -> EngineClient:

@@ -13,13 +13,10 @@ from offbeat.environments.factory import BadEnvironment
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
-from offbeat.plugins.agents.endpoint.session import SessionLimits
-from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.samples import TOO_FEW, SampleFailurePolicy
-from tests.support.agent_endpoint import END, DrawnBytes, template
+from tests.support.agent_endpoint import DrawnBytes, started_groups
 
 HERE = Path(__file__).parent
 TASK = RolloutTask(Prompt(7, 0, 7, {"question": "how many"}), 1, 1, "engine-0", 3, 60.0)
@@ -31,10 +28,7 @@ def play(*arguments: str, engine: DrawnBytes | None = None, left: Path | None = 
     async def main() -> Receipt:
         command = (sys.executable, "program_agent.py", *arguments)
         agent = make_agent(EnvironmentConfig(name="agent", command=command), HERE)
-        bridge = TemplateBridge(made := template(), made.end_texts((END,)))
-        groups = AgentGroups(agent, bridge, SessionLimits())
-        await groups.start()
-        try:
+        async with started_groups(agent) as groups:
             generate = (engine or DrawnBytes()).generate
             client = EngineClient(TASK, generate, SamplingParams(max_new_tokens=40), 4000)
             receipt, _ = await groups.run_group(client, SampleFailurePolicy("mask"))
@@ -43,8 +37,6 @@ def play(*arguments: str, engine: DrawnBytes | None = None, left: Path | None = 
                 await groups.run_group(client, SampleFailurePolicy("mask"))
                 assert not _runs(earlier)
             return receipt
-        finally:
-            await groups.close()
 
     return asyncio.run(main())
 

@@ -16,17 +16,16 @@ from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
 from offbeat.plugins.agents.endpoint.chat import ChatMessage
-from offbeat.plugins.agents.endpoint.session import Branch, ChatTurn, SessionLimits
+from offbeat.plugins.agents.endpoint.session import Branch, ChatTurn
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
-from tests.support.agent_endpoint import NO_END_TOKENS, DrawnBytes, session
+from tests.support.agent_endpoint import NO_END_TOKENS, DrawnBytes, session, started_groups
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 
@@ -93,19 +92,14 @@ def test_an_agent_in_its_process_is_trained_on_what_the_engine_computes() -> Non
         tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
         tokenizer.chat_template = NO_END_TOKENS
         recipe = EnvironmentConfig(name="agent", target="user_agents:converses", reward_workers=2)
-        groups = AgentGroups(
-            make_agent(recipe, Path(__file__).parent),
-            TemplateBridge(TokenizerTemplate(tokenizer), {1: "<eos>"}),
-            SessionLimits(),
-        )
-        await groups.start()
-        try:
+        agent = make_agent(recipe, Path(__file__).parent)
+        bridge = TemplateBridge(TokenizerTemplate(tokenizer), {1: "<eos>"})
+        async with started_groups(agent, bridge) as groups:
             one = RolloutTask(Prompt(7, 0, 7, {"question": "12+34="}), 1, 3, "engine-0", 3, 60.0)
             client = EngineClient(one, loop.generate, SamplingParams(max_new_tokens=8), 256)
-            return await groups.run_group(client, SampleFailurePolicy("retry"))
-        finally:
-            await groups.close()
-            await loop.close()
+            played = await groups.run_group(client, SampleFailurePolicy("retry"))
+        await loop.close()
+        return played
 
     receipt, columns = asyncio.run(play_group())
     assert receipt.turns == (2, 2, 2)

@@ -20,12 +20,10 @@ from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
-from offbeat.plugins.agents.endpoint.session import SessionLimits
-from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import AgentFunction, playing
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.samples import SampleFailurePolicy
-from tests.support.agent_endpoint import END, DrawnBytes, template
+from tests.support.agent_endpoint import DrawnBytes, started_groups
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -46,16 +44,10 @@ async def with_agent(
     grace_s: float = 20.0,
     **options: Any,
 ) -> T:
-    made = template()
-    bridge = TemplateBridge(made, made.end_texts((END,)))
     limits = playing(AT_ONCE, grace_s=grace_s)
     agent = AgentFunction(target(name, **options), processes, limits)
-    groups = AgentGroups(agent, bridge, SessionLimits())
-    await groups.start()
-    try:
+    async with started_groups(agent) as groups:
         return await use(groups)
-    finally:
-        await groups.close()
 
 
 def client(

@@ -19,8 +19,6 @@ from offbeat.messages.failures import RolloutFailed
 from offbeat.messages.fences import StepKey
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
-from offbeat.plugins.agents.endpoint.session import SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient
@@ -34,6 +32,7 @@ from tests.support.agent_endpoint import (
     STRIPS_EARLIER_THINKING,
     VOCABULARY,
     DrawnBytes,
+    started_groups,
     template,
 )
 
@@ -60,17 +59,14 @@ def rolled_out(
         )
         made = template(STRIPS_EARLIER_THINKING)
         bridge = TemplateBridge(made, made.end_texts((END,)))
-        groups = AgentGroups(make_agent(recipe, HERE), bridge, SessionLimits(), branches)
-        await groups.start()
-        try:
+        agent = make_agent(recipe, HERE)
+        async with started_groups(agent, bridge, branches=branches) as groups:
             row = {"question": "how many"}
             of = RolloutTask(
                 Prompt(7, 0, 7, row), 1, samples, "engine-0", 3, 60.0, evaluation=evaluation
             )
             client = EngineClient(of, engine.generate, SamplingParams(max_new_tokens=40), 4000)
             return await groups.run_group(client, SampleFailurePolicy("retry"))
-        finally:
-            await groups.close()
 
     return asyncio.run(main())
 
