@@ -1,7 +1,7 @@
 """Every implementation of the generator's port keeps the contract."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +35,8 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import plan, release_digest
 from tests.support.fakes import FakeGenerator
-from tests.support.holding_engines import HoldingEmbedded, HoldingServer, HoldingStub
+from tests.support.holding_engines import HoldingEmbedded, HoldingServer
+from tests.support.renewed_actors import RenewedHoldingEngine, SharedActors
 from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
@@ -231,18 +232,9 @@ def play_locally(run_dir: Path) -> Callable[[Story], None]:
     return play
 
 
-def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
+def play_over_ray(engine: Handle) -> Callable[[Story], None]:
     def play(story: Story) -> None:
-        actor = ray.remote(HoldingStub).options(num_cpus=0, max_restarts=-1)
-        engine: Handle = actor.remote(spec_in(run_dir))
-
-        async def main() -> None:
-            await story(RayBench(RayGenerator(NAME, engine), engine))
-
-        try:
-            asyncio.run(main())
-        finally:
-            ray.kill(engine)
+        asyncio.run(story(RayBench(RayGenerator(NAME, engine), engine)))
 
     return play
 
@@ -266,9 +258,19 @@ class TestGenerators(GeneratorContract):
                 return play_on_embedded(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def engines(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedActors]:
+    actor = ray.remote(RenewedHoldingEngine).options(num_cpus=0, max_restarts=-1)
+    run_dir = tmp_path_factory.mktemp("engine")
+    engines = SharedActors(lambda _: [actor.remote(spec_in(run_dir))])
+    yield engines
+    engines.kill()
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 class TestGeneratorOverRay(GeneratorContract):
     @pytest.fixture
-    def play(self, local_ray: None, tmp_path: Path) -> Play:
-        return play_over_ray(tmp_path)
+    def play(self, engines: SharedActors) -> Play:
+        (engine,) = engines.renewed()
+        return play_over_ray(engine)

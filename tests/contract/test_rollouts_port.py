@@ -1,7 +1,7 @@
 """Every implementation of the rollouts' port keeps the contract."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from rollouts_contract import FENCE, QUICK, SLOW, Bench, Play, RolloutsContract,
 from simulated import simulate
 
 from offbeat.actors.engine_actor import StubEngineActor
-from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_worker import LIVENESS
@@ -41,6 +40,7 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.worker import FakeWorker
 from offbeat.rollouts.worker import EnvironmentSpec
 from tests.support.fakes import FakeGenerator, FakeRollouts
+from tests.support.renewed_actors import RenewedEngine, RenewedWorker, SharedActors
 from tests.support.virtual_time import run
 
 CONFIG = RunConfig.model_validate(
@@ -183,31 +183,33 @@ def play_locally(run_dir: Path) -> Callable[[Story], None]:
     return play
 
 
-def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
-    def engine(name: str) -> Handle:
-        options = {"name": f"{run_dir.name}/{name}", "num_cpus": 0, "max_restarts": -1}
-        return ray.remote(StubEngineActor).options(**options).remote(engine_in(run_dir, name))
+def actors_in(run_dir: Path, number: int) -> list[Handle]:
+    """Start a worker and its engines."""
+    known = {name: f"{run_dir.name}/{number}/{name}" for name in (QUICK, SLOW)}
+    worker = ray.remote(concurrency_groups={LIVENESS: 1})(RenewedWorker)  # pyright: ignore[reportCallIssue] -- Ray declares no such option
+    engine = ray.remote(RenewedEngine)
+    options = {"num_cpus": 0, "max_restarts": -1}
+    return [
+        worker.options(**options).remote(worker_in(run_dir / "worker", known)),
+        *(
+            engine.options(name=known[name], **options).remote(engine_in(run_dir / name, name))
+            for name in known
+        ),
+    ]
 
+
+def play_over_ray(worker: Handle, engines: Sequence[Handle]) -> Callable[[Story], None]:
     def play(story: Story) -> None:
-        engines = {name: engine(name) for name in (QUICK, SLOW)}
-        known = {name: f"{run_dir.name}/{name}" for name in engines}
-        actor = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)  # pyright: ignore[reportCallIssue] -- Ray declares no such option
-        actor = actor.options(num_cpus=0, max_restarts=-1)
-        worker: Handle = actor.remote(worker_in(run_dir, known))
-
         async def main() -> None:
             rollouts = RayRollouts([worker])
-            generators = {name: RayGenerator(name, handle) for name, handle in engines.items()}
+            named = zip((QUICK, SLOW), engines, strict=True)
+            generators = {name: RayGenerator(name, handle) for name, handle in named}
             bench = RealBench(rollouts, generators)
             await bench.serve()
             await story(bench)
             await rollouts.close()
 
-        try:
-            asyncio.run(main())
-        finally:
-            for handle in (worker, *engines.values()):
-                ray.kill(handle)
+        asyncio.run(main())
 
     return play
 
@@ -236,9 +238,17 @@ class TestRolloutsInProcess(RolloutsContract):
         return play_in_process(tmp_path) if request.param == "actors" else play_locally(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def actors(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedActors]:
+    actors = SharedActors(partial(actors_in, tmp_path_factory.mktemp("rollouts")))
+    yield actors
+    actors.kill()
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 class TestRolloutsOverRay(RolloutsContract):
     @pytest.fixture
-    def play(self, local_ray: None, tmp_path: Path) -> Play:
-        return play_over_ray(tmp_path)
+    def play(self, actors: SharedActors) -> Play:
+        worker, *engines = actors.renewed()
+        return play_over_ray(worker, engines)

@@ -1,7 +1,7 @@
 """Every implementation of the trainer's port keeps the contract."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
 from tests.support.fakes import FakeTrainer
+from tests.support.renewed_actors import RenewedTrainer, SharedActors
 from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
@@ -189,20 +190,14 @@ class RayBench(RealBench):
         return [PayloadHandle(ref, index) for index in range(len(groups))]
 
 
-def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
+def play_over_ray(rank: Handle) -> Callable[[Story], None]:
     def play(story: Story) -> None:
-        actor = ray.remote(StubTrainerActor).options(num_cpus=0, max_restarts=-1)
-        rank: Handle = actor.remote(TrainerSpec(CONFIG, str(run_dir)))
-
         async def main() -> None:
             bench = RayBench(RayTrainer([rank]))
             await bench.up()
             await story(bench)
 
-        try:
-            asyncio.run(main())
-        finally:
-            ray.kill(rank)
+        asyncio.run(main())
 
     return play
 
@@ -228,9 +223,19 @@ class TestTrainers(TrainerContract):
                 return play_in_process(TorchTrainerActor, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def ranks(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedActors]:
+    actor = ray.remote(RenewedTrainer).options(num_cpus=0, max_restarts=-1)
+    spec = TrainerSpec(CONFIG, str(tmp_path_factory.mktemp("rank")))
+    ranks = SharedActors(lambda _: [actor.remote(spec)])
+    yield ranks
+    ranks.kill()
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 class TestTrainerOverRay(TrainerContract):
     @pytest.fixture
-    def play(self, local_ray: None, tmp_path: Path) -> Play:
-        return play_over_ray(tmp_path)
+    def play(self, ranks: SharedActors) -> Play:
+        (rank,) = ranks.renewed()
+        return play_over_ray(rank)

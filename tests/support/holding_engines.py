@@ -2,7 +2,7 @@
 
 import asyncio
 
-from offbeat.actors.engine_actor import EmbeddedEngineActor, StubEngineActor
+from offbeat.actors.engine_actor import EmbeddedEngineActor
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.incoming import IncomingRelease
@@ -25,9 +25,6 @@ class HoldingEngine(EngineServer):
             self._release_received.set()
             await asyncio.Event().wait()
         return await super()._load_release(incoming)
-
-
-class HoldingStub(HoldingEngine, StubEngineActor): ...
 
 
 class HoldingEmbedded(HoldingEngine, EmbeddedEngineActor): ...
