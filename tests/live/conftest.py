@@ -40,4 +40,4 @@ def runtime(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def start(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Begin a run on this runtime in a directory of its own."""
-    return make_start(tmp_path_factory.mktemp(f"live-{runtime}"), runtime)
+    return make_start(tmp_path_factory.mktemp(f"live-{runtime}"), runtime, is_warm=True)

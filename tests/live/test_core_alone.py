@@ -48,13 +48,13 @@ def said(core: Path) -> Said:
     return partial(WarmCommands(["core.py", str(core)], core).run, core)
 
 
-def test_the_quickstart_trains(core: Path) -> None:
+def test_the_quickstart_trains(core: Path, said: Said) -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
-    done = offbeat(core, "train", str(recipe), "--local", "steps=2", "run_dir=run")
+    done = said("train", str(recipe), "--local", "steps=2", "run_dir=run")
     assert done.returncode == 0, done.stderr
     assert (core / "run" / "checkpoints" / "step_2" / "model.safetensors").exists()
     assert not (core / "run" / "wandb").exists()
-    replayed = offbeat(core, "replay", "run")
+    replayed = said("replay", "run")
     assert replayed.returncode == 0, replayed.stdout
 
 

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -36,7 +34,8 @@ from tests.support.live_run import offbeat
 from tests.support.no_address import no_address
 from tests.support.own_logging import own_logging
 from tests.support.run_records import RunRecords
-from tests.support.starting import STUB, make_start
+from tests.support.starting import ROOT, STUB, make_start
+from tests.support.warm_commands import warm_commands
 
 STEPS = 12
 QUICK = (f"steps={STEPS}", "stub.median_rollout_s=0.01", "stub.step_s=0.01")
@@ -201,10 +200,8 @@ def test_a_process_that_ends_at_a_crash_point_is_resumed_without_a_loss(
 ) -> None:
     run_dir = tmp_path / "run"
     settings = [*QUICK, "runtime=local", "checkpoint.interval=2", "wandb.mode=disabled"]
-    command = [sys.executable, "-m", "tests.live.crash_at", point.value, "3", str(run_dir)]
-    crashed = subprocess.run(
-        [*command, str(STUB), *settings], check=False, timeout=100, capture_output=True
-    )
+    given = (point.value, 3, run_dir, STUB, *settings)
+    crashed = warm_commands().run(ROOT, *given, program="tests.live.crash_at")
     assert crashed.returncode == CRASHED, crashed.stderr
     code, text = offbeat("train", "--resume", run_dir)
     assert code == 0, text
@@ -217,7 +214,7 @@ def test_a_process_that_ends_at_a_crash_point_is_resumed_without_a_loss(
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_at_random_moments_loses_nothing(tmp_path: Path, kills: int) -> None:
     draw, steps = random.Random(kills), 4 * kills + 4
-    start = make_start(tmp_path, "local")
+    start = make_start(tmp_path, "local", is_warm=True)
     settings = (f"steps={steps}", "stub.step_s=0.05", "checkpoint.interval=3")
     run_dir = tmp_path / "run"
     for kill in range(kills):

@@ -16,7 +16,7 @@ SETTINGS = (
 
 
 def test_the_weights_that_a_live_run_shares_are_those_of_its_checkpoint(tmp_path: Path) -> None:
-    with make_start(tmp_path, "local")("run", RECIPE, *SETTINGS) as run:
+    with make_start(tmp_path, "local", is_warm=True)("run", RECIPE, *SETTINGS) as run:
         run.trained_steps(3)
         assert offbeat("control", run.run_dir, "pause")[0] == 0
         run.logged("run.command")

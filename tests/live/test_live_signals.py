@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("default_signals")
 def test_a_signal_ends_a_run_in_order(
     start: Start, number: signal.Signals, *, whole_group: bool, code: int
 ) -> None:
-    with start(f"{number.name}-{whole_group}", STUB) as run:
+    with start(f"{number.name}-{whole_group}", STUB, is_warm=False) as run:
         run.trained_steps(3)
         run.interrupt(number, whole_group=whole_group)
         assert run.exit_code(within_s=60) == code
@@ -63,7 +63,7 @@ def test_a_signal_ends_a_run_in_order(
 @pytest.mark.long
 def test_a_run_whose_processes_all_get_a_signal_ends_soon_with_a_summary(start: Start) -> None:
     """As systemd and Slurm send it: the actors die, and Ray's control service with them."""
-    with start("everybody", STUB) as run:
+    with start("everybody", STUB, is_warm=False) as run:
         run.trained_steps(3)
         for process in reversed(run.processes()):
             process.send_signal(signal.SIGTERM)
@@ -77,7 +77,7 @@ def test_a_run_whose_processes_all_get_a_signal_ends_soon_with_a_summary(start: 
 
 @pytest.mark.only_ray
 def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
-    with start("early", STUB) as run:
+    with start("early", STUB, is_warm=False) as run:
         run.process("gcs_server")
         run.interrupt(signal.SIGINT, whole_group=True)
         assert run.exit_code(within_s=60) == 130
@@ -93,7 +93,7 @@ def test_an_interrupt_while_user_code_is_checked_waits_for_nobody(
 ) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
-    with start("checked", STUB, *policy, cwd=tmp_path) as run:
+    with start("checked", STUB, *policy, cwd=tmp_path, is_warm=False) as run:
         run.until("the policy is imported", (tmp_path / "imported").exists)
         run.interrupt(signal.SIGINT, whole_group=True)
         assert run.exit_code(within_s=60) == 130
@@ -107,7 +107,7 @@ def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
     (tmp_path / "endless.py").write_text(ENDLESS_ONCE_CHECKED)
     policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
     patience = "supervision.signal_grace_s=300"
-    with start("starting", STUB, *policy, patience, cwd=tmp_path) as run:
+    with start("starting", STUB, *policy, patience, cwd=tmp_path, is_warm=False) as run:
         run.until("the policy is imported", (tmp_path / "imported").exists)
         run.interrupt(signal.SIGINT, whole_group=True)
         assert run.exit_code(within_s=60) == 130

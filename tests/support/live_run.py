@@ -17,7 +17,7 @@ import psutil
 
 from offbeat.controller.commands import Stop
 from offbeat.launch.control import leave
-from tests.support.warm_commands import warm_commands
+from tests.support.warm_commands import warm_commands, warm_runs
 
 T = TypeVar("T")
 _LOOK_S = 0.05  # between two looks, each of which reads the whole process table
@@ -53,6 +53,21 @@ def offbeat(*args: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def _begin_cold(
+    cwd: Path, arguments: Sequence[str], environment: Mapping[str, str], *texts: Path
+) -> "subprocess.Popen[bytes]":
+    """Begin ``python -m offbeat`` as the leader of a session of its own."""
+    with texts[0].open("wb") as out, texts[1].open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "offbeat", *arguments],
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+        )
+
+
 class LiveRun:
     """One ``offbeat`` command and everything it starts.
 
@@ -67,11 +82,13 @@ class LiveRun:
         cwd: Path,
         environment: Mapping[str, str] = MappingProxyType({}),
         is_alone: bool = False,
+        is_warm: bool = False,
     ) -> None:
         """Start the command, as the leader of a process group of its own.
 
         ``environment`` is set for it beside what this process has. ``is_alone``: it may run without
-        another process.
+        another process. ``is_warm``: its process is a fork of one that has imported the modules; else
+        it is ``python -m offbeat``.
         """
         self._is_alone = is_alone
         self.run_dir = run_dir
@@ -79,17 +96,13 @@ class LiveRun:
         self._seen = set[psutil.Process]()
         self._shared_memory = set[str]()  # files
         where = [] if "--resume" in arguments else ["--run-dir", str(run_dir)]
-        command = [sys.executable, "-m", "offbeat", *arguments, *where]
         self.started_at = time.monotonic()
-        with self._texts[1].open("wb") as out, self._texts[2].open("wb") as err:
-            self._driver = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=err,
-                cwd=cwd,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
+        begin = warm_runs().start if is_warm else _begin_cold
+        variables = {**os.environ, **environment}
+        texts = self._texts.values()
+        for text in texts:
+            text.write_bytes(b"")
+        self._driver = begin(cwd, [*arguments, *where], variables, *texts)
         self._process = psutil.Process(self._driver.pid)
 
     def __enter__(self) -> Self:
@@ -104,7 +117,7 @@ class LiveRun:
         for process in (self._process, *self._seen):
             if process.is_running():
                 process.kill()
-        self._driver.wait()
+        until("the command is over", lambda: self._driver.poll() is not None, within_s=60)
 
     @property
     def wall_s(self) -> float:
@@ -150,9 +163,9 @@ class LiveRun:
             return silent or self._driver.poll() is not None
 
         until("the command ends", look, within_s=within_s or math.inf, explain=self._story)
-        if self._driver.poll() is None:
+        if (code := self._driver.poll()) is None:
             raise NeverHappened(f"the run wrote nothing for {_SILENT_S:g} s\n{self._story()}")
-        return self._driver.returncode
+        return code
 
     def _written(self) -> int:
         """Bytes of logs and journal."""

@@ -11,10 +11,10 @@ STUB = Path(__file__).with_name("stub.yaml")
 Start = Callable[..., LiveRun]
 
 
-def make_start(directory: Path, runtime: str = "ray") -> Start:
+def make_start(directory: Path, runtime: str = "ray", *, is_warm: bool = False) -> Start:
     """Return a function that begins a run: ``with start("name", recipe, "steps=3") as run``.
 
-    A run that is resumed keeps the runtime that its directory names.
+    A run that is resumed keeps the runtime that its directory names. ``is_warm``: see ``LiveRun``.
     """
 
     def begin(
@@ -24,6 +24,7 @@ def make_start(directory: Path, runtime: str = "ray") -> Start:
         command: str = "train",
         cwd: Path = directory,
         environment: Mapping[str, str] = MappingProxyType({}),
+        is_warm: bool = is_warm,
     ) -> LiveRun:
         given = [] if recipe is None else [str(recipe), "wandb.mode=disabled", f"runtime={runtime}"]
         return LiveRun(
@@ -32,6 +33,7 @@ def make_start(directory: Path, runtime: str = "ray") -> Start:
             cwd=cwd,
             environment=environment,
             is_alone=runtime == "local",
+            is_warm=is_warm,
         )
 
     return begin
