@@ -1,10 +1,8 @@
 """The contracts are written beside the tests; real actors in this process give its logging back."""
 
-from collections.abc import Iterator
-
 import pytest
-import ray
 
+from tests.support import shared_ray
 from tests.support.own_logging import own_logging
 
 pytest.register_assert_rewrite(
@@ -17,11 +15,9 @@ pytest.register_assert_rewrite(
 
 
 _own_logging = pytest.fixture(autouse=True)(own_logging)
+local_ray = shared_ray.local_ray
 
 
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray of its own for the tests of one file."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
-    yield
-    ray.shutdown()
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    shared_ray.leave_ray(item, nextitem)

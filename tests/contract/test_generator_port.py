@@ -234,7 +234,10 @@ def play_locally(run_dir: Path) -> Callable[[Story], None]:
 
 def play_over_ray(engine: Handle) -> Callable[[Story], None]:
     def play(story: Story) -> None:
-        asyncio.run(story(RayBench(RayGenerator(NAME, engine), engine)))
+        async def main() -> None:
+            await story(RayBench(RayGenerator(NAME, engine), engine))
+
+        asyncio.run(main())
 
     return play
 

@@ -116,13 +116,12 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One lane and one encoder rank for all tests of this file: each leaves them able to start again."""
     model, run_dir = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")
     make("idefics3").save_pretrained(model)
     (model / "tokenizer.json").write_text("{}")
     config = config_of(model)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
     cls = ray.remote(FaultyTrainerActor).options(num_cpus=0, max_restarts=-1)
     ranks = [cls.remote(TrainerSpec(config, str(run_dir), rank, 2)) for rank in (0, ENCODER)]
     bench = Bench(RayTrainer(ranks, config.trainer), ranks)
@@ -133,7 +132,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
     bench.undisturbed = asyncio.run(undisturbed())
     yield bench
-    ray.shutdown()
+    for rank in bench.ranks:
+        ray.kill(rank)
 
 
 def config_of(model: Path) -> RunConfig:

@@ -1,7 +1,6 @@
 """A driver asks a controller how the run is: the reply, no reply, and a controller that raises."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +8,6 @@ import ray
 
 from offbeat.launch.driver import ask_status
 from offbeat.messages.failures import RemoteBug
-
-
-@pytest.fixture(scope="module")
-def _ray() -> Iterator[None]:
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
-    yield
-    ray.shutdown()
 
 
 def controller(reply: bytes | Exception | None) -> Any:
@@ -32,7 +24,7 @@ def controller(reply: bytes | Exception | None) -> Any:
     return ray.remote(Asked).options(num_cpus=0).remote()
 
 
-@pytest.mark.usefixtures("_ray")
+@pytest.mark.usefixtures("local_ray")
 def test_a_controller_that_raises_instead_of_replying_is_an_error_and_no_silence() -> None:
     assert ask_status(controller(b"{}"), 60) == b"{}"
     with pytest.raises(RemoteBug, match="controller raised KeyError in its status: 'step'"):

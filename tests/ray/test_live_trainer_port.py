@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from offbeat.trainers.spec import TrainerSpec
 FENCE = Fence("run", 1)
 
 
-@pytest.fixture(scope="module")
-def _ray() -> Iterator[None]:
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
-    yield
-    ray.shutdown()
-
-
 async def up(trainer: RayTrainer) -> TrainerState:
     async with asyncio.timeout(240):
         while True:
@@ -42,7 +34,7 @@ def version_and_digest(state: TrainerState) -> tuple[int, str]:
     return state.version, state.digest
 
 
-@pytest.mark.usefixtures("_ray")
+@pytest.mark.usefixtures("local_ray")
 def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> None:
     config = RunConfig(steps=5, model=ModelConfig(path="m"))
     options = {"num_cpus": 0, "max_restarts": -1}

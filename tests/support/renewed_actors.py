@@ -19,7 +19,7 @@ class Renewed:
     """An actor of a run directory, which is made again in its process."""
 
     def __init__(self, spec: Any) -> None:
-        super().__init__(spec)
+        super().__init__(spec)  # pyright: ignore[reportCallIssue] -- the actor's, behind this class
         self._made_of = spec
 
     def renew(self) -> None:
