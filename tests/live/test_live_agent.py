@@ -43,7 +43,6 @@ def _ended(run: LiveRun) -> RunRecords:
     return records
 
 
-@pytest.mark.both_runtimes
 def test_a_run_trains_the_conversations_and_the_branches_of_an_agent(
     start: Start, project: Path
 ) -> None:

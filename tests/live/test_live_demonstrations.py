@@ -9,7 +9,6 @@ SFT, QUICKSTART = ROOT / "recipes" / "tiny-sft.yaml", ROOT / "recipes" / "quicks
 SMALL = ("groups_per_step=32", "checkpoint.interval=4", "trainer.optimizer.schedule=constant")
 
 
-@pytest.mark.both_runtimes
 def test_a_warm_start_trains_every_row_and_starts_no_engine(start: Start) -> None:
     with start("warm", SFT, "steps=15", *SMALL) as run:
         assert run.exit_code() == 0

@@ -1,6 +1,7 @@
 """The package in ``examples/engine``, installed beside this one: its engine in runs of both runtimes."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,16 @@ def test_its_name_and_its_keys_are_explained(plain: InstalledExample) -> None:
     assert "plain: Engines without a cache, to compare others with." in engines
 
 
-@pytest.mark.both_runtimes
 def test_its_engine_serves_each_version_through_transaction_and_canary(
     plain: InstalledExample, tmp_path: Path, runtime: str
 ) -> None:
     run = tmp_path / "run"
+    train = plain.command if runtime == "local" else partial(plain.python, "-m", "offbeat")
     for what in (
         ("recipe.yaml", f"runtime={runtime}", f"run_dir={run}", "steps=2"),
         ("--resume", run, "steps=4"),
     ):
-        done = plain.python("-m", "offbeat", "train", *what)
+        done = train("train", *what)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "agree" in plain.offbeat("replay", run)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""`offbeat eval` on real actors: a model is scored without a trainer."""
+"""`offbeat eval`: a model is scored without a trainer."""
 
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from tests.support.starting import ROOT, Start
 
 
 @pytest.mark.parametrize("dry", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.both_runtimes
 def test_a_recipe_is_evaluated_alone(start: Start, dry: bool) -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
     sets = ("eval.sets.few={prompts: 4, samples: 2}", "eval.sets.more.prompts=9")

@@ -10,7 +10,7 @@ from tests.support.starting import ROOT, STUB, Start
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 pytestmark = pytest.mark.both_runtimes
-STEPS, GROUPS, SAMPLES = 40, 16, 16
+STEPS, GROUPS, SAMPLES = 16, 16, 16
 
 
 @pytest.fixture(scope="module")
