@@ -84,7 +84,8 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
         assert "SIGINT before an orderly end" in run.out
         run.talks_to_people()
         run.nothing_is_left()
-    with start("early", None, "--resume", str(run.run_dir), "steps=3") as again:
+    resume = ("--resume", str(run.run_dir), "steps=3", "runtime=local")
+    with start("early", None, *resume) as again:
         assert again.exit_code() == 0, "a directory without a record is no dead end"
 
 
