@@ -48,9 +48,9 @@ class Maker:
         return 0, bytes(PADDING)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """The raylet that we are on; each test adds one that can die."""
+    """Two raylets: the one we are on, and one that can die."""
     head: dict[str, Any] = {"num_cpus": 1, "resources": {"here": 1}, **NO_DASHBOARD}
     both = Cluster(initialize_head=True, head_node_args=head | {"_system_config": SETTINGS})
     ray.init(address=both.address, log_to_driver=False)
