@@ -17,7 +17,7 @@ import psutil
 
 from offbeat.controller.commands import Stop
 from offbeat.launch.control import leave
-from tests.support.warm_commands import warm_commands, warm_runs
+from tests.support.warm_commands import warm_commands
 
 T = TypeVar("T")
 _LOOK_S = 0.05  # between two looks, each of which reads the whole process table
@@ -97,7 +97,7 @@ class LiveRun:
         self._shared_memory = set[str]()  # files
         where = [] if "--resume" in arguments else ["--run-dir", str(run_dir)]
         self.started_at = time.monotonic()
-        begin = warm_runs().start if is_warm else _begin_cold
+        begin = warm_commands().start if is_warm else _begin_cold
         variables = {**os.environ, **environment}
         texts = self._texts.values()
         for text in texts:

@@ -130,13 +130,7 @@ class WarmCommands:
 
 @functools.cache
 def warm_commands() -> WarmCommands:
-    """Return the commands of this package."""
-    return WarmCommands()
-
-
-@functools.cache
-def warm_runs() -> WarmCommands:
-    """Return the commands of this package, for runs: with the modules of trainers, engines and Ray."""
+    """Return the commands of this package, with the modules of trainers, engines and Ray for runs."""
     return WarmCommands(["-m", __name__, *_IMPORTED_BY_RUNS])
 
 
