@@ -13,7 +13,7 @@ from typing import Final
 import hypothesis
 import pytest
 
-from tests.support import virtual_time
+from tests.support.virtual_time import run
 
 HERE: Final = Path(__file__).parent
 LONG: Final = (
@@ -106,6 +106,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is ``async def``: on the virtual clock, or marked ``real_clock``."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    run_test = asyncio.run if pyfuncitem.get_closest_marker("real_clock") else run
+    run_test(test(**arguments))
+    return True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the process up before any test imports torch, transformers or Ray.
 
@@ -124,18 +136,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "ci", max_examples=examples, deadline=None, derandomize=True, print_blob=True
     )
     hypothesis.settings.load_profile("ci" if "CI" in os.environ else "offbeat")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop, whose clock is virtual if a marker says so."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
-        return None
-    is_virtual = pyfuncitem.get_closest_marker("virtual_time") is not None
-    run = virtual_time.run if is_virtual else asyncio.run
-    run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
-    return True
 
 
 @pytest.fixture

@@ -133,33 +133,27 @@ async def together(*calls: Awaitable[str]) -> list[str]:
     return list(await asyncio.gather(*calls))
 
 
-def test_what_is_asked_in_one_turn_travels_in_one_exchange() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        answers = await together(*(calls.call((str(i), 1.0)) for i in range(5)))
-        assert answers == ["0", "1", "2", "3", "4"]
-        assert wire.sent == [([0, 1, 2, 3, 4], [])]
-        assert [sorted(ids) for ids in wire.brought] == [[0, 1, 2, 3, 4]], (
-            "what ended in one turn came back together"
-        )
-
-    run(main())
+async def test_what_is_asked_in_one_turn_travels_in_one_exchange() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    answers = await together(*(calls.call((str(i), 1.0)) for i in range(5)))
+    assert answers == ["0", "1", "2", "3", "4"]
+    assert wire.sent == [([0, 1, 2, 3, 4], [])]
+    assert [sorted(ids) for ids in wire.brought] == [[0, 1, 2, 3, 4]], (
+        "what ended in one turn came back together"
+    )
 
 
-def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
-    async def main() -> None:
-        clock = asyncio.get_running_loop()
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        slow = asyncio.ensure_future(calls.call(("slow", 20.0)))
-        assert await calls.call(("fast", 1.0)) == "fast"
-        assert clock.time() == 1.0
-        assert await slow == "slow"
-        assert clock.time() == 20.0
-        assert wire.sent == [([0, 1], []), ([], [])], "one exchange is open while one is owed"
-
-    run(main())
+async def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
+    clock = asyncio.get_running_loop()
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    slow = asyncio.ensure_future(calls.call(("slow", 20.0)))
+    assert await calls.call(("fast", 1.0)) == "fast"
+    assert clock.time() == 1.0
+    assert await slow == "slow"
+    assert clock.time() == 20.0
+    assert wire.sent == [([0, 1], []), ([], [])], "one exchange is open while one is owed"
 
 
 def test_an_answer_costs_the_same_however_many_calls_are_open() -> None:
@@ -183,276 +177,226 @@ def test_an_answer_costs_the_same_however_many_calls_are_open() -> None:
     assert hundred_answers(waiting=1000) < 1.1 * hundred_answers(waiting=10)
 
 
-def test_a_newer_exchange_takes_over_and_the_older_returns_at_once() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        first = asyncio.ensure_future(calls.call(("first", 10.0)))
-        await asyncio.sleep(1)
-        assert wire.brought == []
-        second = asyncio.ensure_future(calls.call(("second", 10.0)))
-        await asyncio.sleep(1)
-        assert wire.brought == [[]]
-        await together(first, second)
-        assert wire.sent == [([0], []), ([1], []), ([], [])]
-
-    run(main())
+async def test_a_newer_exchange_takes_over_and_the_older_returns_at_once() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    first = asyncio.ensure_future(calls.call(("first", 10.0)))
+    await asyncio.sleep(1)
+    assert wire.brought == []
+    second = asyncio.ensure_future(calls.call(("second", 10.0)))
+    await asyncio.sleep(1)
+    assert wire.brought == [[]]
+    await together(first, second)
+    assert wire.sent == [([0], []), ([1], []), ([], [])]
 
 
-def test_nothing_is_sent_while_nothing_is_owed() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        for name in "ab":
-            assert await calls.call((name, 1.0)) == name
-            await asyncio.sleep(50)
-        assert wire.sent == [([0], []), ([1], [])]
-
-    run(main())
+async def test_nothing_is_sent_while_nothing_is_owed() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    for name in "ab":
+        assert await calls.call((name, 1.0)) == name
+        await asyncio.sleep(50)
+    assert wire.sent == [([0], []), ([1], [])]
 
 
-def test_a_cancelled_call_cancels_its_work_and_no_other() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        other = asyncio.ensure_future(calls.call(("other", 10.0)))
-        call = asyncio.ensure_future(calls.call(("this", 10.0)))
-        await asyncio.sleep(1)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert await other == "other"
-        assert (wire.callee.cancelled, wire.callee.ended) == (["this"], ["other"])
-
-    run(main())
+async def test_a_cancelled_call_cancels_its_work_and_no_other() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    other = asyncio.ensure_future(calls.call(("other", 10.0)))
+    call = asyncio.ensure_future(calls.call(("this", 10.0)))
+    await asyncio.sleep(1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await other == "other"
+    assert (wire.callee.cancelled, wire.callee.ended) == (["this"], ["other"])
 
 
-def test_a_question_cancelled_before_its_work_began_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        callee = Callee()
-        asked = callee.outbox.exchange("caller", "first", [(0, ("this", 1.0))], [])
-        cancelled = callee.outbox.exchange("caller", "first", [], [0])
-        assert await asyncio.gather(asked, cancelled) == [[], []]
-        assert callee.begun == []
-
-    run(main())
+async def test_a_question_cancelled_before_its_work_began_leaves_nothing_behind() -> None:
+    callee = Callee()
+    asked = callee.outbox.exchange("caller", "first", [(0, ("this", 1.0))], [])
+    cancelled = callee.outbox.exchange("caller", "first", [], [0])
+    assert await asyncio.gather(asked, cancelled) == [[], []]
+    assert callee.begun == []
 
 
-def test_a_lost_callee_fails_every_open_call_and_later_calls_work() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        open_calls = [asyncio.ensure_future(calls.call((str(i), 10.0))) for i in range(3)]
-        await asyncio.sleep(1)
-        open_calls.append(asyncio.ensure_future(calls.call(("in a later exchange", 10.0))))
-        await asyncio.sleep(1)
-        wire.replace_callee()
-        for result in await asyncio.gather(*open_calls, return_exceptions=True):
-            assert isinstance(result, ActorLost)
-        assert await calls.call(("after", 1.0)) == "after"
-
-    run(main())
+async def test_a_lost_callee_fails_every_open_call_and_later_calls_work() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    open_calls = [asyncio.ensure_future(calls.call((str(i), 10.0))) for i in range(3)]
+    await asyncio.sleep(1)
+    open_calls.append(asyncio.ensure_future(calls.call(("in a later exchange", 10.0))))
+    await asyncio.sleep(1)
+    wire.replace_callee()
+    for result in await asyncio.gather(*open_calls, return_exceptions=True):
+        assert isinstance(result, ActorLost)
+    assert await calls.call(("after", 1.0)) == "after"
 
 
-def test_a_late_failure_spares_the_calls_that_came_after_it() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        before = asyncio.ensure_future(calls.call(("before", 10.0)))
-        await asyncio.sleep(1)
-        (doomed,) = wire.in_transit
-        wire.delay_s = lambda: 5.0
-        after = asyncio.ensure_future(calls.call(("after", 1.0)))
-        await asyncio.sleep(1)
-        doomed.set_exception(ActorLost("callee", "exchange", "the process is gone"))
-        with pytest.raises(ActorLost):
-            await before
-        assert await after == "after"
-
-    run(main())
+async def test_a_late_failure_spares_the_calls_that_came_after_it() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    before = asyncio.ensure_future(calls.call(("before", 10.0)))
+    await asyncio.sleep(1)
+    (doomed,) = wire.in_transit
+    wire.delay_s = lambda: 5.0
+    after = asyncio.ensure_future(calls.call(("after", 1.0)))
+    await asyncio.sleep(1)
+    doomed.set_exception(ActorLost("callee", "exchange", "the process is gone"))
+    with pytest.raises(ActorLost):
+        await before
+    assert await after == "after"
 
 
-def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        forgotten = asyncio.ensure_future(calls.call(("forgotten", 10.0)))
-        quick = asyncio.ensure_future(calls.call(("quick", 1.0)))
-        await asyncio.sleep(0.5)
-        wire.callee, old = Callee(), wire.callee  # between two exchanges: none fails
-        assert await quick == "quick"
-        with pytest.raises(ActorLost, match="knows nothing of this question"):
-            await forgotten
-        old.outbox.cancel_all()
-
-    run(main())
+async def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    forgotten = asyncio.ensure_future(calls.call(("forgotten", 10.0)))
+    quick = asyncio.ensure_future(calls.call(("quick", 1.0)))
+    await asyncio.sleep(0.5)
+    wire.callee, old = Callee(), wire.callee  # between two exchanges: none fails
+    assert await quick == "quick"
+    with pytest.raises(ActorLost, match="knows nothing of this question"):
+        await forgotten
+    old.outbox.cancel_all()
 
 
 @pytest.mark.parametrize("others_call", [False, True])
-def test_a_call_whose_loss_is_never_reported_fails_all_the_same(*, others_call: bool) -> None:
-    async def main() -> None:
-        clock = asyncio.get_running_loop()
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
-        await asyncio.sleep(0.5)
-        wire.replace_callee_unreported()
-        if others_call:
-            assert await calls.call(("other", 5.0)) == "other"
-        with pytest.raises(ActorLost, match="knows nothing of this question"):
-            await lost
-        assert clock.time() < 100.0
-        assert len(wire.sent) < 8, "an exchange that returns nothing is not repeated at once"
-        assert await calls.call(("next", 5.0)) == "next"
-
-    run(main())
+async def test_a_call_whose_loss_is_never_reported_fails_all_the_same(*, others_call: bool) -> None:
+    clock = asyncio.get_running_loop()
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
+    await asyncio.sleep(0.5)
+    wire.replace_callee_unreported()
+    if others_call:
+        assert await calls.call(("other", 5.0)) == "other"
+    with pytest.raises(ActorLost, match="knows nothing of this question"):
+        await lost
+    assert clock.time() < 100.0
+    assert len(wire.sent) < 8, "an exchange that returns nothing is not repeated at once"
+    assert await calls.call(("next", 5.0)) == "next"
 
 
-def test_neither_do_calls_that_go_on_without_a_pause_hide_a_lost_one() -> None:
-    async def main() -> None:
-        clock = asyncio.get_running_loop()
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
-        await asyncio.sleep(0.5)
-        wire.replace_callee_unreported()
-        others = list[asyncio.Task[str]]()
-        while clock.time() < 200.0:
-            others.append(asyncio.create_task(calls.call((str(len(others)), 5.0))))
-            await asyncio.sleep(2.0)
-            if lost.done():
-                break
-        assert clock.time() < 100.0
-        with pytest.raises(ActorLost, match="knows nothing of this question"):
-            await lost
-        assert await together(*others) == [str(number) for number in range(len(others))]
-        assert wire.callee.cancelled == []
-
-    run(main())
+async def test_neither_do_calls_that_go_on_without_a_pause_hide_a_lost_one() -> None:
+    clock = asyncio.get_running_loop()
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
+    await asyncio.sleep(0.5)
+    wire.replace_callee_unreported()
+    others = list[asyncio.Task[str]]()
+    while clock.time() < 200.0:
+        others.append(asyncio.create_task(calls.call((str(len(others)), 5.0))))
+        await asyncio.sleep(2.0)
+        if lost.done():
+            break
+    assert clock.time() < 100.0
+    with pytest.raises(ActorLost, match="knows nothing of this question"):
+        await lost
+    assert await together(*others) == [str(number) for number in range(len(others))]
+    assert wire.callee.cancelled == []
 
 
-def test_a_slow_reply_costs_no_call_that_the_callee_works_on() -> None:
+async def test_a_slow_reply_costs_no_call_that_the_callee_works_on() -> None:
     """Its exchange is presumed lost, and the callee, which is asked, knows the other call."""
-
-    async def main() -> None:
-        delays_s = iter((0.0, 0.0, 70.0))
-        wire = Wire(Callee(), delay_s=lambda: next(delays_s, 0.0))
-        calls = CallBatcher(wire)
-        long = asyncio.ensure_future(calls.call(("long", 150.0)))
-        await asyncio.sleep(0.0)
-        other = asyncio.ensure_future(calls.call(("other", 1.0)))
-        assert await other == "other"
-        assert await long == "long"
-        assert wire.doubted and all(ids == [0] for ids in wire.doubted)
-
-    run(main())
+    delays_s = iter((0.0, 0.0, 70.0))
+    wire = Wire(Callee(), delay_s=lambda: next(delays_s, 0.0))
+    calls = CallBatcher(wire)
+    long = asyncio.ensure_future(calls.call(("long", 150.0)))
+    await asyncio.sleep(0.0)
+    other = asyncio.ensure_future(calls.call(("other", 1.0)))
+    assert await other == "other"
+    assert await long == "long"
+    assert wire.doubted and all(ids == [0] for ids in wire.doubted)
 
 
-def test_a_question_that_travels_for_long_is_not_lost_to_those_that_overtake_it() -> None:
-    async def main() -> None:
-        way_s = iter((55.0, 0.0))
-        wire = Wire(Callee(), delay_s=lambda: next(way_s, 0.0))
-        calls = CallBatcher(wire)
-        overtaken = asyncio.ensure_future(calls.call(("overtaken", 50.0)))
-        await asyncio.sleep(50.0)
-        assert await calls.call(("fast", 1.0)) == "fast"
-        assert await overtaken == "overtaken"
-
-    run(main())
+async def test_a_question_that_travels_for_long_is_not_lost_to_those_that_overtake_it() -> None:
+    way_s = iter((55.0, 0.0))
+    wire = Wire(Callee(), delay_s=lambda: next(way_s, 0.0))
+    calls = CallBatcher(wire)
+    overtaken = asyncio.ensure_future(calls.call(("overtaken", 50.0)))
+    await asyncio.sleep(50.0)
+    assert await calls.call(("fast", 1.0)) == "fast"
+    assert await overtaken == "overtaken"
 
 
 @pytest.mark.parametrize(
     "bug", [ValueError("not one of ours"), RolloutFailed(FailureKind.BUG, 1, 1, "r", "d")]
 )
-def test_an_exchange_that_fails_in_any_other_way_fails_the_open_calls(bug: Exception) -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        earlier = asyncio.ensure_future(calls.call(("earlier", 10.0)))
-        await asyncio.sleep(1)
-        wire.lost = bug
-        results = await asyncio.gather(earlier, calls.call(("now", 1.0)), return_exceptions=True)
-        assert results == [bug, bug]
-        wire.lost = None
-        assert await calls.call(("later", 1.0)) == "later"
-        assert wire.callee.cancelled == ["earlier"], "the callee lives, and was told"
-        assert len(wire.sent) == 3, "nothing was tried again by itself"
-
-    run(main())
+async def test_an_exchange_that_fails_in_any_other_way_fails_the_open_calls(bug: Exception) -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    earlier = asyncio.ensure_future(calls.call(("earlier", 10.0)))
+    await asyncio.sleep(1)
+    wire.lost = bug
+    results = await asyncio.gather(earlier, calls.call(("now", 1.0)), return_exceptions=True)
+    assert results == [bug, bug]
+    wire.lost = None
+    assert await calls.call(("later", 1.0)) == "later"
+    assert wire.callee.cancelled == ["earlier"], "the callee lives, and was told"
+    assert len(wire.sent) == 3, "nothing was tried again by itself"
 
 
-def test_a_failure_is_delivered_as_its_own_class_to_its_own_caller() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        failure = RolloutFailed(FailureKind.DATA, 7, 2, "reward_nan", "sample 3")
-        wire.callee.raises = {"bad": failure, "worse": KeyError("nobody expected it")}
-        calls = CallBatcher(wire)
-        names = ("good", "bad", "worse")
-        good, bad, worse = await asyncio.gather(
-            *(calls.call((name, 1.0)) for name in names), return_exceptions=True
-        )
-        assert good == "good"
-        assert bad is failure
-        assert isinstance(worse, RolloutFailed) and worse.reason == "KeyError"
-
-    run(main())
+async def test_a_failure_is_delivered_as_its_own_class_to_its_own_caller() -> None:
+    wire = Wire(Callee())
+    failure = RolloutFailed(FailureKind.DATA, 7, 2, "reward_nan", "sample 3")
+    wire.callee.raises = {"bad": failure, "worse": KeyError("nobody expected it")}
+    calls = CallBatcher(wire)
+    names = ("good", "bad", "worse")
+    good, bad, worse = await asyncio.gather(
+        *(calls.call((name, 1.0)) for name in names), return_exceptions=True
+    )
+    assert good == "good"
+    assert bad is failure
+    assert isinstance(worse, RolloutFailed) and worse.reason == "KeyError"
 
 
-def test_a_caller_that_comes_back_with_another_incarnation_cancels_the_former_ones_work() -> None:
-    async def main() -> None:
-        callee = Callee()
-        former = asyncio.ensure_future(
-            callee.outbox.exchange("caller", "first", [(0, ("former", 10.0))], [])
-        )
-        other = asyncio.ensure_future(
-            callee.outbox.exchange("another", "first", [(0, ("other", 10.0))], [])
-        )
-        await asyncio.sleep(1)
-        answers = await callee.outbox.exchange("caller", "second", [(0, ("new", 1.0))], [])
-        assert [answer.value for answer in answers] == ["new"]
-        assert await former == [], "an exchange of the former incarnation does not stay open"
-        assert [answer.value for answer in await other] == ["other"]
-        assert callee.cancelled == ["former"]
-
-    run(main())
-
-
-def test_work_given_up_by_the_callee_is_lost_to_its_caller() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        call = asyncio.ensure_future(CallBatcher(wire).call(("this", 10.0)))
-        await asyncio.sleep(1)
-        wire.callee.outbox.cancel_all()
-        with pytest.raises(ActorLost):
-            await call
-
-    run(main())
+async def test_a_caller_that_comes_back_with_another_incarnation_cancels_the_former_ones_work() -> (
+    None
+):
+    callee = Callee()
+    former = asyncio.ensure_future(
+        callee.outbox.exchange("caller", "first", [(0, ("former", 10.0))], [])
+    )
+    other = asyncio.ensure_future(
+        callee.outbox.exchange("another", "first", [(0, ("other", 10.0))], [])
+    )
+    await asyncio.sleep(1)
+    answers = await callee.outbox.exchange("caller", "second", [(0, ("new", 1.0))], [])
+    assert [answer.value for answer in answers] == ["new"]
+    assert await former == [], "an exchange of the former incarnation does not stay open"
+    assert [answer.value for answer in await other] == ["other"]
+    assert callee.cancelled == ["former"]
 
 
-def test_a_limit_splits_replies_and_loses_nothing() -> None:
-    async def main() -> None:
-        wire = Wire(Callee(limit=4))
-        calls = CallBatcher(wire)
-        names = ["aaa", "bbb", "ccc", "ddd", "eee"]
-        assert await together(*(calls.call((name, 1.0)) for name in names)) == names
-        assert [len(ids) for ids in wire.brought] == [2, 2, 1]
-
-    run(main())
+async def test_work_given_up_by_the_callee_is_lost_to_its_caller() -> None:
+    wire = Wire(Callee())
+    call = asyncio.ensure_future(CallBatcher(wire).call(("this", 10.0)))
+    await asyncio.sleep(1)
+    wire.callee.outbox.cancel_all()
+    with pytest.raises(ActorLost):
+        await call
 
 
-def test_after_close_nothing_stays_open() -> None:
-    async def main() -> None:
-        wire = Wire(Callee())
-        calls = CallBatcher(wire)
-        call = asyncio.ensure_future(calls.call(("this", 10.0)))
-        await asyncio.sleep(1)
-        call.cancel()
-        calls.close()
-        await asyncio.sleep(1)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert wire.callee.cancelled == ["this"]
+async def test_a_limit_splits_replies_and_loses_nothing() -> None:
+    wire = Wire(Callee(limit=4))
+    calls = CallBatcher(wire)
+    names = ["aaa", "bbb", "ccc", "ddd", "eee"]
+    assert await together(*(calls.call((name, 1.0)) for name in names)) == names
+    assert [len(ids) for ids in wire.brought] == [2, 2, 1]
 
-    run(main())
+
+async def test_after_close_nothing_stays_open() -> None:
+    wire = Wire(Callee())
+    calls = CallBatcher(wire)
+    call = asyncio.ensure_future(calls.call(("this", 10.0)))
+    await asyncio.sleep(1)
+    call.cancel()
+    calls.close()
+    await asyncio.sleep(1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert wire.callee.cancelled == ["this"]
 
 
 @settings(max_examples=150)

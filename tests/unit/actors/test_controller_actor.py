@@ -30,23 +30,20 @@ class RecordingRun:
         return b"the summary"
 
 
-def test_a_command_that_comes_while_the_run_is_built_is_given_to_it() -> None:
-    async def story() -> None:
-        run, is_built = RecordingRun(), asyncio.Event()
+async def test_a_command_that_comes_while_the_run_is_built_is_given_to_it() -> None:
+    run, is_built = RecordingRun(), asyncio.Event()
 
-        async def build() -> RecordingRun:
-            await is_built.wait()
-            return run
+    async def build() -> RecordingRun:
+        await is_built.wait()
+        return run
 
-        actor = ControllerActor(build)
-        ended = asyncio.ensure_future(actor.run())
-        await asyncio.sleep(0)
-        await actor.control(b"pause")
-        is_built.set()
-        assert await ended == b"the summary"
-        assert run.commands == [b"pause"]
-
-    asyncio.run(story())
+    actor = ControllerActor(build)
+    ended = asyncio.ensure_future(actor.run())
+    await asyncio.sleep(0)
+    await actor.control(b"pause")
+    is_built.set()
+    assert await ended == b"the summary"
+    assert run.commands == [b"pause"]
 
 
 class EndlessRun(RecordingRun):

@@ -19,7 +19,6 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.manifest import plan, release_digest
 from tests.support.loading import load
-from tests.support.virtual_time import run
 
 FENCE = Fence("run", 1)
 REQUEST = GenerateRequest("r", (3, 4, 5), 4, SamplingParams(max_new_tokens=4, seed=1))
@@ -56,61 +55,49 @@ async def generate(actor: StubEngineActor) -> GenerateResult:
     return answer.value
 
 
-def test_a_batch_returns_what_the_engine_samples(tmp_path: Path) -> None:
-    async def main() -> None:
-        actor = await start(tmp_path)
-        other = msgspec.structs.replace(REQUEST, request_id="other")
-        answers = list[tuple[int, str]]()
-        asked = [(4, REQUEST), (7, other)]
-        while len(answers) < 2:
-            got = await actor.exchange("worker", "incarnation", asked, [])
-            answers += [(each.id, each.value.request_id) for each in got if each.value]
-            asked = []
-        assert sorted(answers) == [(4, "r"), (7, "other")]
-
-    run(main())
+async def test_a_batch_returns_what_the_engine_samples(tmp_path: Path) -> None:
+    actor = await start(tmp_path)
+    other = msgspec.structs.replace(REQUEST, request_id="other")
+    answers = list[tuple[int, str]]()
+    asked = [(4, REQUEST), (7, other)]
+    while len(answers) < 2:
+        got = await actor.exchange("worker", "incarnation", asked, [])
+        answers += [(each.id, each.value.request_id) for each in got if each.value]
+        asked = []
+    assert sorted(answers) == [(4, "r"), (7, "other")]
 
 
-def test_a_request_that_cannot_be_served_fails_as_its_own_class(tmp_path: Path) -> None:
-    async def main() -> None:
-        actor = await start(tmp_path)
-        first = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
-        await asyncio.sleep(0)
-        again = await actor.exchange("worker", "incarnation", [(1, REQUEST)], [])
-        (refused,) = [*await first, *again]
-        assert refused.id == 1
-        assert isinstance(refused.failure, InvalidRequest)
-
-    run(main())
+async def test_a_request_that_cannot_be_served_fails_as_its_own_class(tmp_path: Path) -> None:
+    actor = await start(tmp_path)
+    first = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
+    await asyncio.sleep(0)
+    again = await actor.exchange("worker", "incarnation", [(1, REQUEST)], [])
+    (refused,) = [*await first, *again]
+    assert refused.id == 1
+    assert isinstance(refused.failure, InvalidRequest)
 
 
-def test_what_nobody_expected_is_a_bug_of_this_engine(tmp_path: Path) -> None:
+async def test_what_nobody_expected_is_a_bug_of_this_engine(tmp_path: Path) -> None:
     class Broken(StubEngineActor):
         async def generate(self, request: GenerateRequest) -> GenerateResult:
             raise ZeroDivisionError("division by zero")
 
-    async def main() -> None:
-        broken = await start(tmp_path, Broken)
-        with pytest.raises(RemoteBug, match="generator-0 raised ZeroDivisionError in generate"):
-            await generate(broken)
-
-    run(main())
+    broken = await start(tmp_path, Broken)
+    with pytest.raises(RemoteBug, match="generator-0 raised ZeroDivisionError in generate"):
+        await generate(broken)
 
 
-def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none(
+async def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        actor = await start(tmp_path)
-        asked = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (await actor.state(FENCE)).running == 1
-        assert await actor.exchange("worker", "incarnation", [], [0]) == []
-        assert await asked == []
-        assert (await actor.state(FENCE)).running == 0
-        await actor.close()
-        with pytest.raises(EngineUnavailable, match="it was closed"):
-            await generate(actor)
-
-    run(main())
+    actor = await start(tmp_path)
+    asked = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (await actor.state(FENCE)).running == 1
+    assert await actor.exchange("worker", "incarnation", [], [0]) == []
+    assert await asked == []
+    assert (await actor.state(FENCE)).running == 0
+    await actor.close()
+    with pytest.raises(EngineUnavailable, match="it was closed"):
+        await generate(actor)

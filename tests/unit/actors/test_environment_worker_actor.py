@@ -24,6 +24,8 @@ from offbeat.run_files.sharing import WriteLocation
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.environment_workers import CONFIG, WorkerOf
 
+pytestmark = pytest.mark.real_clock
+
 REWARDS = Path(__file__).parents[1] / "environments"
 FENCE = Fence("run", 1)
 
@@ -65,7 +67,7 @@ class Hanging(FunctionReward):
         return await super().score(task, result)
 
 
-def test_a_worker_may_be_closed_while_a_reward_is_computed(
+async def test_a_worker_may_be_closed_while_a_reward_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = Hanging()
@@ -76,42 +78,34 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(
         return WorkerOf(place.directory, environment, CharTokenizer(), generate)
 
     monkeypatch.setattr(environment_worker_actor, "EnvironmentWorker", worker)
-
-    async def main() -> None:
-        actor = actor_in(tmp_path)
-        rollout = asyncio.ensure_future(actor.exchange(FENCE, [(0, task())], []))
-        asked = asyncio.ensure_future(environment.asked.wait())
-        await asyncio.wait([rollout, asked], return_when=asyncio.FIRST_COMPLETED)
-        assert asked.done(), rollout.result()
-        await actor.close()
-        (report, answers), columns = await rollout
-        assert (report.incarnation, answers, columns) == ((await actor.ping()).incarnation, [], [])
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    actor = actor_in(tmp_path)
+    rollout = asyncio.ensure_future(actor.exchange(FENCE, [(0, task())], []))
+    asked = asyncio.ensure_future(environment.asked.wait())
+    await asyncio.wait([rollout, asked], return_when=asyncio.FIRST_COMPLETED)
+    assert asked.done(), rollout.result()
+    await actor.close()
+    (report, answers), columns = await rollout
+    assert (report.incarnation, answers, columns) == ((await actor.ping()).incarnation, [], [])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_only_the_groups_that_succeeded_have_columns(
+async def test_only_the_groups_that_succeeded_have_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_actor(name: str) -> None:
         raise ValueError(f"no actor {name}")
 
     monkeypatch.setattr(ray, "get_actor", no_actor)
-
-    async def main() -> None:
-        actor = actor_in(tmp_path)
-        retired = msgspec.structs.replace(task(), engine="engine-1")
-        asked, replies = [(0, retired), (1, task())], dict[int, Any]()
-        while len(replies) < len(asked):
-            (_, received), columns = await actor.exchange(FENCE, [] if replies else asked, [])
-            replies |= {each.id: each for each in received}
-            assert len(columns) == sum(each.failure is None for each in received)
-        assert (replies[1].failure, replies[1].value.samples) == (None, 2)
-        failure = replies[0].failure
-        assert isinstance(failure, RolloutFailed)
-        assert (failure.kind, failure.reason) == (FailureKind.INFRASTRUCTURE, "engine_lost")
-        assert "run/engine-1" in str(failure)
-        await actor.close()
-
-    asyncio.run(main())
+    actor = actor_in(tmp_path)
+    retired = msgspec.structs.replace(task(), engine="engine-1")
+    asked, replies = [(0, retired), (1, task())], dict[int, Any]()
+    while len(replies) < len(asked):
+        (_, received), columns = await actor.exchange(FENCE, [] if replies else asked, [])
+        replies |= {each.id: each for each in received}
+        assert len(columns) == sum(each.failure is None for each in received)
+    assert (replies[1].failure, replies[1].value.samples) == (None, 2)
+    failure = replies[0].failure
+    assert isinstance(failure, RolloutFailed)
+    assert (failure.kind, failure.reason) == (FailureKind.INFRASTRUCTURE, "engine_lost")
+    assert "run/engine-1" in str(failure)
+    await actor.close()

@@ -60,75 +60,65 @@ def sizes(directory: Path) -> tuple[int, int]:
     return sum(path.stat().st_size for path in directory.iterdir()), newest.stat().st_size
 
 
-def test_ten_thousand_steps_without_a_checkpoint_take_no_memory_and_linear_disk(
+async def test_ten_thousand_steps_without_a_checkpoint_take_no_memory_and_linear_disk(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        ledger, journal = open_journal(tmp_path, at_once, snapshot_records=SNAPSHOT_RECORDS)
-        marks = list[tuple[int, int, int]]()
-        for number in range(1, STEPS + 1):
-            step(ledger)
-            if number % 100 == 0:
-                await journal.barrier()
-            if number in (STEPS // 10, STEPS):
-                marks.append((blocks(), *sizes(tmp_path)))
-        assert journal.close()
-        early, late = marks
-        assert late[0] - early[0] < STEPS // 100 + interned(tmp_path), "blocks of memory"
-        assert late[1] < 11 * early[1], "bytes on disk"
-        assert late[2] < early[2] + 100, "bytes of a snapshot"
-        folded = fold(tmp_path)
-        assert folded.records <= SNAPSHOT_RECORDS, "what a new controller reads"
-        assert state_of(folded.ledger) == state_of(ledger)
-
-    asyncio.run(main())
-
-
-def test_a_rewind_undoes_steps_whose_records_are_in_segments_long_closed(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
-        for _ in range(400):
-            step(ledger)
-        assert journal.close()
-        ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
-        after = await journal.steps_after(7)
-        assert ledger.rewind(7, "rank_lost", after) == list(range(7, 400))
-        assert (ledger.totals.trained, ledger.trainer_version) == (7, 7)
-        assert ledger.steps.staleness == {-1: 7, 0: 7}
-        assert len(ledger.steps.recent) == 7
+    ledger, journal = open_journal(tmp_path, at_once, snapshot_records=SNAPSHOT_RECORDS)
+    marks = list[tuple[int, int, int]]()
+    for number in range(1, STEPS + 1):
         step(ledger)
-        assert journal.close()
-        assert state_of(recover(tmp_path)) == state_of(ledger)
-
-    asyncio.run(main())
-
-
-def test_a_rewind_reads_no_more_segments_than_it_has_to(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
-        for _ in range(400):
-            step(ledger)
-        await journal.barrier()
-        first = segment_path(tmp_path, 1)
-        first.write_bytes(first.read_bytes()[:-9])
-        after = await journal.steps_after(390)
-        assert [each.version for each in after.undone] == list(range(391, 401))
-        assert len(after.rewards) == 20
-        with pytest.raises(JournalCorrupt, match=first.name):
-            await journal.steps_after(0)
-        journal.close()
-
-    asyncio.run(main())
+        if number % 100 == 0:
+            await journal.barrier()
+        if number in (STEPS // 10, STEPS):
+            marks.append((blocks(), *sizes(tmp_path)))
+    assert journal.close()
+    early, late = marks
+    assert late[0] - early[0] < STEPS // 100 + interned(tmp_path), "blocks of memory"
+    assert late[1] < 11 * early[1], "bytes on disk"
+    assert late[2] < early[2] + 100, "bytes of a snapshot"
+    folded = fold(tmp_path)
+    assert folded.records <= SNAPSHOT_RECORDS, "what a new controller reads"
+    assert state_of(folded.ledger) == state_of(ledger)
 
 
-def test_a_disk_that_does_not_give_the_steps_back_is_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        _, journal = open_journal(tmp_path / "journal", at_once, snapshot_records=50)
-        shutil.rmtree(tmp_path / "journal")
-        with pytest.raises(JournalFailed, match="No such file"):
-            await journal.steps_after(0)
+async def test_a_rewind_undoes_steps_whose_records_are_in_segments_long_closed(
+    tmp_path: Path,
+) -> None:
+    ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
+    for _ in range(400):
+        step(ledger)
+    assert journal.close()
+    ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
+    after = await journal.steps_after(7)
+    assert ledger.rewind(7, "rank_lost", after) == list(range(7, 400))
+    assert (ledger.totals.trained, ledger.trainer_version) == (7, 7)
+    assert ledger.steps.staleness == {-1: 7, 0: 7}
+    assert len(ledger.steps.recent) == 7
+    step(ledger)
+    assert journal.close()
+    assert state_of(recover(tmp_path)) == state_of(ledger)
 
-    asyncio.run(main())
+
+async def test_a_rewind_reads_no_more_segments_than_it_has_to(tmp_path: Path) -> None:
+    ledger, journal = open_journal(tmp_path, at_once, snapshot_records=50)
+    for _ in range(400):
+        step(ledger)
+    await journal.barrier()
+    first = segment_path(tmp_path, 1)
+    first.write_bytes(first.read_bytes()[:-9])
+    after = await journal.steps_after(390)
+    assert [each.version for each in after.undone] == list(range(391, 401))
+    assert len(after.rewards) == 20
+    with pytest.raises(JournalCorrupt, match=first.name):
+        await journal.steps_after(0)
+    journal.close()
+
+
+async def test_a_disk_that_does_not_give_the_steps_back_is_named(tmp_path: Path) -> None:
+    _, journal = open_journal(tmp_path / "journal", at_once, snapshot_records=50)
+    shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(JournalFailed, match="No such file"):
+        await journal.steps_after(0)
 
 
 @pytest.mark.parametrize("snapshot_records", [7, 100, 10**6])

@@ -243,38 +243,32 @@ def test_a_former_segment_that_was_cut_later_or_taken_away_is_told(tmp_path: Pat
         list(read_journal(tmp_path))
 
 
-def test_the_older_of_two_writers_is_refused_by_name_and_its_records_do_not_count(
+async def test_the_older_of_two_writers_is_refused_by_name_and_its_records_do_not_count(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        old_ledger, old = opened(tmp_path)
-        old_ledger.admit(1)
-        await old.barrier()
-        new_ledger, new = opened(tmp_path)
-        old_ledger.admit(7)
-        for _ in range(2):
-            with pytest.raises(JournalTaken, match=r"events-000002\.bin"):
-                await old.barrier()
-        assert not old.close()
-        new_ledger.admit(2)
-        await new.barrier()
-        new.close()
-
-    asyncio.run(scenario())
+    old_ledger, old = opened(tmp_path)
+    old_ledger.admit(1)
+    await old.barrier()
+    new_ledger, new = opened(tmp_path)
+    old_ledger.admit(7)
+    for _ in range(2):
+        with pytest.raises(JournalTaken, match=r"events-000002\.bin"):
+            await old.barrier()
+    assert not old.close()
+    new_ledger.admit(2)
+    await new.barrier()
+    new.close()
     assert list(read_journal(tmp_path)) == [Admitted(0, 1), Admitted(1, 2)]
 
 
-def test_a_journal_that_somebody_removes_fails_the_next_barrier(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        ledger, journal = opened(tmp_path / "journal")
-        ledger.admit(1)
+async def test_a_journal_that_somebody_removes_fails_the_next_barrier(tmp_path: Path) -> None:
+    ledger, journal = opened(tmp_path / "journal")
+    ledger.admit(1)
+    await journal.barrier()
+    shutil.rmtree(tmp_path / "journal")
+    ledger.admit(2)
+    with pytest.raises(JournalRemoved, match=r"events-000001\.bin was removed while"):
         await journal.barrier()
-        shutil.rmtree(tmp_path / "journal")
-        ledger.admit(2)
-        with pytest.raises(JournalRemoved, match=r"events-000001\.bin was removed while"):
-            await journal.barrier()
-
-    asyncio.run(scenario())
 
 
 def test_two_that_begin_at_the_same_moment_are_not_both_let_in(tmp_path: Path) -> None:

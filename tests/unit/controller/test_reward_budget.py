@@ -16,7 +16,6 @@ from offbeat.controller.run_stats import RunStats
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeGenerator, FakeRollouts
-from tests.support.virtual_time import run
 from tests.support.world import World, bad_data
 
 JUDGE = {"name": "function", "target": "judge:reward"}
@@ -105,16 +104,13 @@ def test_a_resumed_run_goes_on_from_the_calls_of_the_ones_before() -> None:
     assert world.built.state.costs.reward_calls == 60
 
 
-def test_a_late_report_is_counted_once_and_an_older_one_not_at_all() -> None:
-    async def story() -> None:
-        world, _ = judged({"reward_call_budget": 60})
-        state = world.controller().state
-        for process, calls in (("a", 3), ("b", 5), ("a", 7), ("a", 3), ("b", 5)):
-            state.reward_calls(process, calls)
-        assert state.costs.reward_calls == 12
-        assert [event.calls for event in world.events(RewardCallsMade)] == [3, 5, 7]
-
-    run(story())
+async def test_a_late_report_is_counted_once_and_an_older_one_not_at_all() -> None:
+    world, _ = judged({"reward_call_budget": 60})
+    state = world.controller().state
+    for process, calls in (("a", 3), ("b", 5), ("a", 7), ("a", 3), ("b", 5)):
+        state.reward_calls(process, calls)
+    assert state.costs.reward_calls == 12
+    assert [event.calls for event in world.events(RewardCallsMade)] == [3, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -158,21 +154,18 @@ def test_the_most_calls_of_a_group_follow_from_the_recipe(
         ({"is_busy": True}, 20, True),  # the run has 10 steps: none comes after it
     ],
 )
-def test_a_group_leaves_the_calls_of_the_next_evaluation(
+async def test_a_group_leaves_the_calls_of_the_next_evaluation(
     open_: dict[str, Any], interval: int, *, covers: bool
 ) -> None:
-    async def story() -> None:
-        evaluated = {"interval": interval, "prompts": 4, "path": "held-out.jsonl"}
-        world, _ = judged({"reward_call_budget": 40}, eval=evaluated)
-        state = world.controller().state
-        state.reward_calls("a", 34)
-        for name, value in open_.items():
-            setattr(state.evaluation, name, value)
-        budget = RewardBudget(state)
-        assert budget.covers_next_group is covers
-        assert budget.metrics() == {"rollout/reward_calls": 34, "rollout/reward_calls_left": 6}
-
-    run(story())
+    evaluated = {"interval": interval, "prompts": 4, "path": "held-out.jsonl"}
+    world, _ = judged({"reward_call_budget": 40}, eval=evaluated)
+    state = world.controller().state
+    state.reward_calls("a", 34)
+    for name, value in open_.items():
+        setattr(state.evaluation, name, value)
+    budget = RewardBudget(state)
+    assert budget.covers_next_group is covers
+    assert budget.metrics() == {"rollout/reward_calls": 34, "rollout/reward_calls_left": 6}
 
 
 def test_a_budget_covers_the_first_step_and_an_evaluation() -> None:

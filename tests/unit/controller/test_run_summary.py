@@ -11,21 +11,16 @@ from offbeat.controller.events import AnyEvent
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.controller.stats_records import RunTotals
-from tests.support.virtual_time import run
 from tests.support.world import World
 
 BY_CLOCK = frozenset({"wall_s", "first_step_s", "samples_per_s", "tokens_per_s"})
 IN_NO_EVENT = frozenset({"loss", "reward_by_environment", "steps_with_signal", "syncs", "versions"})
 
 
-def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
+async def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
     world = World({"samples_per_group": 2})
-
-    async def main() -> None:
-        controller = world.controller()
-        await controller.run()
-
-    run(main())
+    controller = world.controller()
+    await controller.run()
     told = world.built.progress.summary("run", "finished", None)
     table, stats = Ledger(), RunStats()
     events = cast("list[AnyEvent]", world.journal.events)
@@ -53,15 +48,11 @@ def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
 
 
 @pytest.mark.parametrize("reason", ["offbeat control stop", "supervision.wall_clock_limit_s=12"])
-def test_the_summary_of_a_run_that_is_stopped_names_what_ended_it(reason: str) -> None:
+async def test_the_summary_of_a_run_that_is_stopped_names_what_ended_it(reason: str) -> None:
     world = World()
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(12, controller.control, Stop(reason))
-        await controller.run()
-
-    run(main())
+    controller = world.controller()
+    asyncio.get_running_loop().call_later(12, controller.control, Stop(reason))
+    await controller.run()
     told = world.built.progress.summary("run", "finished", None)
     assert 1 <= told.steps < told.steps_asked
     assert told.ended_by == reason
@@ -89,13 +80,9 @@ def test_a_summary_counts_the_steps_whose_rewards_differ(
     assert told.had_no_signal is had_none
 
 
-def test_a_stop_behind_the_last_step_has_ended_nothing() -> None:
+async def test_a_stop_behind_the_last_step_has_ended_nothing() -> None:
     world = World()
-
-    async def main() -> None:
-        await world.controller().run()
-
-    run(main())
+    await world.controller().run()
     world.built.state.operator.stop()
     assert world.built.progress.summary("run", "finished", None).ended_by == ""
 

@@ -12,39 +12,33 @@ def test_what_holds_already_is_not_waited_for() -> None:
         waiting.send(None)
 
 
-def test_a_waiter_looks_again_at_every_notification_and_returns_once_it_holds() -> None:
-    async def main() -> None:
-        signal, seen, value = Signal(), list[int](), 0
+async def test_a_waiter_looks_again_at_every_notification_and_returns_once_it_holds() -> None:
+    signal, seen, value = Signal(), list[int](), 0
 
-        def is_two() -> bool:
-            seen.append(value)
-            return value == 2
+    def is_two() -> bool:
+        seen.append(value)
+        return value == 2
 
-        waiter = asyncio.ensure_future(signal.wait_for(is_two))
-        for next_value in (0, 1, 2):
-            await asyncio.sleep(1)
-            assert not waiter.done()
-            value = next_value
-            signal.notify()
-        await waiter
-        assert seen == [0, 0, 1, 2, 2]  # once more by whoever was woken
-
-    run(main())
-
-
-def test_every_waiter_is_woken_and_a_cancelled_one_takes_nothing_from_the_others() -> None:
-    async def main() -> None:
-        signal, open_ = Signal(), False
-        waiters = [asyncio.ensure_future(signal.wait_for(lambda: open_)) for _ in range(3)]
+    waiter = asyncio.ensure_future(signal.wait_for(is_two))
+    for next_value in (0, 1, 2):
         await asyncio.sleep(1)
-        open_ = True
+        assert not waiter.done()
+        value = next_value
         signal.notify()
-        waiters[0].cancel()  # woken, and not yet run
-        results = await asyncio.gather(*waiters, return_exceptions=True)
-        assert isinstance(results[0], asyncio.CancelledError)
-        assert results[1:] == [True, True], "the value of the predicate"
+    await waiter
+    assert seen == [0, 0, 1, 2, 2]  # once more by whoever was woken
 
-    run(main())
+
+async def test_every_waiter_is_woken_and_a_cancelled_one_takes_nothing_from_the_others() -> None:
+    signal, open_ = Signal(), False
+    waiters = [asyncio.ensure_future(signal.wait_for(lambda: open_)) for _ in range(3)]
+    await asyncio.sleep(1)
+    open_ = True
+    signal.notify()
+    waiters[0].cancel()  # woken, and not yet run
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1:] == [True, True], "the value of the predicate"
 
 
 def test_what_held_still_holds_when_the_waiter_goes_on() -> None:
@@ -70,30 +64,24 @@ def test_what_held_still_holds_when_the_waiter_goes_on() -> None:
     run(main())
 
 
-def test_notifying_nobody_is_not_remembered() -> None:
-    async def main() -> None:
-        signal = Signal()
-        signal.notify()
-        waiter = asyncio.ensure_future(signal.wait_for(lambda: False))
-        await asyncio.sleep(1)
-        assert not waiter.done()
-        waiter.cancel()
-
-    run(main())
+async def test_notifying_nobody_is_not_remembered() -> None:
+    signal = Signal()
+    signal.notify()
+    waiter = asyncio.ensure_future(signal.wait_for(lambda: False))
+    await asyncio.sleep(1)
+    assert not waiter.done()
+    waiter.cancel()
 
 
-def test_a_waiter_may_be_woken_twice_before_it_runs_and_after_it_was_cancelled() -> None:
-    async def main() -> None:
-        signal = Signal()
-        waiters = [asyncio.ensure_future(signal.wait_for(lambda: False)) for _ in range(2)]
-        await asyncio.sleep(1)
-        signal.notify()
-        signal.notify()
-        await asyncio.sleep(1)
-        waiters[0].cancel()
-        signal.notify()
-        await asyncio.sleep(1)
-        assert [waiter.done() for waiter in waiters] == [True, False]
-        waiters[1].cancel()
-
-    run(main())
+async def test_a_waiter_may_be_woken_twice_before_it_runs_and_after_it_was_cancelled() -> None:
+    signal = Signal()
+    waiters = [asyncio.ensure_future(signal.wait_for(lambda: False)) for _ in range(2)]
+    await asyncio.sleep(1)
+    signal.notify()
+    signal.notify()
+    await asyncio.sleep(1)
+    waiters[0].cancel()
+    signal.notify()
+    await asyncio.sleep(1)
+    assert [waiter.done() for waiter in waiters] == [True, False]
+    waiters[1].cancel()

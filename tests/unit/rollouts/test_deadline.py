@@ -76,28 +76,22 @@ def test_a_rollout_within_its_deadline_is_left_as_it_is() -> None:
     assert run(main()) is None
 
 
-def test_a_timeout_of_the_environments_own_is_not_the_deadline() -> None:
+async def test_a_timeout_of_the_environments_own_is_not_the_deadline() -> None:
     async def gives_up(generate: Generate) -> None:
         del generate
         async with asyncio.timeout(1.0):
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await within_deadline(TASK, never, gives_up)
-
-    run(main())
+    with pytest.raises(TimeoutError):
+        await within_deadline(TASK, never, gives_up)
 
 
-def test_a_rollout_that_is_cancelled_stays_cancelled() -> None:
-    async def main() -> None:
-        running = asyncio.ensure_future(within_deadline(TASK, never, one_turn))
-        await asyncio.sleep(1.0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    run(main())
+async def test_a_rollout_that_is_cancelled_stays_cancelled() -> None:
+    running = asyncio.ensure_future(within_deadline(TASK, never, one_turn))
+    await asyncio.sleep(1.0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 def test_a_request_that_was_given_up_before_is_not_what_a_late_rollout_waited_for() -> None:

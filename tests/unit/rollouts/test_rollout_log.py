@@ -5,11 +5,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.log_table import ROW_CHARACTERS, build_table, rest_of_row
 from offbeat.rollouts.rollout_log import LoggedGroup, RolloutLog, file_wait_s
+
+pytestmark = pytest.mark.real_clock
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -129,15 +132,12 @@ def large(prompt_index: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[st
     return task, receipt, columns
 
 
-def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        log = RolloutLog(tmp_path, "incarnation", file_bytes=4000)
-        for prompt_index in range(6):
-            log.add(*large(prompt_index, 600))
-        await log.close()
-        assert log.not_logged == 0
-
-    asyncio.run(main())
+async def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path, "incarnation", file_bytes=4000)
+    for prompt_index in range(6):
+        log.add(*large(prompt_index, 600))
+    await log.close()
+    assert log.not_logged == 0
     assert len(list(tmp_path.glob("*.parquet"))) == 3
 
 
@@ -163,39 +163,33 @@ def test_files_of_a_run_of_weeks_are_not_too_many() -> None:
     assert (file_wait_s(0.0), files < 2500) == (30.0, True)
 
 
-def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -> None:
-    async def main() -> None:
-        log = RolloutLog(tmp_path, "incarnation", file_bytes=4000, held_bytes=8000)
-        with capture_logs() as lines:
-            for prompt_index in range(20):  # within one turn of the loop: no file can end meanwhile
-                log.add(*large(prompt_index, 600))
-                assert log.held_bytes <= 8000
-            await log.close()
-        assert log.not_logged == 17
-        told = [line["groups"] for line in lines if line["event"] == "rollouts.not_logged"]
-        assert (told[0], told[-1]) == (1, 17)
-        assert log.held_bytes == 0
-
-    asyncio.run(main())
+async def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path, "incarnation", file_bytes=4000, held_bytes=8000)
+    with capture_logs() as lines:
+        for prompt_index in range(20):  # within one turn of the loop: no file can end meanwhile
+            log.add(*large(prompt_index, 600))
+            assert log.held_bytes <= 8000
+        await log.close()
+    assert log.not_logged == 17
+    told = [line["groups"] for line in lines if line["event"] == "rollouts.not_logged"]
+    assert (told[0], told[-1]) == (1, 17)
+    assert log.held_bytes == 0
     rows = [pq.read_table(path).num_rows for path in tmp_path.glob("*.parquet")]
     assert sum(rows) == 3 * 2
 
 
-def test_a_log_whose_disk_is_free_again_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        log = RolloutLog(tmp_path, "incarnation", groups_per_file=1, held_bytes=5000)
-        for prompt_index in range(3):
-            log.add(*large(prompt_index, 600))
-        assert log.not_logged == 1
-        await log.close()
-        assert log.held_bytes == 0
+async def test_a_log_whose_disk_is_free_again_goes_on(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path, "incarnation", groups_per_file=1, held_bytes=5000)
+    for prompt_index in range(3):
+        log.add(*large(prompt_index, 600))
+    assert log.not_logged == 1
+    await log.close()
+    assert log.held_bytes == 0
 
-        again = RolloutLog(tmp_path, "other", groups_per_file=1, held_bytes=10)
-        again.add(*large(9, 600))
-        await again.close()
-        assert again.not_logged == 0, "one group is held, however large it is"
-
-    asyncio.run(main())
+    again = RolloutLog(tmp_path, "other", groups_per_file=1, held_bytes=10)
+    again.add(*large(9, 600))
+    await again.close()
+    assert again.not_logged == 0, "one group is held, however large it is"
 
 
 def test_a_group_is_held_without_the_reply_that_it_was_a_part_of(tmp_path: Path) -> None:
@@ -215,15 +209,11 @@ def test_a_group_is_held_without_the_reply_that_it_was_a_part_of(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
+async def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
     taken = tmp_path / "rollouts"
     taken.write_text("a file where the directory should be")
-
-    async def main() -> None:
-        log = RolloutLog(taken, "incarnation", groups_per_file=2)
-        for prompt_index in range(3):
-            log.add(*finished(prompt_index))
-        await log.close()
-        assert log.not_logged == 3
-
-    asyncio.run(main())
+    log = RolloutLog(taken, "incarnation", groups_per_file=2)
+    for prompt_index in range(3):
+        log.add(*finished(prompt_index))
+    await log.close()
+    assert log.not_logged == 3

@@ -6,7 +6,6 @@ from typing import Any
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.rollouts.calls import UniqueRequests
 from tests.support.environment_fakes import task
-from tests.support.virtual_time import run
 
 
 class RefusesOpenIds:
@@ -24,17 +23,13 @@ class RefusesOpenIds:
         self.open.remove(request.request_id)
 
 
-def test_one_attempt_sent_by_two_workers_is_two_requests() -> None:
+async def test_one_attempt_sent_by_two_workers_is_two_requests() -> None:
     """The dispatch that the dead controller had not made durable, and the one of its successor."""
     engine = RefusesOpenIds()
     request = GenerateRequest(task().request_prefix, (1,), 1, SamplingParams())
     first, second = UniqueRequests("environment-0-a"), UniqueRequests("environment-1-b")
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as sent:
-            for worker in (first, second, first):
-                sent.create_task(worker.send(engine, request))
-
-    run(main())
+    async with asyncio.TaskGroup() as sent:
+        for worker in (first, second, first):
+            sent.create_task(worker.send(engine, request))
     assert len(set(engine.seen)) == 3
     assert all(id_.endswith(task().request_prefix) for id_ in engine.seen)

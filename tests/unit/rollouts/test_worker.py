@@ -33,6 +33,8 @@ from offbeat.rollouts.worker import EnvironmentRunner
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.environment_workers import WorkerOf, only
 
+pytestmark = pytest.mark.real_clock
+
 FENCE = Fence("run", 1)
 
 
@@ -50,66 +52,52 @@ def test_a_process_that_runs_a_worker_needs_no_ray() -> None:
 
 
 @pytest.mark.parametrize("evaluation", [True, False])
-def test_only_the_responses_of_an_evaluation_are_sent_as_text(
+async def test_only_the_responses_of_an_evaluation_are_sent_as_text(
     tmp_path: Path, evaluation: bool
 ) -> None:
-    async def main() -> None:
-        tokenizer = CharTokenizer()
-        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
-        worker.admit(FENCE)
-        receipt, _ = await worker.roll_out(msgspec.structs.replace(task(), evaluation=evaluation))
-        assert receipt.texts == (("7</s>", "hang</s>") if evaluation else ())
-        await worker.close()
-
-    asyncio.run(main())
+    tokenizer = CharTokenizer()
+    worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
+    worker.admit(FENCE)
+    receipt, _ = await worker.roll_out(msgspec.structs.replace(task(), evaluation=evaluation))
+    assert receipt.texts == (("7</s>", "hang</s>") if evaluation else ())
+    await worker.close()
 
 
-def test_the_log_has_what_a_sample_said_and_the_advantage_that_it_is_trained_with(
+async def test_the_log_has_what_a_sample_said_and_the_advantage_that_it_is_trained_with(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        tokenizer = CharTokenizer()
-        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
-        worker.admit(FENCE)
-        await worker.roll_out(task())
-        await worker.close()
-        (path,) = (tmp_path / "rollouts").glob("*.parquet")
-        rows = pq.read_table(path).to_pylist()
-        assert [row["response"] for row in rows] == ["7</s>", "hang</s>"]
-        assert [row["reward"] for row in rows] == [1.0, 0.0]
-        assert [row["advantage"] for row in rows] == pytest.approx(
-            [0.5**0.5, -(0.5**0.5)], abs=1e-5
-        )
-
-    asyncio.run(main())
+    tokenizer = CharTokenizer()
+    worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
+    worker.admit(FENCE)
+    await worker.roll_out(task())
+    await worker.close()
+    (path,) = (tmp_path / "rollouts").glob("*.parquet")
+    rows = pq.read_table(path).to_pylist()
+    assert [row["response"] for row in rows] == ["7</s>", "hang</s>"]
+    assert [row["reward"] for row in rows] == [1.0, 0.0]
+    assert [row["advantage"] for row in rows] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
-def test_trained_tokens_that_the_tokenizer_does_not_have_are_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        tokenizer = CharTokenizer()
-        generate = only(answers("7", "\x80\x81x"))
-        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer, generate)
-        worker.admit(FENCE)
-        with capture_logs() as logs:
-            for _ in range(2):
-                receipt, _ = await worker.roll_out(task())
-                assert receipt.textless_tokens == 2
-        [warning] = [entry for entry in logs if entry["event"] == "rollout.tokens_without_text"]
-        assert (warning["tokens"], warning["of"]) == (2, 6)
-        await worker.close()
-
-    asyncio.run(main())
+async def test_trained_tokens_that_the_tokenizer_does_not_have_are_counted(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer()
+    generate = only(answers("7", "\x80\x81x"))
+    worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer, generate)
+    worker.admit(FENCE)
+    with capture_logs() as logs:
+        for _ in range(2):
+            receipt, _ = await worker.roll_out(task())
+            assert receipt.textless_tokens == 2
+    [warning] = [entry for entry in logs if entry["event"] == "rollout.tokens_without_text"]
+    assert (warning["tokens"], warning["of"]) == (2, 6)
+    await worker.close()
 
 
-def test_a_worker_reports_the_cpu_seconds_of_its_process(tmp_path: Path) -> None:
-    async def main() -> None:
-        worker = WorkerOf(tmp_path, Arithmetic(CharTokenizer()), CharTokenizer())
-        worker.admit(FENCE)
-        before_s = worker.report().cpu_s
-        await worker.roll_out(task())
-        assert (await worker.close()).cpu_s > before_s > 0
-
-    asyncio.run(main())
+async def test_a_worker_reports_the_cpu_seconds_of_its_process(tmp_path: Path) -> None:
+    worker = WorkerOf(tmp_path, Arithmetic(CharTokenizer()), CharTokenizer())
+    worker.admit(FENCE)
+    before_s = worker.report().cpu_s
+    await worker.roll_out(task())
+    assert (await worker.close()).cpu_s > before_s > 0
 
 
 def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
@@ -129,53 +117,46 @@ def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
     asyncio.run(main())
 
 
-def test_a_replaced_controller_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        worker = WorkerOf(tmp_path, StubEnvironment())
-        worker.admit(Fence("run", 2))
-        with pytest.raises(StaleFence, match="environment-0 refuses a call with fence"):
-            worker.admit(FENCE)
-        await worker.close()
-
-    asyncio.run(main())
+async def test_a_replaced_controller_is_refused(tmp_path: Path) -> None:
+    worker = WorkerOf(tmp_path, StubEnvironment())
+    worker.admit(Fence("run", 2))
+    with pytest.raises(StaleFence, match="environment-0 refuses a call with fence"):
+        worker.admit(FENCE)
+    await worker.close()
 
 
-def test_a_new_controller_gets_segments_of_the_spool_that_no_other_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        worker = WorkerOf(tmp_path, StubEnvironment())
-        segments = list[str]()
-        for incarnation in (1, 1, 2):
-            worker.admit(Fence("run", incarnation))
-            receipt, _ = await worker.roll_out(task())
-            assert receipt.spooled is not None
-            segments.append(receipt.spooled.segment)
-        await worker.close()
-        first, same, other = segments
-        assert first == same != other
-
-    asyncio.run(main())
-
-
-def test_a_request_reaches_the_engine_of_its_task_under_an_id_of_this_worker(
+async def test_a_new_controller_gets_segments_of_the_spool_that_no_other_has(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        sent = list[tuple[str, str]]()
+    worker = WorkerOf(tmp_path, StubEnvironment())
+    segments = list[str]()
+    for incarnation in (1, 1, 2):
+        worker.admit(Fence("run", incarnation))
+        receipt, _ = await worker.roll_out(task())
+        assert receipt.spooled is not None
+        segments.append(receipt.spooled.segment)
+    await worker.close()
+    first, same, other = segments
+    assert first == same != other
 
-        async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
-            sent.append((engine, request.request_id))
-            return await answers("7", "8")(request)
 
-        worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
-        worker.admit(FENCE)
-        await worker.roll_out(task())
-        await worker.roll_out(msgspec.structs.replace(task(), engine="engine-3"))
-        await worker.close()
-        assert [engine for engine, _ in sent] == ["engine-0", "engine-3"]
-        assert len({id_ for _, id_ in sent}) == 2
-        assert all(id_.startswith(worker.report().incarnation) for _, id_ in sent)
+async def test_a_request_reaches_the_engine_of_its_task_under_an_id_of_this_worker(
+    tmp_path: Path,
+) -> None:
+    sent = list[tuple[str, str]]()
 
-    asyncio.run(main())
+    async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
+        sent.append((engine, request.request_id))
+        return await answers("7", "8")(request)
+
+    worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
+    worker.admit(FENCE)
+    await worker.roll_out(task())
+    await worker.roll_out(msgspec.structs.replace(task(), engine="engine-3"))
+    await worker.close()
+    assert [engine for engine, _ in sent] == ["engine-0", "engine-3"]
+    assert len({id_ for _, id_ in sent}) == 2
+    assert all(id_.startswith(worker.report().incarnation) for _, id_ in sent)
 
 
 @pytest.mark.parametrize(
@@ -197,24 +178,21 @@ def test_a_request_reaches_the_engine_of_its_task_under_an_id_of_this_worker(
         (KeyError("x"), FailureKind.BUG, "KeyError"),
     ],
 )
-def test_an_error_of_an_engine_is_classified_by_whether_a_retry_may_help(
+async def test_an_error_of_an_engine_is_classified_by_whether_a_retry_may_help(
     tmp_path: Path, raised: Exception, kind: FailureKind, reason: str
 ) -> None:
     async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
         raise raised
 
-    async def main() -> None:
-        worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
-        worker.admit(FENCE)
-        with pytest.raises(RolloutFailed) as failed:
-            await worker.roll_out(task())
-        failure = failed.value
-        assert (failure.kind, failure.reason) == (kind, reason)
-        assert (failure.prompt_index, failure.attempt) == (7, 1)
-        assert failure.__cause__ is raised
-        await worker.close()
-
-    asyncio.run(main())
+    worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
+    worker.admit(FENCE)
+    with pytest.raises(RolloutFailed) as failed:
+        await worker.roll_out(task())
+    failure = failed.value
+    assert (failure.kind, failure.reason) == (kind, reason)
+    assert (failure.prompt_index, failure.attempt) == (7, 1)
+    assert failure.__cause__ is raised
+    await worker.close()
 
 
 class Exiting(SingleTurn):
@@ -244,21 +222,18 @@ class Exiting(SingleTurn):
 
 
 @pytest.mark.parametrize("where", ["start", "encode", "score", "a task of its own"])
-def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_on(
+async def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_on(
     tmp_path: Path, where: str
 ) -> None:
-    async def main() -> None:
-        environment = Exiting(where)
-        worker = WorkerOf(tmp_path, environment)
-        worker.admit(FENCE)
-        with pytest.raises(RolloutFailed, match="SystemExit: 2"):
-            await worker.roll_out(task())
-        environment.where = "nowhere"
-        if where != "start":
-            await worker.roll_out(task())
-        await worker.close()
-
-    asyncio.run(main())
+    environment = Exiting(where)
+    worker = WorkerOf(tmp_path, environment)
+    worker.admit(FENCE)
+    with pytest.raises(RolloutFailed, match="SystemExit: 2"):
+        await worker.roll_out(task())
+    environment.where = "nowhere"
+    if where != "start":
+        await worker.roll_out(task())
+    await worker.close()
 
 
 def test_every_sampling_key_of_the_recipe_is_in_the_requests(tmp_path: Path) -> None:
