@@ -47,24 +47,6 @@ class ABaseIsNotComparedByAFetch(ABaseIsNotCompared):
     settings: ClassVar = {"sync": {"transport": "reshard", **LIMITS, **SETTINGS["sync"]}}
 
 
-class ABaseIsComparedByItsVersion(Planted):
-    """After a rewind, or a lost ack, equal versions are other weights."""
-
-    breaks = frozenset({"I6"})
-    profile = "all"
-    settings: ClassVar = SETTINGS
-
-    class Engine(FakeEngine):
-        def _check_base(self, release: WeightRelease, delta: WeightDelta) -> None:
-            if self.version is not None and self.version < release.version:
-                return
-            super()._check_base(release, delta)
-
-    def plant(self) -> None:
-        plant_engines(self, self.Engine)
-        become(self._sync.deltas, EverybodyIsOffered)
-
-
 def plant_engines(controller: Controller, broken: type[FakeEngine]) -> None:
     """Break every fake engine: they outlive the controllers that reach them through ports."""
     ports: dict[str, object] = vars(vars(controller)["_sync"])["_generators"]

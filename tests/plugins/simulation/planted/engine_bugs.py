@@ -1,7 +1,5 @@
 """Bugs in which weights are served, and who may be given work."""
 
-from typing import ClassVar
-
 import msgspec
 from planted.planting import Planted, become
 
@@ -10,8 +8,6 @@ from offbeat.controller.engines import EnginePump
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
-from offbeat.controller.training import TrainPump
-from offbeat.messages.failures import Component
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.simulation.schedule import PlannedFault
 
@@ -25,24 +21,6 @@ class AnEngineIsHealthyOnceHeard(Planted):
         def _reborn(self, engine: EngineRecord, incarnation: str) -> None:
             super()._reborn(engine, incarnation)
             self._become(engine, Health.HEALTHY)
-
-    def plant(self) -> None:
-        become(self.state.fleet, self.Engines)
-
-
-class ARestartedEngineIsHealthy(Planted):
-    """It serves what its former incarnation had acked, it is believed."""
-
-    breaks = frozenset({"I6"})
-    profile = "engines"
-
-    class Engines(Fleet):
-        def _reborn(self, engine: EngineRecord, incarnation: str) -> None:
-            again = bool(engine.incarnation)
-            super()._reborn(engine, incarnation)
-            if again:
-                engine.version = self.serving_version
-                self._become(engine, Health.HEALTHY)
 
     def plant(self) -> None:
         become(self.state.fleet, self.Engines)
@@ -65,34 +43,6 @@ class AnEngineIsReplacedAfterEachSync(Planted):
             become(pump, self.Engines)
 
 
-class ADigestIsNotChecked(Planted):
-    breaks = frozenset({"I6"})
-    profile = "engines"
-
-    class Sync(WeightSync):
-        async def _transfer(
-            self, name: str, epoch: int, release: WeightRelease
-        ) -> WeightsAck | None:
-            state = self._state
-            try:
-                ack = await state.waits.call(
-                    f"sync of version {release.version}",
-                    target=name,
-                    component=Component.ENGINE,
-                    deadline_s=state.config.sync.deadline_s,
-                    reply=self._generators[name].load_weights(state.fence, epoch, release),
-                )
-            except Exception:  # noqa: BLE001 - a planted bug
-                state.fleet.stale(name)
-                return None
-            if state.fleet.acked(ack):
-                state.ledger.served(ack)
-            return ack
-
-    def plant(self) -> None:
-        become(self._sync, self.Sync)
-
-
 class ReleasesGoOutWithoutTheirCanary(Planted):
     """An engine that computes other weights than it took is believed."""
 
@@ -109,42 +59,6 @@ class ReleasesGoOutWithoutTheirCanary(Planted):
 
     def plant(self) -> None:
         become(self._sync, self.Sync)
-
-
-class EnginesServeOnAfterARewind(Planted):
-    """Version numbers mean other weights by then."""
-
-    breaks = frozenset({"I4", "I6", "I9"})
-    profile = "trainer"
-
-    class Engines(Fleet):
-        def rewound(self, to_version: int) -> None:
-            """They are believed to serve what the trainer holds."""
-            for engine in self.serving:
-                engine.version = to_version
-
-    class Pump(TrainPump):
-        async def _serve(self) -> None:
-            if not self._state.ledger.lineage:
-                await super()._serve()
-
-    def plant(self) -> None:
-        become(self.state.fleet, self.Engines)
-        become(self._train_pump, self.Pump)
-
-
-class APinnedEngineIsSynced(Planted):
-    """Two versions in one evaluation."""
-
-    breaks = frozenset({"I6"})
-    settings: ClassVar = {"eval": {"interval": 1}, "generator": {"engines": 2}}
-
-    class Engines(Fleet):
-        def in_sync_set(self) -> list[str]:
-            return [e.name for e in self.engines.values() if e.health is not Health.DEAD]
-
-    def plant(self) -> None:
-        become(self.state.fleet, self.Engines)
 
 
 class AFailedSyncCountsAsServed(Planted):

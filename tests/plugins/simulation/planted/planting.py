@@ -20,10 +20,6 @@ LOST = frozenset({"I1", "I3", "I9"})
 EVERY = {"sync": {"interval": 1}}
 SHALLOW = {"sampler": {"name": "ready_first", "max_staleness": 1}, **EVERY}
 DEEP = {"sampler": {"name": "ready_first", "max_staleness": 3}, **EVERY}
-WINDOW = {
-    "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0},
-    **EVERY,
-}
 
 
 def become(part: object, broken: type) -> None:

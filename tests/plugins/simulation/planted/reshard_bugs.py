@@ -74,20 +74,6 @@ class ABucketIsNotCompared(PlantedFetch):
             return True
 
 
-class BucketsOfALostRankAreForgotten(PlantedFetch):
-    """They are neither asked of another holder nor given up as lost."""
-
-    breaks = frozenset({"I7"})
-    planned_faults = at_every_step("bucket_lost")
-
-    class machine(BucketFetch):  # noqa: N801
-        def fail(self, sender: int, why: str, *, gone: bool = False) -> None:
-            del gone
-            self.failed[sender] = why
-            self._asked.pop(sender, None)
-            self._waiting.pop(sender, None)
-
-
 class TheTowerIsNoPartOfARelease(PlantedFetch):
     """An engine loads when it has the buckets of the language ranks, and asks no encoder rank."""
 
@@ -103,22 +89,6 @@ class TheTowerIsNoPartOfARelease(PlantedFetch):
             encoder = TheTowerIsNoPartOfARelease.layout.language_ranks
             self._waiting.pop(encoder, None)
             return super().next()
-
-
-class AFailedRankIsWaitedForStill(PlantedFetch):
-    """Its buckets are asked of nobody, and the fetch is not over without them."""
-
-    breaks = frozenset({"I9"})
-    planned_faults = at_every_step("bucket_lost")
-
-    class machine(BucketFetch):  # noqa: N801
-        def fail(self, sender: int, why: str, *, gone: bool = False) -> None:
-            del gone
-            self.failed[sender] = why
-
-    class fetch(SimulatedFetch):  # noqa: N801
-        def stop(self) -> None:
-            """Go on: nobody has said how the fetch could end."""
 
 
 class ARankThatHangsHasNoLimit(PlantedFetch):

@@ -7,20 +7,16 @@ from typing import Any, ClassVar
 import msgspec
 from planted.planting import DEEP, LOST, Planted, become
 
-from offbeat.controller.events import AnyEvent, ReturnKind, RewardCallsMade, StepApplied, WorkerLost
+from offbeat.controller.events import AnyEvent, RewardCallsMade, StepApplied, WorkerLost
 from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.ports import Prompts
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
-from offbeat.controller.step_metrics import StepMetricsBuilder
-from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
-from offbeat.messages.fences import StepKey
+from offbeat.messages.failures import ActorLost
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.simulation.machines import FIRST, MachineMemory
 from offbeat.plugins.simulation.payloads import SimulatedPayload
-from offbeat.sampler.policy import Admission
 from offbeat.transfer_queue.index import QueueIndex
 
 MASKS = {"on_failed_sample": "mask", "min_valid_samples": 1}
@@ -123,56 +119,6 @@ class ReceiptsAreNotChecked(Planted):
         become(self._rollout_pump, self.Pump)
 
 
-class AFailureIsRewardZero(Planted):
-    breaks = frozenset({"I6"})
-    profile = "data"
-
-    class Pump(RolloutPump):
-        async def _failed(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
-            if not isinstance(failure, RolloutFailed) or failure.kind is not FailureKind.DATA:
-                await super()._failed(task, failure, *incarnation)
-                return
-            n, version = task.samples, self._state.ledger.groups[task.prompt_index].oldest_version
-            receipt = Receipt(
-                prompt_index=task.prompt_index,
-                attempt=task.attempt,
-                engine=task.engine,
-                engine_incarnation=self._state.fleet.engines[task.engine].incarnation,
-                rewards=(0.0,) * n,
-                prompt_tokens=(1,) * n,
-                response_tokens=(1,) * n,
-                valid_tokens=(1,) * n,
-                finish_reasons=("stop",) * n,
-                version_spans=(((version, 1),),) * n,
-                columns=(),
-                payload_bytes=1,
-                sampling=task.sampling,
-            )
-            memory = MachineMemory(FIRST, 1)
-            payload = SimulatedPayload(
-                task.prompt_index, task.attempt, 1, 0, version, version, "", memory
-            )
-            await self._commit(task, receipt, payload, *incarnation)
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
-class OneTooManyIsInFlight(Planted):
-    breaks = frozenset({"I8"})
-    settings: ClassVar = {"rollout": {"max_in_flight": 3}}
-
-    class Pump(RolloutPump):
-        def _has_free_slot(self) -> bool:
-            self._max_in_flight += 1
-            can = super()._has_free_slot()
-            self._max_in_flight -= 1
-            return can
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
 class TheBufferHasNoBound(Planted):
     breaks = frozenset({"I8"})
     settings: ClassVar = {**DEEP, "buffer": {"capacity_groups": 8}}
@@ -185,43 +131,6 @@ class TheBufferHasNoBound(Planted):
         become(self._rollout_pump, self.Pump)
 
 
-class TheOldestIsEvictedWhenFull(Planted):
-    breaks = frozenset({"I3"})
-    settings: ClassVar = {**DEEP, "buffer": {"capacity_groups": 8}}
-
-    class Pump(RolloutPump):
-        def _has_room(self, *waiting: int) -> bool:
-            ledger = self._state.ledger
-            fresh = (
-                o for o, group in ledger.ready.items() if ReturnKind.EVICTED not in group.returns
-            )
-            oldest = next(fresh, None)
-            if oldest is not None and not super()._has_room(*waiting):
-                self._state.queue.clear((oldest,))
-                ledger.evict(oldest, "full")
-                self.again(oldest)
-            return super()._has_room(*waiting)
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
-class BytesAreNeverReleased(Planted):
-    """The buffer fills up with groups that are long gone: the run stands still."""
-
-    breaks = frozenset({"I9"})
-    settings: ClassVar = {"buffer": {"capacity_mib": 0.03}}
-
-    class Queue(QueueIndex):
-        def clear(self, prompt_indices: Any) -> None:
-            held = self.bytes_held
-            super().clear(prompt_indices)
-            self.bytes_held = held
-
-    def plant(self) -> None:
-        become(self.state.queue, self.Queue)
-
-
 class AFailedGroupIsNotSentAgain(Planted):
     breaks = LOST
     profile = "engines"
@@ -229,50 +138,6 @@ class AFailedGroupIsNotSentAgain(Planted):
     class Pump(RolloutPump):
         async def _failed(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
             self._retries.after(task, failure, *incarnation)
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
-class AnEvictedPromptIsForgotten(Planted):
-    breaks = LOST
-    settings: ClassVar = {
-        "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0}
-    }
-
-    class Pump(RolloutPump):
-        def _evict(self) -> None:
-            state = self._state
-            for prompt_index in state.sampler.stale(state.view):
-                state.queue.clear((prompt_index,))
-                state.ledger.evict(prompt_index, "stale")
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
-class MoreIsDrawnThanIsTrained(Planted):
-    """Generation beyond need: groups are left over at the last step."""
-
-    breaks = frozenset({"I3"})
-    settings: ClassVar = DEEP
-
-    class Pump(RolloutPump):
-        def _next_admission(self) -> Admission | None:
-            state = self._state
-            return None if state.prompts.is_exhausted else state.sampler.admit(state.view)
-
-    def plant(self) -> None:
-        become(self._rollout_pump, self.Pump)
-
-
-class GroupsStayInFlightOverARewind(Planted):
-    breaks = frozenset({"I1", "I9"})
-    profile = "trainer"
-
-    class Pump(RolloutPump):
-        def cancel_all(self, reason: str) -> None:
-            del reason
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
@@ -311,19 +176,6 @@ class AMaskedSampleCountsInTheMean(Planted):
         step._advantages = with_masked  # noqa: SLF001
 
 
-class AMaskedSampleIsTrainedAsReward0(Planted):
-    breaks = frozenset({"I18"})
-    profile = "data"
-    settings: ClassVar = {"rollout": MASKS}
-
-    def plant(self) -> None:
-        step = self._train_pump._one_step  # noqa: SLF001 - there is no other way in
-        advantages = step._advantages  # noqa: SLF001
-        step._advantages = lambda rewards, valid: advantages(  # noqa: SLF001
-            rewards, (True,) * len(valid)
-        )
-
-
 class MaskedSamplesAreCountedAsTrained(Planted):
     breaks = frozenset({"I18"})
     profile = "data"
@@ -338,46 +190,6 @@ class MaskedSamplesAreCountedAsTrained(Planted):
 
     def plant(self) -> None:
         become(self.state.ledger, self.BrokenLedger)
-
-
-class ASampleThatWasDrawnAgainCountsTwice(Planted):
-    breaks = frozenset({"I18"})
-    profile = "data"
-    settings: ClassVar = {"rollout": {"on_failed_sample": "retry", "sample_retries": 2}}
-
-    class BrokenLedger(Ledger):
-        def _do(self, event: AnyEvent) -> None:
-            if isinstance(event, StepApplied):
-                receipts = (self.groups[each].receipt for each in event.prompt_indices)
-                again = sum(each.retried_samples for each in receipts if each is not None)
-                event = msgspec.structs.replace(event, samples=event.samples + again)
-            super()._do(event)
-
-    def plant(self) -> None:
-        become(self.state.ledger, self.BrokenLedger)
-
-
-class ASampleThatWasDrawnAgainIsReportedTwice(Planted):
-    """Ledger and trainer count it once, the metrics of the step twice."""
-
-    breaks = frozenset({"I18"})
-    profile = "data"
-    settings: ClassVar = {"rollout": {"on_failed_sample": "retry", "sample_retries": 2}}
-
-    class Builder(StepMetricsBuilder):
-        def _per_sample(self) -> dict[str, float]:
-            shares = super()._per_sample()
-            return {**shares, "rollout/retried_fraction": 2 * shares["rollout/retried_fraction"]}
-
-    def plant(self) -> None:
-        step = self._train_pump._one_step  # noqa: SLF001 - there is no other way in
-        attempt = step.attempt
-
-        async def with_broken_metrics(key: StepKey, measures: StepMetricsBuilder) -> Any:
-            become(measures, self.Builder)
-            return await attempt(key, measures)
-
-        step.attempt = with_broken_metrics
 
 
 class AReceiptForgetsWhichSamplesAreMasked(Planted):
