@@ -141,20 +141,6 @@ def test_windowed_is_the_faster_policy_with_long_rollouts_only() -> None:
     assert ready_first_run(range(0)) < without_s
 
 
-def test_a_prompt_longer_than_the_window_is_given_up_after_one_attempt() -> None:
-    sampler = {
-        "name": "windowed",
-        "max_staleness": 1,
-        "over_sampling_ratio": 2.0,
-        "on_evicted": "drop",
-    }
-    world = World({"steps": 60, "sampler": sampler}, engines=4)
-    world.rollouts.slow = {**dict.fromkeys(range(1000), 1.0), 5: 15.0}
-    play(world)
-    assert 5 not in world.trained
-    assert 5 in {each.prompt_index for each in world.events(Dropped)}
-
-
 def test_what_was_evicted_and_what_was_cancelled_is_counted_in_the_metrics() -> None:
     world = World({"sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0}})
     world.rollouts.slow = {2: 60.0}

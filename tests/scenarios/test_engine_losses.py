@@ -87,18 +87,14 @@ async def never_if(cut: bool) -> None:
 
 @dataclass
 class HangsInTransfer(FakeGenerator):
-    """Engine that answers probes and requests; a transfer to it never ends, from ``after`` on.
-
-    With ``for_good`` every process of it does so, otherwise only the first one.
-    """
+    """Engine that answers probes and requests; a transfer to it never ends, from ``after`` on."""
 
     after: int = 1
-    for_good: bool = True
     transfers: int = 0
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         self.transfers += 1
-        if self.transfers > self.after and (self.for_good or self.incarnation_number == 1):
+        if self.transfers > self.after:
             await asyncio.Event().wait()
         return await super().load_weights(fence, epoch, release)
 
@@ -388,16 +384,6 @@ def test_a_run_of_which_no_engine_ever_starts_ends_at_the_first_start_deadline()
 # --- transfers that hang ---------------------------------------------------------------------------
 
 SYNC_DEADLINE = {"steps": 30, "sync": {"deadline_s": 30}}
-
-
-def test_an_engine_that_hangs_in_a_transfer_delays_the_others_by_one_deadline() -> None:
-    usual_s = play(World(SYNC_DEADLINE, engines=3))
-    world = World(SYNC_DEADLINE, engines=3)
-    engine = use_engine(world, HangsInTransfer("generator-0", after=3, for_good=False))
-    took_s = play(world)
-    world.assert_ledger_agrees()
-    assert took_s - usual_s <= 30 + 10
-    assert engine.version == 30
 
 
 def test_an_engine_that_always_hangs_in_transfers_delays_the_others_by_one_deadline() -> None:

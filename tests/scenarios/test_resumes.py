@@ -214,13 +214,6 @@ def test_a_run_that_wants_no_checkpoints_keeps_none_of_its_last_step() -> None:
     assert not world.trainer.checkpoints
 
 
-def test_a_last_checkpoint_that_cannot_be_written_costs_no_run() -> None:
-    world = World()
-    world.trainer.broken_disk = True
-    play(world)
-    assert len(world.trainer.steps) == 10 and not world.trainer.checkpoints
-
-
 def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
     sampler = {
         "name": "windowed",

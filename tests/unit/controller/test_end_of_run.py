@@ -18,62 +18,52 @@ from tests.support.fakes import (
     MemoryJournal,
 )
 from tests.support.virtual_time import run
-from tests.support.world import World, bad_data, lost
+from tests.support.world import World, bad_data
 
 
-def test_stop_finishes_the_step_in_progress() -> None:
+async def test_stop_finishes_the_step_in_progress() -> None:
     world = World()
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(12, controller.control, Stop())
-        await controller.run()
-
-    run(main())
+    controller = world.controller()
+    asyncio.get_running_loop().call_later(12, controller.control, Stop())
+    await controller.run()
     assert 1 <= len(world.trainer.steps) < 10
     assert world.built.state.lifecycle.phase is RunPhase.FINISHED
     assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
     world.assert_ledger_agrees()
 
 
-def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed() -> None:
+async def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed() -> None:
     world = World()
+    controller = world.controller()
+    loop, seen = asyncio.get_running_loop(), dict[int, tuple[int, int]]()
 
-    async def main() -> None:
-        controller = world.controller()
-        loop, seen = asyncio.get_running_loop(), dict[int, tuple[int, int]]()
+    def look(at: int) -> None:
+        seen[at] = (len(world.trainer.steps), len(world.rollouts.started))
 
-        def look(at: int) -> None:
-            seen[at] = (len(world.trainer.steps), len(world.rollouts.started))
-
-        loop.call_later(12, controller.control, Pause())
-        for at in (30, 500):  # longer than the stall limit: an operator's pause is no stall
-            loop.call_later(at, look, at)
-        loop.call_later(600, controller.control, Resume())
-        await controller.run()
-        assert seen[30] == seen[500]
-
-    run(main())
+    loop.call_later(12, controller.control, Pause())
+    for at in (30, 500):  # longer than the stall limit: an operator's pause is no stall
+        loop.call_later(at, look, at)
+    loop.call_later(600, controller.control, Resume())
+    await controller.run()
+    assert seen[30] == seen[500]
     assert len(world.trainer.steps) == 10
     world.assert_ledger_agrees()
 
 
 @pytest.mark.parametrize(("interval", "within_s"), [(0, 1), (100, 7)])
-def test_abort_ends_within_its_grace_and_closes_every_actor(interval: int, within_s: float) -> None:
+async def test_abort_ends_within_its_grace_and_closes_every_actor(
+    interval: int, within_s: float
+) -> None:
     """Of 10 seconds, 7 are for a step that is being finished; without checkpoints nobody waits."""
     world = World({"checkpoint": {"interval": interval}})
     world.trainer.step_s = 1000
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")
-        with pytest.raises(RunFailed) as failure:
-            await controller.run()
-        assert isinstance(failure.value.causes[0], RunAborted)
-        assert asyncio.get_running_loop().time() <= 50 + within_s
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(main())
+    controller = world.controller()
+    asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")
+    with pytest.raises(RunFailed) as failure:
+        await controller.run()
+    assert isinstance(failure.value.causes[0], RunAborted)
+    assert asyncio.get_running_loop().time() <= 50 + within_s
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert world.built.state.lifecycle.phase is RunPhase.ABORTED
     assert world.trainer.closed and world.rollouts.closed
     assert all(generator.closed for generator in world.generators.values())
@@ -157,17 +147,13 @@ def _abort_at(world: World, at: float) -> float:
     return run(main())
 
 
-def test_a_cancel_from_outside_stays_a_cancel() -> None:
+async def test_a_cancel_from_outside_stays_a_cancel() -> None:
     world = World()
-
-    async def main() -> None:
-        task = asyncio.create_task(world.controller().run())
-        await asyncio.sleep(9)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
+    task = asyncio.create_task(world.controller().run())
+    await asyncio.sleep(9)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert world.trainer.closed
     assert world.built.state.lifecycle.phase is RunPhase.ABORTED
 
@@ -188,17 +174,6 @@ def test_a_stall_names_who_waits_for_what() -> None:
     assert "rollout pump waits for room" in str(failure)
 
 
-def test_the_fold_of_the_journal_is_the_ledger() -> None:
-    world = World({"rollout": {"drop_budget": 1}})
-    world.rollouts.faults = {2: [bad_data(2), bad_data(2)], 9: [lost(9)]}
-    world.trainer.fail_at = {3: ["microbatch"]}
-    world.run()
-    ledger = world.built.state.ledger
-    again = type(ledger).fold(world.journal.events)  # type: ignore[arg-type]
-    assert again.counts() == ledger.counts()
-    assert again.totals == ledger.totals and again.versions == ledger.versions
-
-
 def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
     kept, unkept = World(), World({"checkpoint": {"final": False}})
     kept.run()
@@ -206,52 +181,41 @@ def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
     assert (kept.trainer.saved, unkept.trainer.saved) == ([10], [])
 
 
-def test_the_outcome_is_told_before_actors_are_closed() -> None:
+async def test_the_outcome_is_told_before_actors_are_closed() -> None:
     world = World({"trainer": {"restart_budget": 0}})
     world.trainer.lose_at_step = 2
     told = list[tuple[type[object], bool]]()
-
-    async def main() -> None:
-        controller = world.controller()
-        with pytest.raises(RunFailed):
-            await controller.run(lambda raised: told.append((type(raised), world.trainer.closed)))
-
-    run(main())
+    controller = world.controller()
+    with pytest.raises(RunFailed):
+        await controller.run(lambda raised: told.append((type(raised), world.trainer.closed)))
     assert told == [(RunFailed, False)]
     assert world.trainer.closed
 
 
-def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
+async def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
     world = World()
 
     def full_disk(raised: BaseException | None) -> None:
         raise OSError(28, "No space left on device")
 
-    async def main() -> None:
-        with pytest.raises(OSError, match="No space left"):
-            await world.controller().run(full_disk)
-
-    run(main())
+    with pytest.raises(OSError, match="No space left"):
+        await world.controller().run(full_disk)
     assert world.trainer.closed
     assert all(generator.closed for generator in world.generators.values())
 
 
-def test_a_controller_that_a_newer_one_replaces_leaves_checkpoints_and_actors_alone() -> None:
+async def test_a_controller_that_a_newer_one_replaces_leaves_checkpoints_and_actors_alone() -> None:
     world = World()
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(12, controller.abort, "its driver is silent")
-        with pytest.raises(RunFailed):
-            await controller.run(lambda _: True)
-
-    run(main())
+    controller = world.controller()
+    asyncio.get_running_loop().call_later(12, controller.abort, "its driver is silent")
+    with pytest.raises(RunFailed):
+        await controller.run(lambda _: True)
     assert world.built.state.ledger.trainer_version not in world.built.state.ledger.checkpoints
     assert not world.trainer.closed
     assert not any(generator.closed for generator in world.generators.values())
 
 
-def test_actors_are_closed_even_if_the_last_checkpoint_ends_in_a_bug() -> None:
+async def test_actors_are_closed_even_if_the_last_checkpoint_ends_in_a_bug() -> None:
     world = World()
 
     class Buggy(FakeTrainer):
@@ -259,14 +223,10 @@ def test_actors_are_closed_even_if_the_last_checkpoint_ends_in_a_bug() -> None:
             raise ZeroDivisionError
 
     world.trainer = Buggy()
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(12, controller.abort, "SIGTERM")
-        with pytest.raises(ZeroDivisionError):
-            await controller.run()
-
-    run(main())
+    controller = world.controller()
+    asyncio.get_running_loop().call_later(12, controller.abort, "SIGTERM")
+    with pytest.raises(ZeroDivisionError):
+        await controller.run()
     assert world.trainer.closed
     assert all(generator.closed for generator in world.generators.values())
 

@@ -65,7 +65,7 @@ def test_a_controller_that_dies_between_two_parts_is_followed_by_one_that_goes_o
     run_and_lose_the_trainer_in_step_9(before)
     of_parts = [at for at, event in enumerate(before.journal.events) if isinstance(event, Rewound)]
     known = before.journal.events[: of_parts[parts - 1] + 1]
-    ledger = Ledger.fold(known)  # type: ignore[arg-type]
+    ledger = Ledger.fold([], Ledger.fold(known).snapshot())  # type: ignore[arg-type]
     assert (ledger.rewinding_to, ledger.trainer_version) == (0, 8 - 2 * parts)
     world = World(WITHOUT_CHECKPOINTS, ledger=ledger, incarnation=2, groups_per_turn=8)
     world.journal.events = list(known)

@@ -1,13 +1,10 @@
 """Staleness policies, filters and drops in a whole run."""
 
-from typing import Any
-
 import pytest
 
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.events import Admitted, Dispatched, Dropped, Opened, Returned
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import FailureKind, RolloutFailed
 from tests.support.world import IN_ORDER, World, bad_data
 
 SAME_REWARDS = {"rewards": (1.0, 1.0)}
@@ -24,28 +21,6 @@ def test_weight_fifo_trains_every_step_in_order_of_weight_version() -> None:
     assert world.built.state.ledger.counts()["drawn"] == 40
 
 
-def test_windowed_cancels_what_is_too_late_and_rolls_its_prompt_out_again() -> None:
-    sampler = {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 1.5}
-    world = World({"sampler": sampler})
-    world.rollouts.slow = {2: 60.0}
-    world.run()
-    world.assert_ledger_agrees()
-    cancelled = [event for event in world.events(Returned) if event.kind == "cancelled"]
-    assert [(event.prompt_index, event.reason) for event in cancelled][:1] == [(2, "stale")]
-    assert world.worst_staleness() <= 1
-    assert world.rollouts.running == 0
-
-
-def test_windowed_may_drop_what_grew_too_old_instead() -> None:
-    sampler: dict[str, Any] = {"name": "windowed", "max_staleness": 0, "on_evicted": "drop"}
-    world = World({"sampler": {**sampler, "over_sampling_ratio": 2.0}})
-    world.run()
-    dropped = world.built.state.ledger.totals.dropped
-    assert set(dropped) == {"stale"}
-    assert len(world.trained) == 40
-    assert world.built.state.ledger.totals.failed_prompts == 0  # nobody failed
-
-
 def test_a_mode_that_foresees_lateness_cancels_before_it_is_too_late() -> None:
     sampler = {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 2.0}
 
@@ -57,24 +32,6 @@ def test_a_mode_that_foresees_lateness_cancels_before_it_is_too_late() -> None:
         return sum(event.kind == "cancelled" for event in world.events(Returned))
 
     assert cancelled("abort_stale") >= cancelled("keep") > 0
-
-
-def test_groups_without_reward_variance_are_replaced_until_the_batch_is_whole() -> None:
-    world = World({"filters": {"zero_variance": True}})
-    world.rollouts.forged = dict.fromkeys((0, 3, 8, 21), SAME_REWARDS)
-    world.run()
-    world.assert_ledger_agrees()
-    assert world.built.state.ledger.totals.dropped == {"zero_variance": 4}
-    assert not {0, 3, 8, 21} & set(world.trained)
-    assert [len(step) for step in world.trainer.steps] == [4] * 10
-
-
-def test_a_task_where_every_group_is_flat_still_trains() -> None:
-    world = World({"steps": 3, "filters": {"zero_variance": True, "max_per_step": 5}})
-    world.rollouts.forged = dict.fromkeys(range(100), SAME_REWARDS)
-    world.run()
-    world.assert_ledger_agrees()
-    assert len(world.trained) == 12
 
 
 def test_the_batch_after_a_refused_step_may_filter_as_many_groups_as_any_other() -> None:
@@ -160,33 +117,6 @@ def test_a_step_whose_prompts_are_all_gone_ends_the_run_by_name() -> None:
     failure = world.fail()
     assert isinstance(failure.causes[0], EmptyBatch)
     assert "step 1" in str(failure)
-
-
-def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced() -> None:
-    world = World(
-        {
-            "rollout": {"deadline_s": 20, "infrastructure_retries": 20},
-            "generator": {"request_strikes": 2},
-        }
-    )
-    deaf = world.generators["generator-1"]
-
-    class OneIsDeaf(type(world.rollouts)):
-        async def rollout(self, fence: Any, task: Any) -> Any:
-            if task.engine == deaf.name and deaf.incarnation_number == 1:
-                raise RolloutFailed(
-                    FailureKind.INFRASTRUCTURE,
-                    task.prompt_index,
-                    task.attempt,
-                    "engine_unavailable",
-                    "it serves nothing",
-                )
-            return await super().rollout(fence, task)
-
-    world.rollouts = OneIsDeaf(world.generators)
-    world.run()
-    world.assert_ledger_agrees()
-    assert deaf.restarts == 1 and deaf.incarnation_number == 2
 
 
 def test_a_step_without_prompts_ends_the_run_although_later_steps_have_theirs() -> None:

@@ -71,14 +71,6 @@ def test_a_step_stays_reported_whose_trainer_is_lost_after_its_checkpoint_was_wr
     assert reported == [1, 2, 3, *range(kept + 1, 11)]
 
 
-def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
-    world = World({"checkpoint": {"interval": 0}})
-    world.trainer.lose_at_step = 3
-    world.run()
-    world.assert_ledger_agrees()
-    assert len(world.trained) == 40 and world.trainer.incarnation_number == 2
-
-
 def test_a_failed_finish_is_not_guessed_about_but_rewound() -> None:
     world = World({"checkpoint": {"interval": 2}})
     world.trainer.fail_at = {6: ["finish"]}
