@@ -97,13 +97,6 @@ def test_a_commit_of_what_a_former_controller_sent_out_breaks_conservation() -> 
     assert broken(killed(history)) == {"I1"}
 
 
-def test_a_claim_of_a_group_that_is_not_ready_breaks_conservation() -> None:
-    history = started()
-    prompt_index = history.admit()
-    history.claim((prompt_index,))
-    assert broken(killed(history)) == {"I1"}
-
-
 def test_a_claim_of_a_trained_group_trains_it_twice() -> None:
     history = started()
     history.train(history.ready())

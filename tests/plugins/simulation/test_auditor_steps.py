@@ -309,19 +309,6 @@ def test_a_rewind_trains_again_what_was_undone() -> None:
     assert rewound().audit() == []
 
 
-def test_groups_undone_by_a_rewind_and_never_trained_again_are_lost() -> None:
-    history = started()
-    history.step()
-    history.checkpoint()
-    history.step()
-    history.rewind(1)
-    history.sync()
-    history.step()
-    history.step()
-    history.end()
-    assert "I3" in broken(history)
-
-
 def test_a_ready_group_of_an_abandoned_version_is_not_trained() -> None:
     history = started()
     history.checkpoint()
@@ -375,16 +362,6 @@ def test_a_trainer_that_is_started_anew_is_missed_unless_its_run_was_over(
         TrainerStarted(0.0, 2),
     ]
     assert broken(history) == found
-
-
-def test_a_trainer_restored_without_a_rewind_is_found() -> None:
-    history = started()
-    history.step()
-    history.checkpoint()
-    history.step()
-    history.trainer_restored(1)
-    history.step()
-    assert {"I2", "I5", "I6"} >= broken(killed(history)) > set()
 
 
 def test_a_rewind_that_the_trainer_did_not_make_is_found() -> None:
@@ -459,11 +436,3 @@ def test_latest_that_does_not_verify_is_found() -> None:
     history.checkpoint()
     history.change(CheckpointLatest, verifies=False)
     assert broken(killed(history)) == {"I12"}
-
-
-def test_a_release_of_a_version_not_made_is_found() -> None:
-    history = started()
-    history.train(history.ready())
-    history.sync()
-    history.remove(StepApplied)
-    assert "I5" in broken(killed(history))

@@ -5,13 +5,8 @@ controller dies there alone, or with the whole cluster; of what its journal had 
 part is lost.
 """
 
-import asyncio
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,22 +16,11 @@ from oracle import Step, reference, steps_of
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import (
     Admitted,
-    AnyEvent,
-    Checkpointed,
     Opened,
-    Returned,
-    Rewound,
-    StepApplied,
-    StepIntent,
 )
-from offbeat.controller.journal import open_journal, read_journal, recover
-from offbeat.controller.journal.frames import HEADER_BYTES, frames
-from offbeat.controller.journal.reading import snapshot_path
-from offbeat.controller.ledger import Ledger
 from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import EpisodePlan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
-from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.schedule import PlannedFault
 
 SEED: Final = 7
@@ -52,13 +36,6 @@ UNORDERED: Final = (
     {"name": "weight_fifo", "max_staleness": 1},
     {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 1.5, "freshest_first": True},
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """What goes wrong here goes wrong on purpose."""
-    with quiet_log():
-        yield
 
 
 def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> EpisodePlan:
@@ -200,83 +177,3 @@ def test_out_of_order_a_crash_loses_no_prompt_and_breaks_no_invariant(
         if problem:
             found[record] = problem
     assert found == {}
-
-
-# --- the journal's files -----------------------------------------------------------------------------
-
-
-def state_of(ledger: Ledger) -> dict[str, Any]:
-    """All of it; the order of groups where order matters."""
-    whole = msgspec.to_builtins(ledger.snapshot())
-    whole["groups"] = {group["prompt_index"]: group for group in whole["groups"]}
-    return {**whole, "ready": list(ledger.ready), "training": list(ledger.training)}
-
-
-def is_balanced(ledger: Ledger) -> bool:
-    counts = ledger.counts()
-    return 2 * counts["drawn"] == sum(counts.values()) + sum(ledger.totals.dropped.values())
-
-
-async def write(directory: Path, events: Sequence[AnyEvent], snapshot_records: int) -> None:
-    blocking = partial(asyncio.get_running_loop().run_in_executor, None)
-    ledger, journal = open_journal(directory, blocking, snapshot_records=snapshot_records)
-    for event in events:
-        ledger.apply(event)
-        journal.append(event)
-        if isinstance(event, StepIntent | StepApplied):
-            await journal.barrier()
-    assert journal.close()
-
-
-def eventful() -> list[AnyEvent]:
-    """The journal of a run that has lost a controller, and later its whole cluster."""
-    planned_faults = (
-        PlannedFault("controller_killed", at_record=100),
-        PlannedFault("cluster_lost", at_record=200),
-    )
-    result = crashed(plan_with(LOOKING_AHEAD), *planned_faults)
-    assert {Rewound, Checkpointed, Returned} <= {type(event) for event in result.journal}
-    return result.journal
-
-
-def cuts(segment: Path) -> list[tuple[int, int]]:
-    """Bytes of a segment that a crash may leave, with the records whole in them; the longest first.
-
-    Up to the end of each record, up to its middle, and less than a header.
-    """
-    ends = [HEADER_BYTES, *(end for _, end in frames(str(segment), segment.read_bytes()))]
-    whole = [(end, records) for records, end in enumerate(ends)]
-    torn = [((start + end) // 2, records) for records, (start, end) in enumerate(pairwise(ends))]
-    return sorted([*whole, *torn, (HEADER_BYTES // 2, 0), (0, 0)], reverse=True)
-
-
-@pytest.mark.parametrize("snapshot_records", [100_000, 60], ids=["one segment", "many segments"])
-def test_a_journal_cut_off_anywhere_recovers_to_the_fold_of_its_whole_records(
-    tmp_path: Path, snapshot_records: int
-) -> None:
-    events = eventful()
-    asyncio.run(write(tmp_path, events, snapshot_records))
-    segments = sorted(tmp_path.glob("events-*.bin"))
-    assert len(segments) == 1 + len(events) // snapshot_records
-    left = len(events)
-    for number, segment in reversed([*enumerate(segments, start=1)]):
-        every_cut = cuts(segment)
-        former = left - every_cut[0][1]
-        for size, records in every_cut:
-            os.truncate(segment, size)
-            left = former + records
-            recovered = recover(tmp_path)
-            assert list(read_journal(tmp_path)) == events[:left], f"{segment.name}, {size} bytes"
-            assert state_of(recovered) == state_of(Ledger.fold(events[:left]))
-            assert is_balanced(recovered)
-        segment.unlink()
-        snapshot_path(tmp_path, number).unlink(missing_ok=True)
-    assert left == 0
-
-
-def test_a_crash_between_a_segment_and_its_snapshot_changes_nothing(tmp_path: Path) -> None:
-    events = eventful()
-    asyncio.run(write(tmp_path, events, snapshot_records=60))
-    for snapshot in sorted(tmp_path.glob("snapshot-*.bin"), reverse=True):
-        snapshot.unlink()
-        assert state_of(recover(tmp_path)) == state_of(Ledger.fold(events))

@@ -1,7 +1,6 @@
 """Episodes in which engines get what a release changes of the one before."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,16 +17,9 @@ from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.episode import play
-from offbeat.plugins.simulation.quiet_log import quiet_log
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 RESHARD = RunConfig.model_validate({**BASE.model_dump(), "sync": {"transport": "reshard"}})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    with quiet_log():
-        yield
 
 
 class Counting(DeltaOffers):

@@ -13,7 +13,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dropped, StepApplied
 from offbeat.plugins.simulation import schedule
 from offbeat.plugins.simulation.campaign import run_campaign, violations_of
-from offbeat.plugins.simulation.cli import BAD_ARGUMENTS, HELD, replay_command, simulate
+from offbeat.plugins.simulation.cli import replay_command
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan, extend_deadlines
 from offbeat.plugins.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.plugins.simulation.faults import ENDS_RUN, KINDS, OF_RESHARD
@@ -119,23 +119,6 @@ def test_a_strike_without_a_target_finds_a_victim(kind: str) -> None:
     assert (result.fired, result.outcome) == ([kind], "finished")
 
 
-@pytest.mark.parametrize("percent", range(0, 100, 3))
-def test_a_controller_killed_at_any_record_comes_to_the_same_weights(percent: int) -> None:
-    quiet = struck()
-    record = 1 + percent * len(quiet.journal) // 100
-    result = struck(PlannedFault("controller_killed", at_record=record))
-    assert result.fired == ["controller_killed"]
-    assert violations_of(result) == []
-    assert trained(result) == trained(quiet)
-    assert result.weights == quiet.weights
-
-
-def test_a_cluster_that_is_lost_as_a_whole_is_taken_up_from_the_run_directory() -> None:
-    result = struck(PlannedFault("cluster_lost", at_step=7, delay_s=0.2))
-    assert violations_of(result) == []
-    assert result.weights == struck().weights
-
-
 def test_a_schedule_survives_its_file() -> None:
     planned_faults = draw_plan(11, BASE, "all", None).planned_faults
     assert schedule.load(schedule.dump(planned_faults)) == planned_faults
@@ -154,32 +137,12 @@ def test_a_campaign_counts_its_episodes_and_what_was_reached() -> None:
     assert tally.reached["applied"] == 4
 
 
-def test_the_command_tells_its_base_and_marks_what_was_never_struck() -> None:
-    said = list[str]()
-    code = simulate(BASE, seeds=3, base=40, faults="none", workers=1, write=said.append)
-    text = "".join(said)
-    assert code == HELD
-    assert "3 episodes from seed 40" in text and "aborting" in text and "<- never" in text
-
-
-def test_the_command_tells_one_seed_in_full() -> None:
-    said = list[str]()
-    assert simulate(BASE, seed=41, faults="none", write=said.append) == HELD
-    assert "seed 41: finished" in "".join(said) and "no violation" in "".join(said)
-
-
 def test_the_command_that_plays_an_episode_again_has_the_overrides_of_the_campaign() -> None:
     recipe = ("recipes/quickstart.yaml", "sync.transport=reshard", "name=two words")
     assert replay_command(recipe, "all", Path("faults.json")) == (
         "offbeat simulate recipes/quickstart.yaml sync.transport=reshard 'name=two words' "
         "--faults all --schedule faults.json"
     )
-
-
-def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    said = list[str]()
-    assert simulate(BASE, faults="gremlins", write=said.append) == BAD_ARGUMENTS
-    assert "engines" in "".join(said)
 
 
 def test_samples_of_several_turns_and_branches_go_on_under_new_weights_and_are_trained() -> None:

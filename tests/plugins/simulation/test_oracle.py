@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
 from offbeat.plugins.simulation.faults import KINDS, POISON
-from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.schedule import PlannedFault
 
 LONG = pytest.mark.long
@@ -38,13 +36,6 @@ REWINDS = ("trainer", "controller", "network", "all")
 BY_DATA = tuple(
     name for name, kind in KINDS.items() if kind.profile == "data" and kind.target == "worker"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """What goes wrong here goes wrong on purpose."""
-    with quiet_log():
-        yield
 
 
 def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:

@@ -4,7 +4,6 @@ And only the bug: the same episode, played by the controller as it is, has to be
 """
 
 import inspect
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -26,7 +25,6 @@ from offbeat.plugins.simulation.audit_survivors import Survivors
 from offbeat.plugins.simulation.auditor import Violation, audit
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan
 from offbeat.plugins.simulation.episode import play
-from offbeat.plugins.simulation.quiet_log import quiet_log
 
 SEEDS = range(40)
 
@@ -52,13 +50,6 @@ BUGS = bugs_of(
     machine_bugs,
     turn_bugs,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """What goes wrong here goes wrong on purpose."""
-    with quiet_log():
-        yield
 
 
 MISFITS = ("positional argument", "keyword argument", "has no attribute '_", "NameError")

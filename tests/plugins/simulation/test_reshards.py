@@ -1,6 +1,6 @@
 """Episodes in which engines fetch releases from the trainer ranks that hold their buckets."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,7 +14,6 @@ from offbeat.plugins.simulation.audit_findings import Findings
 from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import draw_plan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
-from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.records import Ended, EngineDied, Fault, FetchBegan, FetchEnded
 from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.source_layout import SourceLayout, rank_name, source_plan
@@ -29,12 +28,6 @@ WITH_ENCODERS = RunConfig.model_validate(
 COPIES, SHARDS = SourceLayout(1, 2), SourceLayout(3, 1)
 GRID = SourceLayout(2, 1, encoders=1)
 ENCODER = rank_name(2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    with quiet_log():
-        yield
 
 
 def struck(

@@ -69,6 +69,7 @@ def test_a_campaign_tells_its_first_seed_and_what_was_struck() -> None:
     assert result.exit_code == 0
     assert "2 episodes from seed 7, faults: engines" in result.stdout
     assert "violations in 0 episodes" in result.stdout
+    assert "<- never" in result.stdout
 
 
 @pytest.mark.usefixtures("default_signals")

@@ -1,7 +1,5 @@
 """A new controller with what the one before it had spooled: all three ends of a ready group occur."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from offbeat.config.run import RunConfig
@@ -10,7 +8,6 @@ from offbeat.controller.ledger import Ledger
 from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import EpisodePlan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
-from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.schedule import PlannedFault
 
 CRASHES = range(40, 100, 4)  # journal records
@@ -25,13 +22,6 @@ CONFIG = RunConfig.model_validate(
         "checkpoint": {"interval": 2},
     }
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """What goes wrong here goes wrong on purpose."""
-    with quiet_log():
-        yield
 
 
 def crashed(at_record: int, action: str, *, spools: bool) -> EpisodeResult:

@@ -1,25 +1,16 @@
 """Episodes whose engines decode with the trainer's own weights."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.plugins.simulation.campaign import violations_of
 from offbeat.plugins.simulation.draws import draw_plan
 from offbeat.plugins.simulation.episode import run_episode
-from offbeat.plugins.simulation.quiet_log import quiet_log
 from offbeat.plugins.simulation.records import Decoded, WeightsChanging, WeightsUnchanged
 
 BASE = RunConfig.model_validate(
     {"model": {"path": "none"}, "steps": 12, "generator": {"share_weights": True}}
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    with quiet_log():
-        yield
 
 
 @pytest.mark.parametrize("profile", ["none", "trainer", "all"])
