@@ -1,7 +1,6 @@
 """A controller that comes after another: what the journal, the trainer and payloads say."""
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,26 +9,15 @@ from offbeat.controller.commands import Stop
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import Checkpointed, Claimed, Opened, Returned, Rewound
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoPayloads
 from offbeat.controller.run_stats import RunStats
 from offbeat.controller.stats_records import RunTotals
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
-from offbeat.messages.groups import Receipt
 from offbeat.trainers.step_guard import StepCall
+from tests.support import scenarios
 from tests.support.fakes import FakeTrainer
 from tests.support.virtual_time import run
 from tests.support.world import IN_ORDER, READY_FIRST, World
-
-
-@dataclass
-class Spool(NoPayloads):
-    """Payloads that outlived their controller."""
-
-    kept: set[int] = field(default_factory=set[int])
-
-    def readable(self, receipt: Receipt) -> object | None:
-        return object() if receipt.prompt_index in self.kept else None
 
 
 def former_incarnation(steps: int = 4) -> World:
@@ -39,22 +27,9 @@ def former_incarnation(steps: int = 4) -> World:
     return world
 
 
-def next_incarnation(
-    before: World,
-    events: int | None = None,
-    *,
-    spool: Spool | None = None,
-    sampler: dict[str, Any] = READY_FIRST,
-) -> World:
+def next_incarnation(before: World, events: int | None = None) -> World:
     """The controller after it, which knows the first ``events`` records of the journal."""
-    known = before.journal.events[:events]
-    world = World({"sampler": sampler}, ledger=Ledger.fold(known), incarnation=2)  # type: ignore[arg-type]
-    world.trainer, world.generators = before.trainer, before.generators
-    world.trainer.turn = asyncio.Lock()  # of the new event loop
-    world.rollouts.engines = before.generators
-    world.payloads = spool or world.payloads
-    world.journal.events = list(known)
-    return world
+    return scenarios.next_incarnation(before, {}, events)
 
 
 @pytest.mark.parametrize("sampler", [IN_ORDER, READY_FIRST], ids=["in_order", "ready_first"])
@@ -79,7 +54,7 @@ def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_wh
     assert 0 < sum(claimed) < 4, "the stop came within the step"
     assert before.trainer.steps == []
     assert before.built.state.ledger.training == {}
-    world = next_incarnation(before, sampler=sampler)
+    world = scenarios.next_incarnation(before, {"sampler": sampler})
     world.run()
     world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 10
@@ -107,16 +82,9 @@ def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
     world.run()
     world.assert_ledger_agrees()
     assert len(world.trained) == 40
+    staleness = world.built.state.ledger.steps.staleness
+    assert sum(staleness.values()) == 10 * 4 * 2, "the adopted step among all ten"
     assert world.events(Rewound) == []
-
-
-def test_the_summary_counts_rewinds_and_incarnations_of_the_controller() -> None:
-    before = former_incarnation()
-    before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
-    world = next_incarnation(before)
-    world.run()
-    summary = world.built.progress.summary("run", "finished", None)
-    assert (summary.rewinds, summary.controller_incarnations) == (1, 2)
 
 
 def test_the_summary_has_the_time_and_the_samples_of_all_incarnations() -> None:
@@ -136,14 +104,6 @@ def test_the_summary_has_the_time_and_the_samples_of_all_incarnations() -> None:
         assert first_step_s in {None, told.first_step_s}, "the first step of the run"
     assert 0 < own_s < 50
     assert speeds[1] == pytest.approx((1000 + 80) / (50 + 80 / speeds[0]))
-
-
-def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
-    before = former_incarnation()
-    world = next_incarnation(before, index_of(before, "StepApplied", 3))
-    world.run()
-    staleness = world.built.state.ledger.steps.staleness
-    assert sum(staleness.values()) == 10 * 4 * 2, "the adopted step among all ten"
 
 
 def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:
@@ -185,6 +145,8 @@ def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
     world.assert_ledger_agrees()
     assert [event.to_version for event in world.events(Rewound)] == [2]
     assert world.trainer.steps[:2] == saved[2] and len(world.trained) == 40
+    summary = world.built.progress.summary("run", "finished", None)
+    assert (summary.rewinds, summary.controller_incarnations) == (1, 2)
 
 
 def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
@@ -229,7 +191,8 @@ def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None
     known = Ledger.fold(before.journal.events[:cut])  # type: ignore[arg-type]
     ready = set(known.ready)
     assert ready
-    world = next_incarnation(before, cut, spool=Spool(ready if kept else set()))
+    spool = scenarios.SurvivingPayloads(lambda prompt_index: kept and prompt_index in ready)
+    world = scenarios.next_incarnation(before, {}, cut, payloads=spool)
     world.run()
     world.assert_ledger_agrees()
     lost = {e.prompt_index for e in world.events(Returned) if e.reason == "payload_lost"}
