@@ -171,25 +171,23 @@ async def test_much_that_nobody_waits_for_is_written_all_the_same(tmp_path: Path
     journal.close()
 
 
-def test_in_a_real_thread_it_holds_as_well(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        ledger, journal = open_journal(
-            tmp_path, lambda job: loop.run_in_executor(None, job), snapshot_records=50
-        )
+@pytest.mark.real_clock
+async def test_in_a_real_thread_it_holds_as_well(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    ledger, journal = open_journal(
+        tmp_path, lambda job: loop.run_in_executor(None, job), snapshot_records=50
+    )
 
-        async def client() -> None:
-            for _ in range(20):
-                ledger.admit(1)
-                await journal.barrier()
+    async def client() -> None:
+        for _ in range(20):
+            ledger.admit(1)
+            await journal.barrier()
 
-        await asyncio.gather(*(client() for _ in range(10)))
-        ledger.admit(1)
-        assert journal.flush_now()
-        assert journal.close()
-        assert recover(tmp_path).counts() == ledger.counts()
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(client() for _ in range(10)))
+    ledger.admit(1)
+    assert journal.flush_now()
+    assert journal.close()
+    assert recover(tmp_path).counts() == ledger.counts()
     assert list(read_journal(tmp_path)) == [Admitted(n, 1) for n in range(201)]
 
 
@@ -280,7 +278,8 @@ async def test_the_end_writes_what_a_sync_in_a_thread_has_not_come_to_and_in_ord
     assert list(read_journal(tmp_path)) == [Admitted(0, 1), Admitted(1, 2)]
 
 
-def test_the_end_does_not_wait_for_a_thread_that_the_disk_holds(tmp_path: Path) -> None:
+@pytest.mark.real_clock
+async def test_the_end_does_not_wait_for_a_thread_that_the_disk_holds(tmp_path: Path) -> None:
     class Hanging(FailingDisk):
         def __init__(self) -> None:
             super().__init__()
@@ -291,24 +290,21 @@ def test_the_end_does_not_wait_for_a_thread_that_the_disk_holds(tmp_path: Path) 
             self.reached.set()
             assert self.go_on.wait(60)
 
-    async def scenario() -> None:
-        loop, disk = asyncio.get_running_loop(), Hanging()
-        ledger, journal = open_journal(
-            tmp_path, lambda job: loop.run_in_executor(None, job), snapshot_records=9, disk=disk
-        )
-        disk.reached.clear()
-        disk.go_on.clear()
-        ledger.admit(1)
-        wait = asyncio.create_task(journal.barrier())
-        await loop.run_in_executor(None, disk.reached.wait)
-        assert not journal.flush_now(patience_s=0)
-        assert not journal.close(patience_s=0)
-        assert journal.failure is None
-        disk.go_on.set()
-        await wait
-        assert journal.close()
-
-    asyncio.run(scenario())
+    loop, disk = asyncio.get_running_loop(), Hanging()
+    ledger, journal = open_journal(
+        tmp_path, lambda job: loop.run_in_executor(None, job), snapshot_records=9, disk=disk
+    )
+    disk.reached.clear()
+    disk.go_on.clear()
+    ledger.admit(1)
+    wait = asyncio.create_task(journal.barrier())
+    await loop.run_in_executor(None, disk.reached.wait)
+    assert not journal.flush_now(patience_s=0)
+    assert not journal.close(patience_s=0)
+    assert journal.failure is None
+    disk.go_on.set()
+    await wait
+    assert journal.close()
 
 
 async def test_what_is_appended_after_the_end_is_refused_at_the_barrier(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from tests.support.run_records import RunRecords
 from tests.support.shared_weight_runs import EXPERTS, SCENARIOS
 from tests.support.starting import ROOT
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.real_clock]
 FENCE = Fence("run", 1)
 REQUEST = GenerateRequest("a", (3, 4, 5), 4, SamplingParams(max_new_tokens=4, seed=1))
 MODEL = ROOT / "models" / "tiny-addition"
@@ -278,45 +278,39 @@ def test_a_release_names_the_weights_and_holds_none(parts: Parts) -> None:
     assert release.digest == release_digest(source.manifest, digests)
 
 
-def test_an_engine_serves_a_release_until_the_weights_change(parts: Parts) -> None:
-    async def main() -> None:
-        engine = parts.make_engine()
-        release = parts.publish()
-        ack = await engine.load(FENCE, 1, release)
-        assert (ack.version, ack.digest) == (0, release.digest)
-        assert ack.canary_gap is not None
-        assert (await engine.served_weights()).problem == ""
-        result = await engine.generate(REQUEST)
-        assert {version for spans in result.version_spans for version, _ in spans} == {0}
-        parts.rank.restore(FENCE, 0)
-        waiting = asyncio.ensure_future(
-            engine.generate(msgspec.structs.replace(REQUEST, request_id="b"))
-        )
-        with pytest.raises(ReleaseLost, match="has changed the weights"):
-            await engine.load(FENCE, 2, release)
-        assert "ask again" in (await engine.served_weights()).problem
-        assert not waiting.done()
-        await engine.load(FENCE, 3, parts.publish())
-        assert (await waiting).token_ids.tolist() == result.token_ids.tolist()
-        await engine.close()
-
-    asyncio.run(main())
+async def test_an_engine_serves_a_release_until_the_weights_change(parts: Parts) -> None:
+    engine = parts.make_engine()
+    release = parts.publish()
+    ack = await engine.load(FENCE, 1, release)
+    assert (ack.version, ack.digest) == (0, release.digest)
+    assert ack.canary_gap is not None
+    assert (await engine.served_weights()).problem == ""
+    result = await engine.generate(REQUEST)
+    assert {version for spans in result.version_spans for version, _ in spans} == {0}
+    parts.rank.restore(FENCE, 0)
+    waiting = asyncio.ensure_future(
+        engine.generate(msgspec.structs.replace(REQUEST, request_id="b"))
+    )
+    with pytest.raises(ReleaseLost, match="has changed the weights"):
+        await engine.load(FENCE, 2, release)
+    assert "ask again" in (await engine.served_weights()).problem
+    assert not waiting.done()
+    await engine.load(FENCE, 3, parts.publish())
+    assert (await waiting).token_ids.tolist() == result.token_ids.tolist()
+    await engine.close()
 
 
-def test_an_engine_of_a_replaced_trainer_breaks_and_the_next_one_serves(parts: Parts) -> None:
-    async def main() -> None:
-        engine = parts.make_engine()
-        await engine.load(FENCE, 1, parts.publish())
-        parts.trainer.restart()
-        with pytest.raises(EngineUnavailable, match="a trainer that was replaced"):
-            await engine.load(FENCE, 2, parts.publish())
-        with pytest.raises(EngineUnavailable, match="a trainer that was replaced"):
-            await engine.state(FENCE)
-        other = parts.make_engine()
-        assert (await other.load(FENCE, 3, parts.publish())).version == 0
-        await asyncio.gather(engine.close(), other.close())
-
-    asyncio.run(main())
+async def test_an_engine_of_a_replaced_trainer_breaks_and_the_next_one_serves(parts: Parts) -> None:
+    engine = parts.make_engine()
+    await engine.load(FENCE, 1, parts.publish())
+    parts.trainer.restart()
+    with pytest.raises(EngineUnavailable, match="a trainer that was replaced"):
+        await engine.load(FENCE, 2, parts.publish())
+    with pytest.raises(EngineUnavailable, match="a trainer that was replaced"):
+        await engine.state(FENCE)
+    other = parts.make_engine()
+    assert (await other.load(FENCE, 3, parts.publish())).version == 0
+    await asyncio.gather(engine.close(), other.close())
 
 
 def test_a_finish_that_is_refused_lets_engines_go_on_with_the_weights_they_have(

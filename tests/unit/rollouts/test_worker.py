@@ -100,7 +100,7 @@ async def test_a_worker_reports_the_cpu_seconds_of_its_process(tmp_path: Path) -
     assert (await worker.close()).cpu_s > before_s > 0
 
 
-def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
+async def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
     tmp_path: Path,
 ) -> None:
     def burn_cpu() -> None:
@@ -108,13 +108,10 @@ def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
         while time.process_time() < ends_at:
             pass
 
-    async def main() -> None:
-        worker = WorkerOf(tmp_path, StubEnvironment(), cpu_clock=time.thread_time)
-        before_s = worker.report().cpu_s
-        await asyncio.to_thread(burn_cpu)
-        assert (await worker.close()).cpu_s - before_s < 0.05
-
-    asyncio.run(main())
+    worker = WorkerOf(tmp_path, StubEnvironment(), cpu_clock=time.thread_time)
+    before_s = worker.report().cpu_s
+    await asyncio.to_thread(burn_cpu)
+    assert (await worker.close()).cpu_s - before_s < 0.05
 
 
 async def test_a_replaced_controller_is_refused(tmp_path: Path) -> None:
