@@ -12,6 +12,7 @@ from offbeat.controller.events import (
     Served,
     StepApplied,
     StepIntent,
+    Unclaimed,
 )
 from offbeat.plugins.simulation.records import (
     CheckpointLatest,
@@ -302,6 +303,38 @@ def test_a_claim_for_another_step_than_the_next_is_found() -> None:
     assert broken(killed(history)) == {"I7"}
 
 
+def test_a_claim_while_another_attempt_is_open_is_found() -> None:
+    history = started()
+    history.claim(history.ready(1))
+    history.claimed = []  # and the next claim is of another attempt
+    history.claim(history.ready(1))
+    assert broken(killed(history)) == {"I7"}
+
+
+def test_an_abort_of_another_step_than_the_open_one_is_found() -> None:
+    history = started()
+    history.claim(history.ready())
+    history.unclaim()
+    history.change(Unclaimed, step=2)
+    assert broken(killed(history)) == {"I7"}
+
+
+def test_a_step_that_is_intended_twice_is_found() -> None:
+    history = started()
+    history.claim(history.ready())
+    history.intend()
+    history.intend()
+    assert broken(killed(history)) == {"I7"}
+
+
+def test_an_intent_of_another_attempt_than_the_open_one_is_found() -> None:
+    history = started()
+    history.claim(history.ready())
+    history.intend()
+    history.change(StepIntent, attempt=9)
+    assert broken(killed(history)) == {"I7"}
+
+
 # --- checkpoints and rewinds -----------------------------------------------------------------------
 
 
@@ -380,6 +413,26 @@ def test_a_rewind_that_forgets_what_it_undoes_is_found() -> None:
     history.rewind(1)
     history.change(Rewound, undone=())
     assert "I1" in broken(killed(history))
+
+
+def test_a_group_that_is_in_flight_over_a_rewind_is_found() -> None:
+    history = started()
+    history.step()
+    history.dispatch(history.admit())
+    history.rewind(0)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_rewind_of_another_lineage_than_the_next_is_found() -> None:
+    history = rewound()
+    history.change(Rewound, lineage=7)
+    assert "I5" in broken(history)
+
+
+def test_a_step_within_a_rewind_that_is_never_finished_is_found() -> None:
+    history = rewound()
+    history.change(Rewound, rewinding_to=0)
+    assert {"I5", "I7"} <= broken(history)
 
 
 def test_a_restore_to_a_checkpoint_that_was_never_written_is_found() -> None:
