@@ -6,11 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,22 +28,12 @@ from offbeat.controller.journal import (
 )
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
-from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.groups import Receipt
 from offbeat.messages.weights import WeightsAck
 from offbeat.run_files.disk import Disk
+from tests.support.ledger_model import receipt, state_of
 
 # --- legal events -------------------------------------------------------------------------------
-
-
-def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
-    return make_receipt(
-        prompt_index,
-        attempt,
-        (((version, 2),), ((version, 1), (version + 1, 1))),
-        finish_reasons=("stop", "length"),
-    )
 
 
 def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: C901, PLR0912 - one case a move
@@ -97,21 +84,6 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
 
 
 MOVES = st.integers(0, 16)
-
-
-def state_of(ledger: Ledger) -> dict[str, Any]:
-    """Everything that matters of it, ordered only where order matters."""
-    snapshot = msgspec.to_builtins(ledger.snapshot())
-    snapshot["groups"] = {group["prompt_index"]: group for group in snapshot["groups"]}
-    indices = {
-        "counts": ledger.counts(),
-        "ready": list(ledger.ready),
-        "training": list(ledger.training),
-        "tokens": ledger.ready_tokens,
-        "versions": ledger.versions,
-        "outstanding_by_target_step": ledger.outstanding_by_target_step,
-    }
-    return {**snapshot, **indices}
 
 
 # --- a disk that forgets ------------------------------------------------------------------------
@@ -436,23 +408,3 @@ class JournalLives(RuleBasedStateMachine):
 
 TestJournalLives = JournalLives.TestCase
 TestJournalLives.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-@given(choices=st.lists(MOVES, max_size=60), where=st.floats(0, 1), snapshot_records=st.just(10**6))
-def test_any_cut_of_a_segment_is_the_fold_of_a_beginning(
-    tmp_path_factory: pytest.TempPathFactory,
-    choices: list[int],
-    where: float,
-    snapshot_records: int,
-) -> None:
-    directory = tmp_path_factory.mktemp("journal")
-    incarnation = Incarnation(directory, ForgetfulDisk(), snapshot_records)
-    for choice in choices:
-        move(incarnation.ledger, choice, incarnation.events)
-    assert incarnation.journal.close()
-    incarnation.end()
-    file = directory / "events-000001.bin"
-    os.truncate(file, int(where * file.stat().st_size))
-    found = list(read_journal(directory))
-    assert found == incarnation.events[: len(found)]
-    assert state_of(recover(directory)) == state_of(Ledger.fold(incarnation.events[: len(found)]))

@@ -23,13 +23,8 @@ from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
-from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.groups import Receipt
-
-
-def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
-    return make_receipt(prompt_index, attempt, (((version, 2),),), rewards=(0.5,))
+from tests.support.ledger_model import receipt
 
 
 def history() -> list[AnyEvent]:
