@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -11,35 +13,41 @@ async def after(seconds: float, value: str = "done") -> str:
     return value
 
 
-async def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
-    awaits = PendingWaits()
-    reply = awaits.call(
-        "train pump",
-        target="the trainer",
+async def call(
+    waits: PendingWaits,
+    reply: Awaitable[str],
+    deadline_s: float,
+    *,
+    waiter: str = "a pump",
+    target: str = "an actor",
+    **options: Any,
+) -> str:
+    return await waits.call(
+        waiter,
+        target=target,
         component=Component.TRAINER,
-        deadline_s=5,
-        reply=after(4, "reply"),
+        deadline_s=deadline_s,
+        reply=reply,
+        **options,
     )
-    assert await reply == "reply"
-    assert awaits.oldest() == ""
+
+
+async def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
+    waits = PendingWaits()
+    assert await call(waits, after(4, "reply"), deadline_s=5) == "reply"
+    assert waits.oldest() == ""
 
 
 async def test_an_overdue_call_is_cancelled_and_names_who_waited_for_whom_and_how_long() -> None:
-    awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
+    waits, reply = PendingWaits(), asyncio.ensure_future(after(60))
     with pytest.raises(DeadlineExceeded) as overdue:
-        await awaits.call(
-            "sync of version 3",
-            target="generator-1",
-            component=Component.TRAINER,
-            deadline_s=2.5,
-            reply=reply,
-        )
+        await call(waits, reply, 2.5, waiter="sync of version 3", target="generator-1")
     assert asyncio.get_running_loop().time() == 2.5
     assert str(overdue.value) == (
         "sync of version 3 waited for generator-1 longer than its deadline of 2.5 s"
     )
     assert reply.cancelled()
-    assert awaits.oldest() == ""
+    assert waits.oldest() == ""
 
 
 async def test_a_timeout_of_the_callee_is_not_ours() -> None:
@@ -48,79 +56,46 @@ async def test_a_timeout_of_the_callee_is_not_ours() -> None:
         raise TimeoutError("the callee's own")
 
     with pytest.raises(TimeoutError, match="the callee's own"):
-        await PendingWaits().call(
-            "a pump",
-            target="an actor",
-            component=Component.ENGINE,
-            deadline_s=2,
-            reply=times_out(),
-        )
+        await call(PendingWaits(), times_out(), deadline_s=2)
 
 
 async def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
-    awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
-    call = asyncio.ensure_future(
-        awaits.call("a", target="b", component=Component.TRAINER, deadline_s=9, reply=reply)
-    )
+    waits, reply = PendingWaits(), asyncio.ensure_future(after(60))
+    calling = asyncio.ensure_future(call(waits, reply, deadline_s=9))
     await asyncio.sleep(1)
-    call.cancel()
+    calling.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await call
+        await calling
     assert reply.cancelled()
-    assert awaits.oldest() == ""
+    assert waits.oldest() == ""
 
 
 async def test_a_remote_call_within_its_deadline_is_a_sign_of_progress_and_other_waits_are_none() -> (
     None
 ):
-    awaits = PendingWaits()
-    assert awaits.healthy_until == -float("inf")
-    waits = [
-        asyncio.ensure_future(each)
-        for each in (
-            awaits.local("a pump", target="room", until=asyncio.sleep(50)),
-            awaits.call(
-                "a probe",
-                target="b",
-                component=Component.TRAINER,
-                deadline_s=99,
-                reply=after(50),
-                background=True,
-            ),
-        )
-    ]
+    waits = PendingWaits()
+    assert waits.healthy_until == -float("inf")
+    local = waits.local("a pump", target="room", until=asyncio.sleep(50))
+    probe = call(waits, after(50), deadline_s=99, background=True)
+    others = [asyncio.ensure_future(each) for each in (local, probe)]
     await asyncio.sleep(1)
-    assert awaits.healthy_until == -float("inf")
-    waits += [
-        asyncio.ensure_future(
-            awaits.call("c", target="d", component=Component.TRAINER, deadline_s=s, reply=after(50))
-        )
-        for s in (70, 80)
-    ]
+    assert waits.healthy_until == -float("inf")
+    calls = [asyncio.ensure_future(call(waits, after(50), deadline_s=s)) for s in (70, 80)]
     await asyncio.sleep(1)
-    assert awaits.healthy_until == 81
-    await asyncio.gather(*waits)
+    assert waits.healthy_until == 81
+    await asyncio.gather(*others, *calls)
 
 
 async def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
-    awaits, loop = PendingWaits(), asyncio.get_running_loop()
-    assert awaits.describe(loop.time()) == "nobody waits for a remote call"
+    waits, loop = PendingWaits(), asyncio.get_running_loop()
+    assert waits.describe(loop.time()) == "nobody waits for a remote call"
     calls = list[asyncio.Future[str]]()
     for number in range(8):
-        calls.append(
-            asyncio.ensure_future(
-                awaits.call(
-                    f"pump {number}",
-                    target="x",
-                    component=Component.TRAINER,
-                    deadline_s=99,
-                    reply=after(50),
-                )
-            )
-        )
+        waiting = call(waits, after(50), 99, waiter=f"pump {number}", target="x")
+        calls.append(asyncio.ensure_future(waiting))
         await asyncio.sleep(1)
-    assert awaits.oldest() == "pump 0: x"
-    assert awaits.describe(loop.time()) == (
+    assert waits.oldest() == "pump 0: x"
+    assert waits.describe(loop.time()) == (
         "pump 0 waits for x for 8 s; pump 1 waits for x for 7 s; pump 2 waits for x for 6 s; "
         "pump 3 waits for x for 5 s; pump 4 waits for x for 4 s; pump 5 waits for x for 3 s; "
         "2 more wait"
@@ -140,13 +115,11 @@ async def test_a_late_call_that_does_not_take_its_cancel_leaves_the_caller_uncan
                 return "all the same"
             raise ActorLost("actor", "cleanup", "it is gone") from None
 
-    call = PendingWaits().call(
-        "a pump", target="an actor", component=Component.ENGINE, deadline_s=2, reply=cleans_up()
-    )
+    late = call(PendingWaits(), cleans_up(), deadline_s=2)
     if answers:
-        assert await call == "all the same"
+        assert await late == "all the same"
     else:
         with pytest.raises(DeadlineExceeded):
-            await call
+            await late
     task = asyncio.current_task()
     assert task is not None and task.cancelling() == 0
