@@ -1,5 +1,7 @@
 """The auditor on engines, and on how a run ends: each rule broken by hand once."""
 
+from typing import Any
+
 import pytest
 from audit_history import ENGINE, broken, killed, run_config, started, whole_run
 
@@ -74,23 +76,20 @@ def test_tokens_of_a_version_the_engine_never_served_are_found() -> None:
     assert broken(killed(history)) == {"I6"}
 
 
-def test_an_ack_that_the_engine_did_not_give_is_found() -> None:
-    history = started()
-    history.change(Served, epoch=5)
-    assert broken(killed(history)) == {"I6"}
-
-
-def test_an_ack_of_other_weights_than_released_is_found() -> None:
-    history = started()
-    history.step()
-    history.change(Released, digest="other")
-    assert broken(killed(history)) == {"I6"}
-
-
-def test_an_engine_that_serves_weights_nobody_published_is_found() -> None:
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        pytest.param(Served, {"epoch": 5}, id="an ack that the engine did not give"),
+        pytest.param(Released, {"digest": "other"}, id="an ack of other weights than released"),
+        pytest.param(EngineServes, {"digest": "torn"}, id="weights that nobody published"),
+    ],
+)
+def test_an_account_of_weights_that_the_others_contradict_is_found(
+    kind: type[Any], other: dict[str, object]
+) -> None:
     history = started()
     history.step()
-    history.change(EngineServes, digest="torn")
+    history.change(kind, **other)
     assert broken(killed(history)) == {"I6"}
 
 
@@ -145,10 +144,20 @@ def test_an_actor_that_obeys_a_replaced_controller_is_found() -> None:
     assert broken(history) == {"I13"}
 
 
-def test_metrics_lost_without_a_telemetry_fault_are_found() -> None:
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        pytest.param({"telemetry_lost": 1}, "I14", id="metrics lost without a fault"),
+        pytest.param({"unclosed": ("trainer",)}, "I15", id="an actor nobody closed"),
+        pytest.param({"running": 1}, "I8", id="a rollout that outlives the run"),
+        pytest.param({"outcome": "deadlock"}, "I9", id="a deadlock"),
+        pytest.param({"outcome": "out_of_budget"}, "I9", id="no end by itself"),
+    ],
+)
+def test_an_end_that_is_none_is_found(end: dict[str, object], found: str) -> None:
     history = whole_run()
-    history.change(Ended, telemetry_lost=1)
-    assert broken(history) == {"I14"}
+    history.change(Ended, **end)
+    assert broken(history) == {found}
 
 
 def test_metrics_of_a_step_that_a_later_incarnation_adopted_are_excused() -> None:
@@ -156,19 +165,6 @@ def test_metrics_of_a_step_that_a_later_incarnation_adopted_are_excused() -> Non
     history.change(Ended, telemetry_lost=1)
     history.records.insert(0, ControllerEnd(0.0, 1, "killed"))
     assert history.audit() == []
-
-
-def test_an_actor_nobody_closed_is_found() -> None:
-    history = whole_run()
-    history.change(Ended, unclosed=("trainer",))
-    assert broken(history) == {"I15"}
-
-
-@pytest.mark.parametrize("outcome", ["deadlock", "out_of_budget"])
-def test_an_episode_that_never_ends_by_itself_is_found(outcome: str) -> None:
-    history = whole_run()
-    history.change(Ended, outcome=outcome)
-    assert broken(history) == {"I9"}
 
 
 def test_an_episode_without_an_end_is_found() -> None:

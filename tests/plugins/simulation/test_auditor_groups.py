@@ -26,7 +26,6 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.groups import SampleStatus
 from offbeat.plugins.simulation.records import (
-    Ended,
     Generated,
     PermitsUsed,
     StepReported,
@@ -250,12 +249,6 @@ def test_a_fuller_buffer_than_its_capacity_breaks_permits() -> None:
 def test_what_the_workers_saw_is_held_against_the_limits_too(field: str) -> None:
     history = whole_run()
     history.change(PermitsUsed, **{field: 2**40})
-    assert broken(history) == {"I8"}
-
-
-def test_a_rollout_that_outlives_the_run_is_a_leak() -> None:
-    history = whole_run()
-    history.change(Ended, running=1)
     assert broken(history) == {"I8"}
 
 

@@ -1,6 +1,5 @@
 """The auditor on steps, rewinds and checkpoints: each rule broken by hand once."""
 
-import msgspec
 import pytest
 from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
@@ -56,12 +55,7 @@ def test_minibatches_and_epochs_that_the_recipe_does_not_ask_for_are_found(
     other: dict[str, object],
 ) -> None:
     history = whole_run()
-    place, record = next(
-        (place, each)
-        for place, each in enumerate(history.records)
-        if isinstance(each, TrainerApplied)
-    )
-    history.records[place] = msgspec.structs.replace(record, **other)
+    history.change(TrainerApplied, 0, **other)
     assert broken(history) == {"I2"}
 
 
@@ -165,28 +159,21 @@ def test_a_step_claims_no_more_than_it_has_room_for() -> None:
     assert broken(killed(history)) == {"I3"}
 
 
-def test_tokens_past_the_bound_are_found_in_the_trainers_word_alone() -> None:
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        pytest.param({"oldest": (2, 0)}, {"I4", "I6"}, id="tokens past the bound"),
+        pytest.param({"newest": (2, 3)}, {"I4"}, id="tokens newer than the weights"),
+        pytest.param({"attempts": (1, 2)}, {"I6"}, id="another attempt than the receipt's"),
+        pytest.param({"poison": ("", "nan logprobs")}, {"I11"}, id="a poisoned group"),
+    ],
+)
+def test_groups_that_are_wrong_by_the_trainers_word_alone_are_found(
+    said: dict[str, object], found: set[str]
+) -> None:
     history = whole_run()
-    history.change(TrainerApplied, oldest=(2, 0))
-    assert {"I4", "I6"} == broken(history)
-
-
-def test_a_token_newer_than_the_weights_is_found_in_the_trainers_word() -> None:
-    history = whole_run()
-    history.change(TrainerApplied, newest=(2, 3))
-    assert broken(history) == {"I4"}
-
-
-def test_a_payload_of_another_attempt_than_the_receipts_is_found() -> None:
-    history = whole_run()
-    history.change(TrainerApplied, attempts=(1, 2))
-    assert broken(history) == {"I6"}
-
-
-def test_a_poisoned_group_in_a_trained_step_is_found() -> None:
-    history = whole_run()
-    history.change(TrainerApplied, poison=("", "nan logprobs"))
-    assert broken(history) == {"I11"}
+    history.change(TrainerApplied, **said)
+    assert broken(history) == found
 
 
 # --- versions --------------------------------------------------------------------------------------
