@@ -207,12 +207,22 @@ TWO_SETS = {"eval": {"interval": 4, "prompts": 3, "at_start": True,
                      "sets": {"math": {}, "code": {"prompts": 2, "samples": 2}}}}  # fmt: skip
 
 
-def journal_of(world: World) -> Ledger:
-    return Ledger.fold(cast("list[AnyEvent]", world.journal.events))
-
-
 def two_sets() -> dict[str, FakePrompts]:
     return {"math": FakePrompts(), "code": FakePrompts()}
+
+
+def next_controller(before: World, known: int | None = None, **changes: Any) -> World:
+    """The controller after it, which knows the first ``known`` records of its journal."""
+    events = cast("list[AnyEvent]", before.journal.events[:known])
+    return World(
+        {**TWO_SETS, **changes},
+        engines=3,
+        scored=two_sets(),
+        scores=before.scores,
+        trainer=before.trainer,
+        ledger=Ledger.fold(events),
+        incarnation=2,
+    )
 
 
 def test_all_sets_are_scored_under_their_names_at_one_version() -> None:
@@ -238,16 +248,7 @@ def test_an_evaluation_that_a_controller_did_not_live_to_record_is_repeated_by_t
     first = World(TWO_SETS, engines=3, scored=two_sets())
     first.run()
     whole = first.scores.done.pop(8)
-    again = World(
-        {**TWO_SETS, "steps": 10},
-        engines=3,
-        scored=two_sets(),
-        scores=first.scores,
-        trainer=first.trainer,
-        ledger=journal_of(first),
-        incarnation=2,
-    )
-    again.run()
+    next_controller(first, steps=10).run()
     assert list(first.scores.done) == [0, 4, 8]
     repeated = first.scores.done[8]
     assert repeated.samples == whole.samples
@@ -255,24 +256,15 @@ def test_an_evaluation_that_a_controller_did_not_live_to_record_is_repeated_by_t
 
 
 def test_a_step_that_only_the_trainer_knew_of_is_scored_by_the_controller_that_adopts_it() -> None:
-    recipe = {**TWO_SETS, "steps": 8}
-    first = World(recipe, engines=3, scored=two_sets())
+    first = World({**TWO_SETS, "steps": 8}, engines=3, scored=two_sets())
     first.run()
     del first.scores.done[8]
-    records = cast("list[AnyEvent]", first.journal.events)
     intended = next(
-        at for at, each in enumerate(records) if isinstance(each, StepIntent) and each.step == 8
+        at
+        for at, each in enumerate(first.journal.events)
+        if isinstance(each, StepIntent) and each.step == 8
     )
-    again = World(
-        recipe,
-        engines=3,
-        scored=two_sets(),
-        scores=first.scores,
-        trainer=first.trainer,
-        ledger=Ledger.fold(records[: intended + 1]),
-        incarnation=2,
-    )
-    again.run()
+    next_controller(first, intended + 1, steps=8).run()
     assert {due: each.version for due, each in first.scores.done.items()} == {0: 0, 4: 4, 8: 8}
 
 
@@ -287,9 +279,7 @@ def test_a_version_kept_by_a_trainer_that_dies_over_its_checkpoint_is_scored() -
 def test_an_evaluation_that_is_recorded_is_not_repeated() -> None:
     first = World(TWO_SETS, engines=3, scored=two_sets())
     first.run()
-    again = World(TWO_SETS, engines=3, scored=two_sets(), scores=first.scores,
-                  trainer=first.trainer, ledger=journal_of(first),
-                  incarnation=2)  # fmt: skip
+    again = next_controller(first)
     rollouts = watched(again)
     again.run()
     assert not rollouts.scored

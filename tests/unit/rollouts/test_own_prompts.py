@@ -44,6 +44,17 @@ def sample(draw: st.DrawFn) -> Transcript:
     return transcript
 
 
+def samples_of(*prompts: tuple[int, ...]) -> list[Transcript]:
+    """Samples of one turn, in which the model drew token 9."""
+    samples = list[Transcript]()
+    for prompt in prompts:
+        branch = Transcript(prompt_ids=prompt)
+        branch.add_turn((), drawn([9], 1))
+        samples.append(Transcript())
+        samples[-1].take(branch)
+    return samples
+
+
 def whole(one: Transcript) -> tuple[list[int], list[bool]]:
     prompt = list(one.prompt_ids)
     return prompt + one.token_ids, [False] * len(prompt) + one.mask
@@ -87,11 +98,7 @@ def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -
 
 
 def test_the_shared_beginning_is_stored_once() -> None:
-    samples = [Transcript(), Transcript()]
-    for one, own in zip(samples, ((1, 2, 3, 4), (1, 2, 5)), strict=True):
-        branch = Transcript(prompt_ids=own)
-        branch.add_turn((), drawn([9], 1))
-        one.take(branch)
+    samples = samples_of((1, 2, 3, 4), (1, 2, 5))
     _, columns = packed_with_own_prompts(
         task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
     )
@@ -101,11 +108,7 @@ def test_the_shared_beginning_is_stored_once() -> None:
 
 
 def test_prompts_with_nothing_in_common_fail_their_group() -> None:
-    samples = [Transcript(), Transcript()]
-    for one, own in zip(samples, ((1,), (2,)), strict=True):
-        branch = Transcript(prompt_ids=own)
-        branch.add_turn((), drawn([9], 1))
-        one.take(branch)
+    samples = samples_of((1,), (2,))
     with pytest.raises(RolloutFailed, match="no first token") as caught:
         packed_with_own_prompts(
             task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
@@ -116,11 +119,8 @@ def test_prompts_with_nothing_in_common_fail_their_group() -> None:
 def test_samples_that_have_all_failed_share_the_beginning_of_what_they_were_asked() -> None:
     a_task = msgspec.structs.replace(task(samples=2), min_valid_samples=0)
     failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "no tool")
-    begun, silent = Transcript(), Transcript()
-    branch = Transcript(prompt_ids=(1, 2))
-    branch.add_turn((), drawn([9], 1))
-    begun.take(branch)
-    failed = [DrawnSample(one, SampleStatus.MASKED, failure) for one in (begun, silent)]
+    samples = [*samples_of((1, 2)), Transcript()]
+    failed = [DrawnSample(one, SampleStatus.MASKED, failure) for one in samples]
     receipt, columns = packed_with_own_prompts(a_task, failed)
     assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
     assert receipt.valid_tokens == (0, 0)
@@ -131,11 +131,7 @@ def test_samples_that_have_all_failed_share_the_beginning_of_what_they_were_aske
 
 
 def test_a_masked_sample_shortens_the_prompt_of_no_valid_one() -> None:
-    samples = [Transcript(), Transcript()]
-    for one, own in zip(samples, ((1, 2), (8,)), strict=True):
-        branch = Transcript(prompt_ids=own)
-        branch.add_turn((), drawn([9], 1))
-        one.take(branch)
+    samples = samples_of((1, 2), (8,))
     failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "")
     receipt, columns = packed_with_own_prompts(
         task(samples=2),
