@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
 from offbeat.controller.failpoints import Failpoint
-from offbeat.plugins.simulation.draws import EpisodePlan
-from offbeat.plugins.simulation.episode import play as play_episode
-from offbeat.plugins.simulation.schedule import PlannedFault
 from tests.scenarios.playing import SurvivingPayloads, next_incarnation, outcome, play
 from tests.support.world import World
 
@@ -75,42 +71,3 @@ def test_an_adopted_step_makes_groups_too_old_as_any_other_does() -> None:
     play(world)
     world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 8
-
-
-@pytest.mark.parametrize("seed", [7, 8])
-@pytest.mark.parametrize(
-    ("staleness", "ratio", "nth"), [(0, 3.0, 6), (1, 1.0, 7), (1, 2.0, 7), (1, 3.0, 4)]
-)
-@pytest.mark.parametrize("point", [Failpoint.APPLIED_DURABLE, Failpoint.CLEARED])
-def test_simulated_runs_with_a_surplus_of_groups_finish_after_such_a_crash(
-    point: Failpoint, staleness: int, ratio: float, nth: int, seed: int
-) -> None:
-    config = RunConfig.model_validate(
-        {
-            "steps": 8,
-            "groups_per_step": 4,
-            "samples_per_group": 2,
-            "seed": 11,
-            "model": {"path": "none"},
-            "sampler": {
-                "name": "windowed",
-                "max_staleness": staleness,
-                "over_sampling_ratio": ratio,
-            },
-            "sync": {"deadline_s": 8.0},
-            "generator": {"engines": 2, "start_deadline_s": 30.0},
-            "trainer": {
-                "min_tokens_per_chunk": 1,
-                "step_deadline_s": 10.0,
-                "start_deadline_s": 40.0,
-            },
-            "rollout": {"deadline_s": 15.0, "drop_budget": 0},
-            "checkpoint": {"interval": 4, "deadline_s": 10.0},
-            "supervision": {"stall_timeout_s": 120.0},
-            "stub": {"median_rollout_s": 0.02, "tail_sigma": 0.0, "step_s": 2.0},
-        }
-    )
-    planned_faults = [PlannedFault("controller_killed", failpoint=point, nth=nth)]
-    plan = EpisodePlan(config, planned_faults, prompts=None, spools=True, workers=2)
-    result = play_episode(seed, plan)
-    assert (result.outcome, result.struck) == ("finished", [point]), result.error

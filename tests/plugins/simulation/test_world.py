@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -41,7 +41,6 @@ from offbeat.plugins.simulation.records import (
     EngineServes,
     Fault,
     Generated,
-    TrainerApplied,
     WorldRecord,
 )
 from offbeat.plugins.simulation.schedule import PlannedFault
@@ -218,38 +217,6 @@ def test_a_call_of_a_replaced_controller_is_refused() -> None:
 
 
 # --- the trainer -----------------------------------------------------------------------------------
-
-
-def digest_after(*chunks: list[int]) -> str:
-    async def main(stage: Stage) -> str:
-        await stage.train(1, 1, list(chunks))
-        return (await stage.trainer.state(FENCE)).digest
-
-    return play(main)
-
-
-def test_the_weights_follow_from_what_was_trained_whatever_the_chunks() -> None:
-    assert digest_after([1, 2], [3, 4]) == digest_after([4, 1, 3], [2])
-    assert digest_after([1, 2, 3, 4]) != digest_after([1, 2, 3, 5])
-
-
-def test_the_trainer_tells_for_itself_what_it_trained() -> None:
-    async def main(stage: Stage) -> Any:
-        await stage.train(1, 1, [[3, 1], [2]])
-        (applied,) = stage.of(TrainerApplied)
-        assert (applied.step, applied.version, applied.prompt_indices) == (1, 1, (3, 1, 2))
-
-    play(main)
-
-
-def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    async def main(stage: Stage) -> None:
-        before = await stage.trainer.state(FENCE)
-        await stage.train(1, 1, [[1, 2]])
-        assert await stage.trainer.state(FENCE) == before
-        assert not stage.of(TrainerApplied)
-
-    play(main, "gradient_nan")
 
 
 def test_a_failed_call_leaves_a_step_that_only_an_abort_closes() -> None:
