@@ -35,27 +35,7 @@ def beside(reward: float, others: NDArray[np.float64]) -> float:
     return float((reward - np.mean(others)) / (np.std(others, ddof=1) + 1e-6 if differ else 1.0))
 
 
-def reference(name: str, rewards: tuple[float, ...]) -> list[float]:
-    """Each formula again, in numpy and written from its paper."""
-    r = np.asarray(rewards, np.float64)
-    if name == "grpo":
-        return ((r - np.mean(r)) / (np.std(r, ddof=1) + 1e-6)).tolist()
-    if name == "grpo_loo":
-        return [beside(r[i], np.delete(r, i)) for i in range(len(r))]
-    if name == "rloo":
-        return [float(r[i] - np.delete(r, i).mean()) for i in range(len(r))]
-    return (r - np.mean(r)).tolist()
-
-
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
-@given(rewards=groups)
-def test_every_estimator_is_its_formula(name: str, rewards: tuple[float, ...]) -> None:
-    if len(set(rewards)) > 1:
-        want = reference(name, rewards)
-        assert compared(ESTIMATORS[name], rewards) == pytest.approx(want, rel=1e-9, abs=1e-9)
-
-
-def masked_reference(
+def reference(
     name: str, rewards: tuple[float, ...], valid: tuple[bool, ...], k: int
 ) -> list[float]:
     """Each formula in loops over the valid samples, in float64."""
@@ -90,14 +70,15 @@ def masked_reference(
 @given(
     samples=st.lists(st.tuples(finite, st.booleans()), min_size=1, max_size=8),
     unread=st.sampled_from([0.0, 1e6, math.nan, math.inf]),
+    k=st.integers(1, 7),
 )
 def test_a_masked_sample_has_no_part_in_mean_or_deviation_and_its_reward_is_not_read(
-    name: str, samples: list[tuple[float, bool]], unread: float
+    name: str, samples: list[tuple[float, bool]], unread: float, k: int
 ) -> None:
     valid = tuple(counts for _, counts in samples)
     rewards = tuple(reward if counts else unread for reward, counts in samples)
-    got = estimator(name, pass_k=2)(rewards, valid)
-    want = masked_reference(name, rewards, valid, 2)
+    got = estimator(name, pass_k=k)(rewards, valid)
+    want = reference(name, rewards, valid, k)
     assert got == pytest.approx(want, rel=1e-9, abs=1e-7)
     assert all(a == 0.0 for a, counts in zip(got, valid, strict=True) if not counts)
 
@@ -106,46 +87,6 @@ def test_a_masked_sample_has_no_part_in_mean_or_deviation_and_its_reward_is_not_
 @given(reward=finite, samples=st.integers(0, 9))
 def test_equal_rewards_give_exact_zeros(name: str, reward: float, samples: int) -> None:
     assert compared(ESTIMATORS[name], (reward,) * samples) == (0.0,) * samples
-
-
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
-def test_a_sample_alone_has_nothing_to_be_compared_with(name: str) -> None:
-    assert compared(ESTIMATORS[name], (3.5,)) == (0.0,)
-
-
-@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - {"grpo_loo"}))
-@given(rewards=groups)
-def test_advantages_of_a_group_cancel(name: str, rewards: tuple[float, ...]) -> None:
-    assert sum(compared(ESTIMATORS[name], rewards)) == pytest.approx(0, abs=1e-6)
-
-
-def best_of_subsets(rewards: tuple[float, ...], k: int) -> list[float]:
-    """``pass_at_k`` by listing every subset."""
-    subsets = list(itertools.combinations(range(len(rewards)), k))
-    made = list[float]()
-    for i in range(len(rewards)):
-        best = [max(rewards[j] for j in subset) for subset in subsets if i in subset]
-        others = [max(rewards[j] for j in subset) for subset in subsets if i not in subset]
-        made.append(k * (statistics.fmean(best) - statistics.fmean(others)))
-    return made
-
-
-@given(rewards=st.lists(finite, min_size=2, max_size=8).map(tuple), k=st.integers(1, 7))
-def test_pass_at_k_is_the_best_of_every_subset(rewards: tuple[float, ...], k: int) -> None:
-    got = compared(estimator("pass_at_k", pass_k=k), rewards)
-    want = best_of_subsets(rewards, min(k, len(rewards) - 1))
-    assert got == pytest.approx(want, rel=1e-9, abs=1e-7)
-
-
-@given(rewards=groups)
-def test_one_try_is_leave_one_out(rewards: tuple[float, ...]) -> None:
-    got = compared(estimator("pass_at_k", pass_k=1), rewards)
-    assert got == pytest.approx(compared(ESTIMATORS["rloo"], rewards), rel=1e-9, abs=1e-7)
-
-
-@given(rewards=groups, k=st.integers(1, 40))
-def test_pass_at_k_cancels_over_a_group(rewards: tuple[float, ...], k: int) -> None:
-    assert sum(compared(estimator("pass_at_k", pass_k=k), rewards)) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -191,16 +132,6 @@ def test_estimators_are_found_by_name() -> None:
 def test_a_large_group_is_no_trouble() -> None:
     rewards = tuple(float(i % 7) for i in range(512))
     assert sum(compared(estimator("pass_at_k", pass_k=256), rewards)) == pytest.approx(0, abs=1e-6)
-
-
-def test_known_values() -> None:
-    rewards = (1.0, 0.0, 0.0, 1.0)
-    assert compared(ESTIMATORS["grpo_no_std"], rewards) == (0.5, -0.5, -0.5, 0.5)
-    assert compared(ESTIMATORS["dr_grpo"], rewards) == (0.5, -0.5, -0.5, 0.5)
-    assert compared(ESTIMATORS["rloo"], rewards) == pytest.approx((2 / 3, -2 / 3, -2 / 3, 2 / 3))
-    assert compared(ESTIMATORS["grpo"], rewards)[0] == pytest.approx(
-        0.5 / (statistics.stdev(rewards) + 1e-6)
-    )
 
 
 def test_every_estimator_needs_only_what_receipts_carry() -> None:
