@@ -36,7 +36,7 @@ async def asks_twice(task: dict[str, Any], client: AgentClient, *, stops_at: str
 
 async def _released(file: Path) -> None:
     """Wait for a file of another process, which nobody else tells of."""
-    while not file.exists():  # noqa: ASYNC110, ASYNC240 - see above
+    while not file.exists():  # noqa: ASYNC110 - see above
         await asyncio.sleep(0.02)
 
 

@@ -33,7 +33,7 @@ def play(*arguments: str, engine: DrawnBytes | None = None, left: Path | None = 
             client = EngineClient(TASK, generate, SamplingParams(max_new_tokens=40), 4000)
             receipt, _ = await groups.run_group(client, SampleFailurePolicy("mask"))
             if left is not None:
-                earlier = int(left.read_text())  # noqa: ASYNC240 - of a few bytes
+                earlier = int(left.read_text())
                 await groups.run_group(client, SampleFailurePolicy("mask"))
                 assert not _runs(earlier)
             return receipt
