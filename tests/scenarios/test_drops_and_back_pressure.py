@@ -19,7 +19,6 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from tests.scenarios.playing import (
     EVERY_SAMPLER,
     SAMPLERS,
-    PoisonedRollouts,
     SurvivingPayloads,
     aborted_generation,
     next_incarnation,
@@ -249,15 +248,6 @@ def test_a_policy_that_lets_nothing_through_is_a_stall(policy: str) -> None:
     error, at_s = outcome(World({"sampler": {"name": "custom", "target": target}}))
     assert isinstance(error, RunFailed) and isinstance(error.causes[0], RunStalled)
     assert at_s < 100, "no call is in progress, so supervision.stall_timeout_s is not waited for"
-
-
-def test_an_environment_that_hangs_for_all_ends_the_run() -> None:
-    overrides = {"rollout": {"deadline_s": 60}, "generator": {"restart_budget": 1000}}
-    world = World(overrides)
-    use_rollouts(world, PoisonedRollouts(hangs=tuple(range(1000))))
-    error, at_s = outcome(world)
-    assert isinstance(error, RunFailed)
-    assert at_s <= 10 * 60 + 60
 
 
 # --- filters and sizes -----------------------------------------------------------------------------

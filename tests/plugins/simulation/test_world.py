@@ -9,7 +9,6 @@ import pytest
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import Spent
 from offbeat.messages.failures import (
     CheckpointFailed,
     PayloadLost,
@@ -27,7 +26,6 @@ from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.controller_ports import (
     Caller,
     SimulatedGenerator,
-    SimulatedJournal,
     SimulatedRollouts,
     SimulatedTrainer,
 )
@@ -274,24 +272,3 @@ def test_a_payload_is_gone_with_its_controller() -> None:
             await stage.train(1, 1, [[4]])
 
     play(main)
-
-
-# --- the journal -----------------------------------------------------------------------------------
-
-
-def test_a_killed_writer_keeps_what_was_synced_and_may_lose_the_rest() -> None:
-    async def main(stage: Stage) -> list[int]:
-        kept = list[int]()
-        for seed in range(20):
-            journal = SimulatedJournal(stage.context, stage.process, [])
-            for _ in range(5):
-                journal.append(Spent(trainer={}, engines={}))
-            await journal.barrier()
-            for _ in range(5):
-                journal.append(Spent(trainer={}, engines={}))
-            journal.cut(random.Random(seed))
-            kept.append(len(journal.events))
-        return kept
-
-    kept = play(main)
-    assert min(kept) == 5 and max(kept) == 10
