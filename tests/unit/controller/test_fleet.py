@@ -1,10 +1,8 @@
-"""What the fleet promises, one case each; test_fleet_moves.py has them in any order."""
-
-import pickle
+"""What the fleet promises beside what test_fleet_moves.py finds of any order of news."""
 
 import pytest
 
-from offbeat.controller.fleet import Fleet, NothingOutstanding
+from offbeat.controller.fleet import Fleet
 from offbeat.controller.health import Health, IllegalHealth
 from offbeat.messages.weights import EngineState, WeightsAck
 
@@ -38,50 +36,6 @@ def synced(*versions: int) -> Fleet:
 # --- routing ---------------------------------------------------------------------------------------
 
 
-def test_engines_with_as_much_to_do_take_turns() -> None:
-    fleet = synced(0, 0, 0)
-    picked = list[str]()
-    for _ in range(6):
-        engine = fleet.pick()
-        assert engine is not None
-        fleet.took(engine.name)
-        picked.append(engine.name)
-    assert picked == [*NAMES, *NAMES]
-
-
-def test_the_one_that_gives_a_group_back_is_next_to_get_one() -> None:
-    fleet = synced(0, 0)
-    for name in NAMES[:2] * 2:
-        fleet.took(name)
-    fleet.gave_back("generator-1")
-    picked = fleet.pick()
-    assert picked is not None and picked.name == "generator-1"
-
-
-def test_a_group_given_back_twice_is_an_error() -> None:
-    fleet = synced(0)
-    fleet.took("generator-0")
-    fleet.gave_back("generator-0")
-    with pytest.raises(NothingOutstanding, match="generator-0 has no groups out"):
-        fleet.gave_back("generator-0")
-    assert fleet.engines["generator-0"].outstanding == 0
-
-
-def test_the_serving_version_rises_with_the_last_of_the_serving_engines() -> None:
-    fleet = synced(1, 1)
-    assert fleet.acked(ack("generator-0", 1, 2))
-    assert fleet.serving_version == 1
-    assert fleet.acked(ack("generator-1", 1, 2))
-    assert fleet.serving_version == 2
-
-
-def test_the_serving_version_stays_when_all_engines_are_lost() -> None:
-    fleet = synced(4)
-    fleet.dead("generator-0")
-    assert fleet.serving_version == 4
-    assert fleet.pick() is None
-
-
 def test_an_engine_left_behind_holds_the_others_back_only_while_it_serves() -> None:
     fleet = synced(3, 3)
     fleet.acked(ack("generator-1", 1, 4))
@@ -99,16 +53,6 @@ def test_a_large_fleet_is_told_of_by_counts_and_the_doubted_ones() -> None:
 
 
 # --- health ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("says", [None, 0, 2])
-def test_a_suspect_that_serves_something_else_than_it_acked_has_to_sync_again(
-    says: int | None,
-) -> None:
-    fleet = synced(1)
-    fleet.suspect("generator-0")
-    fleet.probe_answered(state("generator-0", 1, says))
-    assert fleet.engines["generator-0"].health is Health.STALE
 
 
 def test_a_new_incarnation_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
@@ -145,11 +89,9 @@ def test_an_engine_given_up_is_not_heard_until_its_next_incarnation() -> None:
 def test_a_serving_engine_cannot_be_restarted_unnoticed() -> None:
     fleet = synced(1)
     wanted = "cannot become restarting: it is healthy, next may be dead, stale, suspect"
-    with pytest.raises(IllegalHealth, match=wanted) as raised:
+    with pytest.raises(IllegalHealth, match=wanted):
         fleet.restarting("generator-0")
     assert fleet.pick() is not None
-    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - errors cross processes
-    assert str(copy) == str(raised.value)
 
 
 def test_an_ack_of_an_older_version_than_one_acked_before_is_refused() -> None:
@@ -178,13 +120,6 @@ def test_requests_that_fail_in_a_row_cost_an_engine_its_process_though_its_probe
         assert fleet.engines["generator-0"].doubted
         fleet.probe_answered(state("generator-0", 1, version=1))
         assert fleet.pick() is not None, "a probe clears suspicion, and no strike"
-
-
-def test_one_answered_request_clears_all_strikes() -> None:
-    fleet = synced(1)
-    assert [fleet.request_failed("generator-0") for _ in range(2)] == [False, False]
-    fleet.request_answered("generator-0")
-    assert [fleet.request_failed("generator-0") for _ in range(3)] == [False, False, True]
 
 
 def test_requests_that_a_dead_process_took_with_it_are_no_strikes_against_the_next() -> None:
@@ -222,24 +157,10 @@ def test_the_only_serving_engine_takes_groups_pinned_or_not() -> None:
     assert fleet.serving_version == 3
 
 
-@pytest.mark.parametrize("version", [2, 4])
-def test_no_engine_is_pinned_to_a_version_that_it_does_not_serve(version: int) -> None:
-    fleet = synced(3, 3)
-    assert not fleet.can_pin(version)
-    assert fleet.pin(version) is None
-
-
 def test_the_look_for_an_engine_to_pin_pins_none() -> None:
     fleet = synced(3, 3)
     assert fleet.can_pin(3)
     assert fleet.in_sync_set() == ["generator-0", "generator-1"]
-
-
-def test_the_engine_pinned_is_the_one_with_the_least_to_do() -> None:
-    fleet = synced(3, 3, 3)
-    fleet.took("generator-0")
-    fleet.took("generator-2")
-    assert [fleet.pin(3) for _ in range(2)] == ["generator-1", "generator-0"]
 
 
 def test_an_engine_that_the_syncs_passed_by_while_pinned_has_to_sync() -> None:
@@ -266,15 +187,6 @@ def test_an_engine_that_missed_nothing_while_pinned_serves_on() -> None:
     assert fleet.pin(3) == "generator-0"
     fleet.unpin("generator-0")
     assert fleet.engines["generator-0"].health is Health.HEALTHY
-
-
-def test_a_pin_ends_with_the_engine() -> None:
-    fleet = synced(3, 3)
-    assert fleet.pin(3) == "generator-0"
-    fleet.dead("generator-0")
-    assert not fleet.engines["generator-0"].pinned
-    fleet.unpin("generator-0")
-    assert fleet.engines["generator-0"].health is Health.DEAD
 
 
 def test_a_pin_ends_when_a_sync_already_on_its_way_changes_the_version() -> None:

@@ -1,8 +1,5 @@
-"""What the ledger promises, one case each; test_ledger_moves.py has them in any order."""
+"""What the ledger promises beside what test_ledger_moves.py finds of any order of moves."""
 
-import pickle
-
-import msgspec
 import pytest
 
 from offbeat.controller.events import (
@@ -16,9 +13,8 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.group_table import MOST_REASONS, OTHER_REASON
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
-from offbeat.controller.table_snapshot import TableSnapshot
 from offbeat.testing.sampler_bench import RecordedLedger
-from tests.support.ledger_model import receipt, state_of
+from tests.support.ledger_model import receipt
 
 
 def with_ready(count: int, *, version: int = 0, target_step: int | None = None) -> RecordedLedger:
@@ -93,27 +89,12 @@ def test_an_unclaimed_group_is_no_younger_than_before() -> None:
     assert ledger.groups[0].receipt is not None
 
 
-def test_a_group_in_training_is_not_dropped() -> None:
-    ledger = with_ready(1)
-    ledger.claim([0], 1, 1)
-    with pytest.raises(IllegalMove, match="cannot drop g-000000: it is training"):
-        ledger.drop(0, DropReason.DATA, "reward_nan")
-    assert list(ledger.training) == [0]
-
-
 def test_a_dropped_prompt_shrinks_the_step_that_is_named_or_none() -> None:
     ledger = Ledger()
     ledger.drop(ledger.admit(3), DropReason.DATA, "too_long", shrinks=3)
     ledger.drop(ledger.admit(3), DropReason.DATA, "too_long")
     assert ledger.batch_deficits == {3: 1}
     assert ledger.totals.failed_prompts == 2
-
-
-def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
-    ledger = with_ready(1)
-    ledger.drop(0, DropReason.FILTERED, "zero_variance")
-    assert ledger.totals.dropped == {"zero_variance": 1}
-    assert ledger.totals.failed_prompts == 0
 
 
 def test_reasons_without_end_are_counted_in_a_bounded_number_of_entries() -> None:
@@ -233,10 +214,8 @@ def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
         if version in (2, 3, 4):
             ledger.checkpointed(version, "digest")
     assert ledger.checkpoints == [3, 4]
-    with pytest.raises(CannotRewind, match="between version 2 and 5") as raised:
+    with pytest.raises(CannotRewind, match="between version 2 and 5"):
         ledger.rewound(2)
-    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - errors cross processes
-    assert str(copy) == str(raised.value)
     assert ledger.rewound(3) == [3, 4]
     assert ledger.checkpoints == [3]
 
@@ -251,19 +230,6 @@ def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> N
 
 
 # --- snapshots -------------------------------------------------------------------------------------
-
-
-def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
-    ledger = with_ready(4)
-    for prompt_index in [ledger.admit(None) for _ in range(3)][::-1]:
-        ledger.dispatch(prompt_index, "generator-0", 0)
-    ledger.claim([1, 0], 1, 1)
-    ledger.claim([3], 1, 1)
-    encoded = msgspec.msgpack.encode(ledger.snapshot())
-    folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=TableSnapshot))
-    assert state_of(folded) == state_of(ledger)
-    assert list(folded.training) == [1, 0, 3]
-    assert list(folded.in_flight_at[0]) == [6, 5, 4]
 
 
 def test_whoever_waits_is_notified_of_each_move_once_it_is_recorded() -> None:

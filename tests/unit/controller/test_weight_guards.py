@@ -1,6 +1,5 @@
 """What a run does about weights that do not change, and about engines that compute other weights."""
 
-import pickle
 import re
 from typing import Any
 
@@ -175,8 +174,6 @@ def test_a_release_without_a_canary_is_served_without_one() -> None:
     assert world.generators["generator-1"].restarts == 0
 
 
-def test_a_failed_canary_crosses_processes_with_its_numbers() -> None:
+def test_a_failed_canary_tells_its_numbers() -> None:
     failure = CanaryFailed("generator-0", 3, 7, 42, -3.5, -0.25, 3.25, 0.02)
-    again = pickle.loads(pickle.dumps(failure))  # noqa: S301 -- our own bytes
-    assert (type(again), str(again), again.gap) == (CanaryFailed, str(failure), 3.25)
     assert "-3.5" in str(failure) and "-0.25" in str(failure) and "version 7" in str(failure)

@@ -1,6 +1,5 @@
 """Bytes nobody wrote: torn, flipped, extended, and forged with a valid digest."""
 
-import pickle
 import struct
 import tracemalloc
 from typing import Any
@@ -176,8 +175,5 @@ def test_another_version_is_refused_by_its_number() -> None:
         unpack(forged_header(b"\x02\x93\x91\x01\x90\x90"))
 
 
-def test_corruption_arrives_whole_from_another_process() -> None:
-    error = CorruptPayload("digest", "00", "ff")
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    assert (again.field, again.got, again.want) == ("digest", "00", "ff")
-    assert "digest is 00; expected ff" in str(again)
+def test_corruption_tells_its_field_and_both_values() -> None:
+    assert "digest is 00; expected ff" in str(CorruptPayload("digest", "00", "ff"))
