@@ -55,8 +55,9 @@ class Arithmetic(SingleTurn):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._surfaces = _surfaces(tokenizer)
+        self._surfaces = _Surfaces(tokenizer)
         self._encode = lru_cache(maxsize=1 << 16)(tokenizer.encode)
+        self._text = lru_cache(maxsize=1 << 10)(self._read)  # many samples say the same
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         if "messages" in prompt.data:
@@ -64,28 +65,35 @@ class Arithmetic(SingleTurn):
         return tuple(self._encode(prompt.data["prompt"]))
 
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
-        answer = str(task.prompt.data["answer"])
-        return [1.0 if self._text(ids) == answer else 0.0 for ids in content_ids(result)]
+        answer, text = str(task.prompt.data["answer"]), self._text
+        return [1.0 if text(ids) == answer else 0.0 for ids in map(tuple, content_ids(result))]
 
     def answers(self, result: GenerateResult) -> Sequence[str]:
-        return [self._text(ids) for ids in content_ids(result)]
+        return list(map(self._text, map(tuple, content_ids(result))))
 
-    def _text(self, token_ids: list[int]) -> str:
+    def _read(self, token_ids: tuple[int, ...]) -> str:
         """Return the response's text, or a text unlike any sum if the response cannot be one."""
-        text = "".join([self._surfaces.get(token_id, _NO_SUM) for token_id in token_ids])
-        if _BY_NEIGHBOURS in text and _NO_SUM not in text:
-            return self._tokenizer.decode(token_ids)
+        text = "".join(map(self._surfaces.__getitem__, token_ids))
+        if _BY_NEIGHBOURS not in text:
+            return text
+        if _NO_SUM not in text:
+            return self._tokenizer.decode(list(token_ids))
         return text.replace(_BY_NEIGHBOURS, _NO_SUM)
 
 
-def _surfaces(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the text that each token adds to digits, so that scoring needs no tokenizer.
+class _Surfaces(dict[int, str]):
+    """The text that each token adds to digits, so that scoring needs no tokenizer.
 
-    Space markers, byte tokens and empty texts are ``_BY_NEIGHBOURS``. The model may draw ids that the
-    tokenizer lacks.
+    Space markers, byte tokens and empty texts are ``_BY_NEIGHBOURS``.
     """
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return {token_id: _surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)}
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        super().__init__((i, _surface(tokenizer, i, token)) for i, token in enumerate(tokens))
+
+    def __missing__(self, token_id: int) -> str:
+        """Return the text of an id that the tokenizer lacks; the model may draw one."""
+        return _NO_SUM
 
 
 def _surface(tokenizer: Tokenizer, token_id: int, token: str) -> str:

@@ -4,8 +4,8 @@ import enum
 import hashlib
 import math
 import numbers
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 
@@ -71,6 +71,12 @@ def reward_of(value: object) -> float | BadReward:
         problem = f"the reward is {reward}; return a number that is finite as float32"
         return BadReward("reward_not_finite", problem)
     return reward
+
+
+def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
+    """Return whether this is a list of rewards that ``reward_of`` would return as they are."""
+    is_small = map(_LARGEST.__ge__, map(abs, cast("Sequence[float]", values)))  # False for NaN
+    return type(values) is list and set(map(type, values)) == {float} and all(is_small)
 
 
 def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadReward:

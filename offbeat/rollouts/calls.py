@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, count, pairwise
-from typing import Final, cast
+from itertools import count
+from operator import sub
+from typing import Final, TypeGuard, cast
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import structlog
 from offbeat.config.user_code import describe
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.reward_value import BadReward, reward_of, short_answer
+from offbeat.environments.reward_value import BadReward, are_rewards, reward_of, short_answer
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
@@ -25,7 +26,7 @@ from offbeat.messages.failures import (
     StrayMediaToken,
 )
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.groups import RolloutTask
+from offbeat.messages.groups import RolloutTask, VersionSpans
 from offbeat.messages.media import Media
 from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
 from offbeat.transfer_queue.schema import check_medium
@@ -211,6 +212,8 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
     Raises:
         RolloutFailed: ``environment_wrong_type``: not integers, or out of range for a token.
     """
+    if type(values) is tuple and _are_token_ids(cast("tuple[object, ...]", values)):
+        return cast("tuple[int, ...]", values)
     try:
         ids = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
@@ -224,6 +227,14 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
         detail = f"{what} holds {int(ids.min())} to {int(ids.max())}; no token has such an id"
         raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
     return tuple(ids.tolist())
+
+
+def _are_token_ids(values: tuple[object, ...]) -> TypeGuard[tuple[int, ...]]:
+    """Return whether these are Python integers in the range of a token."""
+    if set(map(type, values)) != {int}:
+        return False
+    ids = cast("tuple[int, ...]", values)
+    return min(ids) >= 0 and max(ids) <= _LARGEST_TOKEN
 
 
 def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -> tuple[str, ...]:
@@ -250,6 +261,8 @@ def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -
     if len(values) != samples:
         detail = f"{len(values)} rewards for {samples} samples"
         raise failed(task, FailureKind.DATA, "reward_wrong_type", detail)
+    if are_rewards(values):
+        return values
     return [checked_reward(task, value, sample) for sample, value in enumerate(values)]
 
 
@@ -270,16 +283,15 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
         detail = f"{result.engine} aborted {result.request_id}"
         raise failed(task, FailureKind.INFRASTRUCTURE, "generation_aborted", detail)
     offsets, spans = result.offsets.tolist(), result.version_spans
-    lengths = [end - start for start, end in pairwise(offsets)]
-    counts = [[count for _, count in sample] for sample in spans]
-    counted = list(map(sum, counts))
+    lengths = list(map(sub, offsets[1:], offsets))
     arrays = (len(result.token_ids), len(result.logprobs))
     if (
-        lengths != counted
-        or min(chain.from_iterable(counts), default=0) < 0
+        lengths != [one[0][1] if len(one) == 1 else _count_tokens(one) for one in spans]
+        or min(lengths, default=0) < 0
         or arrays != (offsets[-1], offsets[-1])
         or not samples == len(lengths) == len(result.finish_reasons)
     ):
+        counted = [sum(count for _, count in sample) for sample in spans]
         detail = (
             f"{result.engine} answered {result.request_id} out of shape: requested were {samples} "
             f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
@@ -288,3 +300,9 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
     if 0 in lengths:
         detail = f"{result.engine} generated no token for sample {lengths.index(0)}"
         raise failed(task, FailureKind.DATA, "empty_response", detail)
+
+
+def _count_tokens(spans: VersionSpans) -> int:
+    """Return the tokens of the spans of a sample, or -1 if one of them is negative."""
+    counts = [count for _, count in spans]
+    return sum(counts) if min(counts, default=0) >= 0 else -1

@@ -132,7 +132,7 @@ def _answers(
 async def _scored(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> _Scores:
     with environment_code(task):
         values = list(await environment.score(task, result))
-    if not any(isinstance(value, NamedRewards) for value in values):
+    if not any(issubclass(kind, NamedRewards) for kind in set(map(type, values))):
         return _Scores(checked_rewards(task, values, task.samples))
     named = [each if isinstance(each, NamedRewards) else NamedRewards(each, {}) for each in values]
     rewards = checked_rewards(task, [each.reward for each in named], task.samples)

@@ -15,6 +15,7 @@ option that makes them knows their number, types and meaning.
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import ge
 from typing import Any, Final, cast
 
 import numpy as np
@@ -99,18 +100,19 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
     offsets = columns[RESPONSE_OFFSETS]
     if offsets.ndim != 1 or len(offsets) < 2:  # noqa: PLR2004 - one branch has two boundaries
         raise SchemaError(RESPONSE_OFFSETS, f"shape {offsets.shape}", "at least two boundaries")
-    if offsets[0] != 0 or bool(np.less_equal(offsets[1:], offsets[:-1]).any()):
+    ends = offsets.tolist()  # few: plain integers cost less than an operation on the array
+    if ends[0] != 0 or any(map(ge, ends, ends[1:])):
         raise SchemaError(
-            RESPONSE_OFFSETS, f"{offsets.tolist()[:8]}...", "0 first, then rising: no empty branch"
+            RESPONSE_OFFSETS, f"{ends[:8]}...", "0 first, then rising: no empty branch"
         )
-    branches = len(offsets) - 1
+    branches = len(ends) - 1
     samples = branches if BRANCH_SAMPLES not in columns else _samples(columns[BRANCH_SAMPLES])
     lengths = {
         Axis.PROMPT: None,
-        Axis.RESPONSE: int(offsets[-1]),
+        Axis.RESPONSE: int(ends[-1]),
         Axis.SAMPLE: samples,
         Axis.BRANCH: branches,
-        Axis.OFFSET: len(offsets),
+        Axis.OFFSET: len(ends),
     }
     for name, values in columns.items():
         if name.startswith(MEDIA_PREFIX):
@@ -165,7 +167,7 @@ def _check_column(
 
 
 def _check_finite(name: str, values: NDArray[np.generic]) -> None:
-    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
+    if values.dtype.kind == "f" and not np.logical_and.reduce(np.isfinite(values)):
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         raise SchemaError(name, f"{values[bad]} at index {bad}", "finite values")
 
