@@ -78,7 +78,7 @@ help:
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
 	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
 	@echo '                (VLLM_MINOR=0.31: the older version, in another environment)'
-	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
+	@echo 'make bench   the quickstart beside TRL, on Ray and in one process: same model, task, machine (about 7 minutes)'
 	@echo 'make bench-gate  fails if this tree is slower than a pinned commit (a minute; ARGS=all: engine and trainer too)'
 	@echo 'make bench-queue  the path of a run from worker to trainer against PyPI TransferQueue (about 3 minutes)'
 	@echo 'make clean   remove the environments and caches; runs/ stays'
@@ -230,10 +230,12 @@ bench: $(RUN_STAMP) $(TRL_STAMP)
 	$(BIN)/python examples/tiny_addition/make_model.py --random $(BENCH_DIR)/tiny-random
 	$(TRL_VENV)/bin/python benchmarks/trl/trl_grpo.py --seconds 150 --until-reward 0.9 $(BENCH_DIR)/trl_4.json
 	$(BIN)/python benchmarks/trl/offbeat_grpo.py --steps 600 $(BENCH_DIR)/offbeat_4.json
+	$(BIN)/python benchmarks/trl/offbeat_grpo.py --steps 600 $(BENCH_DIR)/local_4.json runtime.backend=local
 	$(TRL_VENV)/bin/python benchmarks/trl/trl_grpo.py $(LONG) --seconds 30 $(BENCH_DIR)/trl_64.json
 	$(BIN)/python benchmarks/trl/offbeat_grpo.py $(LONG) --steps 40 $(BENCH_DIR)/offbeat_64.json
-	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_4.json --ours $(BENCH_DIR)/offbeat_4.json
-	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_64.json --ours $(BENCH_DIR)/offbeat_64.json
+	$(BIN)/python benchmarks/trl/offbeat_grpo.py $(LONG) --steps 40 $(BENCH_DIR)/local_64.json runtime.backend=local
+	for run in offbeat_4 local_4; do $(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_4.json --ours $(BENCH_DIR)/$$run.json; done
+	for run in offbeat_64 local_64; do $(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_64.json --ours $(BENCH_DIR)/$$run.json; done
 
 bench-gate: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks.gate $(ARGS)

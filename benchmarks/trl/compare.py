@@ -5,7 +5,9 @@ Time to a reward, samples and tokens per second, and the ratios.
     python benchmarks/trl/compare.py --peer runs/bench/trl_4*.json --ours runs/bench/offbeat_4*.json
 
 A log is a JSON list with one record a step: ``t_s`` seconds since training began, ``reward`` mean of the
-step, ``samples`` and ``tokens`` (prompt and completion) of the step, ``completion_tokens`` of them.
+step, ``samples`` and ``tokens`` (prompt and completion) of the step, ``completion_tokens`` of them, and ``cpu_s``
+seconds of CPU of the step, over all threads and processes. The CPU time compares two sides on a machine
+that other programs use, too.
 With several logs of a side, each figure is the median over them. A ratio above 1 means ours is better.
 """
 
@@ -29,6 +31,7 @@ class Record(TypedDict):
     samples: int
     tokens: int
     completion_tokens: int
+    cpu_s: float
 
 
 Quantity = Literal["samples", "tokens", "completion_tokens"]
@@ -61,6 +64,12 @@ def rate_per_s(log: Log, quantity: Quantity) -> float:
     return sum(record[quantity] for record in log[WARM_UP_STEPS:]) / elapsed_s
 
 
+def cpu_ms_per_sample(log: Log) -> float:
+    """Return the milliseconds of CPU that a sample cost, over the steps after the warm-up."""
+    steps = log[WARM_UP_STEPS:]
+    return 1e3 * sum(step["cpu_s"] for step in steps) / sum(step["samples"] for step in steps)
+
+
 def table_rows(threshold: float, window_steps: int) -> list[Row]:
     """Return the compared figures, in the order of the table."""
     return [
@@ -72,6 +81,7 @@ def table_rows(threshold: float, window_steps: int) -> list[Row]:
         Row("samples/s", lambda log: rate_per_s(log, "samples")),
         Row("tokens/s, prompt and completion", lambda log: rate_per_s(log, "tokens")),
         Row("tokens/s, completion only", lambda log: rate_per_s(log, "completion_tokens")),
+        Row("CPU per sample, ms", cpu_ms_per_sample, lower_is_better=True),
     ]
 
 

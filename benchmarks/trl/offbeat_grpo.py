@@ -5,8 +5,9 @@ r"""``offbeat train`` of a recipe with its metrics written as the step log ``com
         --model models/smollm2-135m-instruct --max-new-tokens 24 --steps 15 runs/bench/smollm2.json \
         generator.backend=embedded model.dtype=float32
 
-Real Ray actors: one engine and one trainer of one thread each, beside the peer's two threads. Time counts
-from the begin of the first step, which waits for the first rollouts; starting the actors is left out.
+Real Ray actors, or one process with ``runtime.backend=local``: one engine and one trainer of one thread
+each, beside the peer's two threads. Time counts from the begin of the first step, which waits for the
+first rollouts; start-up is left out.
 """
 
 import argparse
@@ -52,6 +53,7 @@ def step_records(metrics_file: Path) -> list[dict[str, float]]:
                 "samples": samples,
                 "tokens": round(metrics["throughput/tokens_per_s"] * metrics["time/step_s"]),
                 "completion_tokens": round(metrics["rollout/response_tokens_mean"] * samples),
+                "cpu_s": sum(value for name, value in metrics.items() if name.startswith("cpu/")),
             }
         )
     return records

@@ -9,7 +9,8 @@ learning rate, batch, clipping and normalisation are those of the recipe; genera
 (Hugging Face ``generate``), which is the one that needs no server.
 
 A record: ``t_s`` seconds since training began, ``reward`` mean of the step, ``samples`` and ``tokens``
-(prompt and completion) of the step, ``completion_tokens`` of them generated.
+(prompt and completion) of the step, ``completion_tokens`` of them generated, ``cpu_s`` seconds of CPU of
+the step, over all threads.
 """
 
 import argparse
@@ -50,6 +51,7 @@ class StepLog(TrainerCallback):
         self._until_reward = until_reward
         self._recent_rewards: deque[float] = deque(maxlen=REWARD_WINDOW_STEPS)
         self._began_s = 0.0
+        self._cpu_before_s = 0.0
         self._tokens_before = 0
 
     def on_train_begin(
@@ -57,7 +59,7 @@ class StepLog(TrainerCallback):
     ) -> None:
         """Start the clock."""
         del args, state, control
-        self._began_s = time.perf_counter()
+        self._began_s, self._cpu_before_s = time.perf_counter(), time.process_time()
 
     def on_log(
         self,
@@ -72,7 +74,7 @@ class StepLog(TrainerCallback):
         if logs is None or "reward" not in logs:
             return
         tokens = int(logs["num_tokens"])
-        elapsed_s = time.perf_counter() - self._began_s
+        elapsed_s, cpu_s = time.perf_counter() - self._began_s, time.process_time()
         self.records.append(
             {
                 "t_s": round(elapsed_s, 4),
@@ -80,9 +82,10 @@ class StepLog(TrainerCallback):
                 "samples": self._samples,
                 "tokens": tokens - self._tokens_before,
                 "completion_tokens": round(logs["completions/mean_length"] * self._samples),
+                "cpu_s": round(cpu_s - self._cpu_before_s, 4),
             }
         )
-        self._tokens_before = tokens
+        self._tokens_before, self._cpu_before_s = tokens, cpu_s
         self._recent_rewards.append(logs["reward"])
         control.should_training_stop = elapsed_s >= self._seconds or self._goal_reached()
 

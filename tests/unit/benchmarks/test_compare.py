@@ -11,14 +11,16 @@ import pytest
 COMPARE = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks/trl/compare.py"))
 time_to_reward_s: Callable[..., float] = COMPARE["time_to_reward_s"]
 rate_per_s: Callable[..., float] = COMPARE["rate_per_s"]
+cpu_ms_per_sample: Callable[..., float] = COMPARE["cpu_ms_per_sample"]
 ratio: Callable[..., float] = COMPARE["ratio"]
 read_log: Callable[[Path], Any] = COMPARE["read_log"]
 
 
 def log_of(*rewards: float) -> list[dict[str, float]]:
-    """A step every two seconds, of four samples, 40 tokens, 10 of them generated."""
+    """A step every two seconds, of four samples, 40 tokens, 10 of them generated, 0.5 s of CPU."""
+    counts = {"samples": 4, "tokens": 40, "completion_tokens": 10}
     return [
-        {"t_s": 2.0 * step, "reward": reward, "samples": 4, "tokens": 40, "completion_tokens": 10}
+        {"t_s": 2.0 * step, "reward": reward, **counts, "cpu_s": 0.5}
         for step, reward in enumerate(rewards, start=1)
     ]
 
@@ -39,6 +41,12 @@ def test_a_rate_leaves_the_first_two_steps_out() -> None:
     log[0]["t_s"], log[0]["samples"] = -100.0, 1000
     assert rate_per_s(log, "samples") == pytest.approx(12 / 6)
     assert rate_per_s(log, "completion_tokens") == pytest.approx(30 / 6)
+
+
+def test_the_cpu_of_a_sample_leaves_the_first_two_steps_out() -> None:
+    log = log_of(*[0.0] * 5)
+    log[1]["cpu_s"] = 1000.0
+    assert cpu_ms_per_sample(log) == pytest.approx(125.0)
 
 
 def test_a_ratio_above_one_means_ours_is_better_whichever_way_the_figure_counts() -> None:
