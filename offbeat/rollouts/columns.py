@@ -56,7 +56,7 @@ def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[R
         schema.PROMPT_IDS: np.array(rollout.prompt_ids, dtype=np.int32),
         schema.RESPONSE_IDS: rollout.response_ids,
         schema.RESPONSE_OFFSETS: rollout.offsets,
-        schema.LOSS_MASK: _filled(tokens, np.bool_, True) if mask is None else mask,
+        schema.LOSS_MASK: _filled(tokens, np.bool_, 1) if mask is None else mask,
         schema.WEIGHT_VERSIONS: version_of_each_token(rollout.version_spans, tokens),
         schema.REWARDS: np.fromiter(rewards, np.float32, len(rewards)),
     }
