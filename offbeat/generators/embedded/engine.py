@@ -321,15 +321,10 @@ class EmbeddedEngine:
         tokens_R, logprobs_R = self._rows.draw(logits_RV, now)
         self._cache.record(tokens_R, logprobs_R)
         self.tokens += len(self._rows)
-        ended = dict.fromkeys(self._rows_at_their_limit(now), "length")
+        ended = dict.fromkeys(self._rows.find_rows_at_limit(now), "length")
         ended |= dict.fromkeys(self._rows_at_a_stop_string(tokens_R), STOPPED_AT_STRING)
         ended |= dict.fromkeys(self._rows.stopped(tokens_R), "stop")
         return self._retire(ended)
-
-    def _rows_at_their_limit(self, now: int) -> list[int]:
-        if all(request.last_new > now for request in self._running):
-            return []
-        return [row for row, (owner, _) in enumerate(self._rows.owners) if owner.last_new <= now]
 
     def _rows_at_a_stop_string(self, tokens_R: Tensor) -> list[int]:
         if not any(request.matchers for request in self._running):

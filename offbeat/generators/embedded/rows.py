@@ -187,8 +187,9 @@ class RunningRows:
     ) -> None:
         self.owners: list[tuple[OpenRequest, int]] = []  # [R] request, sample index
         self._eos = tuple(eos_token_ids)
-        self._streams = torch.zeros(capacity, 3, dtype=torch.int64, device=device)
-        self._starts, self._rotary_starts, self._keys = self._streams.unbind(1)
+        self._streams = torch.zeros(capacity, 4, dtype=torch.int64, device=device)
+        self._starts, self._rotary_starts, self._keys, self._limits = self._streams.unbind(1)
+        self._next_limit: float = math.inf  # the lowest of ``_limits``
         self._noise = torch.zeros(capacity, _NOISE_TICKS, dtype=torch.float64, device=device)
         self._noise_from = -_NOISE_TICKS  # tick of its first column
         self._temperatures = torch.ones(capacity, dtype=dtype, device=device)
@@ -220,10 +221,11 @@ class RunningRows:
             column[new] = torch.tensor(values, dtype=column.dtype).repeat_interleave(counts, 0)
         self._streams[new] = torch.tensor(
             [
-                (each.start, each.start - each.shift, noise_key(each.seed, index))
+                (each.start, each.start - each.shift, noise_key(each.seed, index), each.last_new)
                 for each, index in added
             ]
         )
+        self._next_limit = min(self._next_limit, *(each.last_new for each in requests))
         self._noise_from = -_NOISE_TICKS  # new rows have none yet
         self._add_filters(requests)
 
@@ -241,6 +243,7 @@ class RunningRows:
             ):
                 column.index_copy_(0, holes, column.index_select(0, movers))
         self.owners = owners
+        self._next_limit = int(self._limits[: len(owners)].min()) if owners else math.inf
         if self._is_filtered:
             self._has_min_p = self._has_top_k = self._has_top_p = False
             self._add_filters(dict.fromkeys(owner for owner, _ in owners))
@@ -256,6 +259,12 @@ class RunningRows:
         """
         temperature_R = self._temperatures[: len(self)]
         return draw(logits_RV, temperature_R, self._noise_at(tick), self._filters_in_use())
+
+    def find_rows_at_limit(self, tick: int) -> list[int]:
+        """Return the rows whose token at this tick is their last one."""
+        if tick < self._next_limit:
+            return []
+        return (self._limits[: len(self)] <= tick).nonzero()[:, 0].tolist()
 
     def stopped(self, tokens_R: Tensor) -> list[int]:
         """Return the rows whose token is one of their stop tokens."""
