@@ -19,6 +19,8 @@ from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.support.loading import FENCE
 
+pytestmark = pytest.mark.real_clock
+
 CHUNK_BYTES = 4096
 
 

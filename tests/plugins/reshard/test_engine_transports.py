@@ -22,6 +22,8 @@ from offbeat.weight_sync.transport import Sender
 from tests.support.loading import FENCE, load, released
 from tests.support.recipes import make_config
 
+pytestmark = pytest.mark.real_clock
+
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 
 

@@ -18,6 +18,8 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused
 from offbeat.weight_sync.manifest import digest_of
 
+pytestmark = pytest.mark.real_clock
+
 LAYOUTS: dict[str, tuple[int, Held]] = {
     "one rank": (1, rows_of(1)),
     "two shards": (2, rows_of(2)),

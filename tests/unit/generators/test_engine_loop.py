@@ -14,6 +14,8 @@ from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from tests.support.generator_fixtures import MakeEngine, MakeRequest
 
+pytestmark = pytest.mark.real_clock
+
 InLoop = Callable[[], AbstractAsyncContextManager[tuple[EngineLoop, "WatchedEngine"]]]
 
 

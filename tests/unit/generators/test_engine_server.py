@@ -90,7 +90,6 @@ async def load(
     return await server.load(fence, epoch, about, *new.handles)
 
 
-@pytest.mark.virtual_time
 async def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_it_serves() -> None:
     server = Checking()
     state = await server.state(FENCE)
@@ -105,7 +104,6 @@ async def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_i
     assert (await server.generate(REQUEST)).version_spans[0][0][0] == 3
 
 
-@pytest.mark.virtual_time
 async def test_a_release_with_another_digest_is_refused_and_the_old_version_goes_on() -> None:
     server = Checking()
     await load(server, release(1))
@@ -117,7 +115,6 @@ async def test_a_release_with_another_digest_is_refused_and_the_old_version_goes
     assert (await load(server, release(2), epoch=3)).version == 2
 
 
-@pytest.mark.virtual_time
 async def test_a_replaced_controller_can_neither_look_nor_load() -> None:
     server = Checking()
     await server.state(Fence("run", 2))
@@ -128,7 +125,6 @@ async def test_a_replaced_controller_can_neither_look_nor_load() -> None:
     assert (await server.state(Fence("run", 2))).version is None
 
 
-@pytest.mark.virtual_time
 async def test_an_engine_without_weights_of_this_run_generates_nothing() -> None:
     with pytest.raises(EngineUnavailable, match="holds no weights of this run"):
         await Checking().generate(REQUEST)
@@ -143,7 +139,6 @@ def test_an_error_that_is_no_failure_of_this_package_is_a_bug_of_the_engine() ->
     assert "generator-0 raised ZeroDivisionError in generate" in str(bug)
 
 
-@pytest.mark.virtual_time
 async def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none() -> None:
     server = Checking()
     await load(server, release(0))
@@ -333,6 +328,7 @@ def test_a_cancelled_load_hashes_no_further_chunk_and_leaves_the_engine_as_it_wa
     with_embedded(TINY, use)
 
 
+@pytest.mark.real_clock
 async def test_an_older_release_that_was_overtaken_while_it_was_fetched_is_refused(
     changed: Path,
 ) -> None:

@@ -1,7 +1,11 @@
 """The generator of a run that trains on the rows of a file."""
 
+import pytest
+
 from offbeat.generators.rows import RowGenerator, make_empty_release
 from offbeat.messages.fences import Fence
+
+pytestmark = pytest.mark.real_clock
 
 FENCE = Fence("run", 1)
 

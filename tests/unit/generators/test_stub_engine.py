@@ -12,6 +12,8 @@ from offbeat.fakes.engine import StubEngine
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from tests.support.generator_fixtures import MakeRequest, RunAsync
 
+pytestmark = pytest.mark.real_clock
+
 
 class HeldTime:
     """A ``sleep`` that lasts until released."""

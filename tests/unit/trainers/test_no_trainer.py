@@ -11,6 +11,8 @@ from offbeat.messages.fences import Fence, StepKey
 from offbeat.trainers.no_trainer import NoTrainer
 from offbeat.weight_sync.served import loaded_digest
 
+pytestmark = pytest.mark.real_clock
+
 FENCE = Fence("run", 1)
 
 
