@@ -55,10 +55,15 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
 
 
 class PendingWaits:
-    """The waits in progress, oldest first."""
+    """The waits in progress, oldest first.
+
+    Calls with the same time to reply reach their deadlines in the order in which they began, so one
+    timer per such time is enough, however many calls are open.
+    """
 
     def __init__(self) -> None:
         self._open: dict[PendingWait, None] = {}
+        self._due: dict[float, dict[PendingWait, None]] = {}  # calls by their time to reply
 
     async def call(
         self,
@@ -94,8 +99,11 @@ class PendingWaits:
             task=task,
         )
         already = 0 if task is None else task.cancelling()
-        timer = loop.call_at(entry.deadline, entry.end)
-        self._open[entry] = None
+        due = self._due.get(deadline_s)
+        if due is None:
+            due = self._due[deadline_s] = {}
+            loop.call_at(entry.deadline, self._end_late, deadline_s)
+        due[entry] = self._open[entry] = None
         try:
             answer = await reply
         except asyncio.CancelledError:
@@ -114,8 +122,19 @@ class PendingWaits:
                 task.uncancel()
             return answer
         finally:
-            timer.cancel()
             del self._open[entry]
+            due.pop(entry, None)
+
+    def _end_late(self, deadline_s: float) -> None:
+        """End the calls with this time to reply that are late; look again when the next one is."""
+        due, loop = self._due[deadline_s], asyncio.get_running_loop()
+        while (first := next(iter(due), None)) is not None:
+            if first.deadline > loop.time():
+                loop.call_at(first.deadline, self._end_late, deadline_s)
+                return
+            del due[first]
+            first.end()
+        del self._due[deadline_s]
 
     def give_up(self, engine: str, reason: str) -> None:
         """End the calls that need this engine with ``ActorLost``.

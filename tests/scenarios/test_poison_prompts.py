@@ -113,7 +113,9 @@ def test_prompts_that_hang_cost_no_healthy_engine_its_process() -> None:
 def test_a_late_rollout_is_held_against_the_engine_only_if_it_waited_for_it(
     source: Component, restarts: int
 ) -> None:
-    world = World({"generator": {"request_strikes": 1}}, engines=1)
+    # One in flight: the answer of another group at the same moment would end the row of failures.
+    recipe = {"generator": {"request_strikes": 1}, "rollout": {"max_in_flight": 1}}
+    world = World(recipe, engines=1)
     late = RolloutFailed(FailureKind.INFRASTRUCTURE, 6, 1, "deadline", "20 s", source)
     world.rollouts.faults = {6: [late]}
     play(world)

@@ -9,7 +9,7 @@ from offbeat.controller.pending_waits import Pump
 from offbeat.controller.starting import first_answer
 from offbeat.controller.state import ObservableState, PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.waits import Waits
-from offbeat.messages.failures import ActorLost, Component, StartFailed
+from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded, StartFailed
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -131,3 +131,38 @@ def test_a_call_that_is_ended_twice_has_one_error(again: str) -> None:
 
     with pytest.raises(ActorLost, match="no probe is answered"):
         run(wait())
+
+
+def test_calls_with_one_time_to_reply_end_each_at_its_own_deadline() -> None:
+    async def wait() -> list[tuple[str, float]]:
+        waits, loop = waits_of_a_run(), asyncio.get_running_loop()
+        ended = list[tuple[str, float]]()
+
+        async def call(name: str, *, begins_s: float, takes_s: float) -> None:
+            await asyncio.sleep(begins_s)
+            try:
+                await waits.call(
+                    name,
+                    target="a worker",
+                    component=Component.WORKER,
+                    deadline_s=10,
+                    reply=asyncio.sleep(takes_s),
+                )
+                ended.append((f"{name} answered", loop.time()))
+            except DeadlineExceeded:
+                ended.append((f"{name} late", loop.time()))
+
+        await asyncio.gather(
+            call("first", begins_s=0, takes_s=60),
+            call("second", begins_s=1, takes_s=5),
+            call("third", begins_s=2, takes_s=60),
+            call("alone", begins_s=40, takes_s=60),
+        )
+        return ended
+
+    assert run(wait()) == [
+        ("second answered", 6),
+        ("first late", 10),
+        ("third late", 12),
+        ("alone late", 50),
+    ]
