@@ -34,14 +34,17 @@ class Signal:
                 del self._waiters[waiter]
         return value
 
-    def notify(self) -> None:
-        """Have every waiter check its predicate again.
+    def notify(self) -> bool:
+        """Have every waiter check its predicate again; return False if that was due already.
 
         Call it after the change, from the event loop.
         """
-        if self._waiters and not self._look_is_due:
+        if self._look_is_due:
+            return False
+        if self._waiters:
             self._look_is_due = True
             asyncio.get_running_loop().call_soon(self._look)
+        return True
 
     def _look(self) -> None:
         self._look_is_due = False

@@ -32,8 +32,8 @@ class Waits(PendingWaits):
 
     def changed(self) -> None:
         """Have every waiting task check its predicate again; the watchdog counts it as progress."""
-        self.changed_at = self._clock()
-        self._signal.notify()
+        if self._signal.notify():
+            self.changed_at = self._clock()
 
     def named(self) -> tuple[NamedWait, ...]:
         """Return the longest waits in progress, for people."""
