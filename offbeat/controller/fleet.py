@@ -56,7 +56,8 @@ class Fleet:
             names: The engines.
             request_strikes: Failed requests in a row after which an engine is replaced.
             on_change: Called with an engine after its health, version, pin or strikes have changed.
-            on_report: Called with an engine after only its load or its figures have changed.
+            on_report: Called with an engine after its figures have changed, or after it has got its
+                first group or returned its last one.
         """
         self._on_change, self._on_report = on_change, on_report
         self.replaced = 0  # processes that were given up, but those of retired engines
@@ -91,7 +92,7 @@ class Fleet:
     @property
     def is_serving(self) -> bool:
         """Return whether any engine is HEALTHY: whether ``pick`` returns one."""
-        return bool(self._routed or self._pinned)
+        return len(self._routed) > 0 or len(self._pinned) > 0
 
     @property
     def is_any_pinned(self) -> bool:
@@ -376,7 +377,8 @@ class Fleet:
         engine.outstanding += change
         if engine.health is Health.HEALTHY:
             (self._pinned if engine.pinned else self._routed).reorder(engine, load)
-        self._on_report(engine)
+        if not (load and engine.outstanding):
+            self._on_report(engine)
 
     def _leave(self, engine: EngineRecord) -> None:
         if engine.health is Health.HEALTHY:
