@@ -86,9 +86,9 @@ class Observer:
 
     # --- engines ---------------------------------------------------------------------------------
 
-    def rolled_out(self, task: RolloutTask, outcome: str, since_s: float) -> None:
-        """Observe the end of a rollout, which began at ``since_s``."""
-        now, name, attempt = self._clock(), task.group_id, task.attempt
+    def rolled_out(self, task: RolloutTask, name: str, outcome: str, since_s: float) -> None:
+        """Observe the end of a rollout of the group ``name``, which began at ``since_s``."""
+        now, attempt = self._clock(), task.attempt
         self._trace.span(("group", name), outcome, since_s, now, attempt=attempt)
         self._trace.span(("engine", task.engine), name, since_s, now, attempt=attempt)
 

@@ -83,6 +83,7 @@ class RolloutPump:
         self._retries, self._buffer = retries, BufferBounds.of(state, max_group_bytes)
         self._waiting, self._budget = WaitingGroups(state), RewardBudget(state)
         self._running: dict[int, _Running] = {}
+        self._clock = asyncio.get_running_loop().time
         config = state.config
         self._sampling = sampling_identity(config)
         self._min_valid_samples = min_valid_samples(config)
@@ -126,9 +127,9 @@ class RolloutPump:
 
     def _has_free_slot(self) -> bool:
         """Return whether an engine and the environment take one more rollout."""
-        state, now = self._state, asyncio.get_running_loop().time()
+        state = self._state
         has_slot = state.ledger.in_flight < self._max_in_flight and state.fleet.is_serving
-        return has_slot and self._retries.outage.may_dispatch(now)
+        return has_slot and self._retries.outage.may_dispatch(self._clock())
 
     def _turn(self) -> _Turn | None:
         """Return the next group in turn that has room, or else the next trial in an outage.
@@ -158,8 +159,8 @@ class RolloutPump:
         state, config, ledger = self._state, self._state.config, self._state.ledger
         if state.prompts.is_exhausted:
             return None
-        later = sum(ledger.batch_deficits.values()) - ledger.batch_deficits.get(state.step, 0)
-        left = (config.steps - state.step) * config.groups_per_step + state.groups_needed - later
+        left = (config.steps - ledger.trainer_version) * config.groups_per_step
+        left -= sum(ledger.batch_deficits.values()) + len(ledger.training)
         if ledger.outstanding >= left:
             return None
         return state.sampler.admit(state.view)
@@ -186,7 +187,8 @@ class RolloutPump:
         state.fleet.took(engine.name)
         self._retries.outage.dispatched()
         task = self._task(prompt, attempt, engine)
-        running = rollouts.create_task(self._rollout(task), name=task.group_id)
+        name = task.group_id
+        running = rollouts.create_task(self._rollout(task, name), name=name)
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
     def _failed_on(self, prompt_index: int) -> str:
@@ -229,12 +231,12 @@ class RolloutPump:
 
     # --- one rollout -----------------------------------------------------------------------------
 
-    async def _rollout(self, task: RolloutTask) -> None:
+    async def _rollout(self, task: RolloutTask, name: str) -> None:
         state = self._state
-        since = asyncio.get_running_loop().time()
+        since = self._clock()
         try:
             receipt, payload = await state.waits.call(
-                f"rollout {task.group_id}",
+                f"rollout {name}",
                 target=f"a worker and {task.engine}",
                 component=Component.WORKER,
                 deadline_s=task.deadline_s + _REPORT_S,
@@ -243,17 +245,17 @@ class RolloutPump:
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
             if is_cancelled():  # what failed is its clean-up; the group may be out again already
-                log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
+                log.warning("rollout.cleanup_failed", group=name, error=str(failure))
                 return
             incarnation = self._release_engine(task.prompt_index)
-            state.observer.rolled_out(task, "failed", since)
+            state.observer.rolled_out(task, name, "failed", since)
             await self._failed(task, failure, incarnation)
         else:
             if is_cancelled():  # answered all the same, and too late
                 return
             state.observer.reached(Failpoint.ANSWERED)
             incarnation = self._release_engine(task.prompt_index)
-            state.observer.rolled_out(task, "answered", since)
+            state.observer.rolled_out(task, name, "answered", since)
             await self._commit(task, receipt, payload, incarnation)
 
     def _release_engine(self, prompt_index: int) -> str:
@@ -265,18 +267,18 @@ class RolloutPump:
     async def _commit(
         self, task: RolloutTask, receipt: Receipt, payload: object, incarnation: str
     ) -> None:
-        state = self._state
-        group = state.ledger.groups[task.prompt_index]
+        state, prompt_index = self._state, task.prompt_index
+        group = state.ledger.groups[prompt_index]
         if receipt.engine_incarnation != incarnation:  # another process: it has acked no weights
             other = f"answered by {receipt.engine_incarnation}, sent to {incarnation}"
             failure = RolloutFailed(
-                FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, "engine_lost", other
+                FailureKind.INFRASTRUCTURE, prompt_index, task.attempt, "engine_lost", other
             )
             await self._failed(task, failure, incarnation)
             return
         if problem := refusal(receipt, task, group.oldest_version, state.ledger.trainer_version):
             failure = RolloutFailed(
-                FailureKind.DATA, task.prompt_index, task.attempt, "refused_at_commit", problem
+                FailureKind.DATA, prompt_index, task.attempt, "refused_at_commit", problem
             )
             await self._failed(task, failure, incarnation)
             return
@@ -285,10 +287,10 @@ class RolloutPump:
         step = max(earliest_step(group.target_step), state.step)
         batch = step + state.ledger.totals.steps_refused  # a refused step uses a batch up
         if unwanted := self._filter.refusal(receipt, batch):
-            state.ledger.drop(task.prompt_index, DropReason.FILTERED, unwanted)
+            state.ledger.drop(prompt_index, DropReason.FILTERED, unwanted)
         else:
             state.queue.put(
-                task.prompt_index, task.attempt, receipt.columns, receipt.payload_bytes, payload
+                prompt_index, task.attempt, receipt.columns, receipt.payload_bytes, payload
             )
             state.ledger.commit(receipt)
             self._evict()
@@ -299,7 +301,7 @@ class RolloutPump:
         wait_s = self._retries.after(task, failure, incarnation)
         if wait_s is None:
             # A task that waits for the next trial of an environment that is out of service is woken.
-            if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
+            if rest_s := self._retries.outage.remaining_s(self._clock()):
                 trial = f"a trial of the environment after {task.group_id}"
                 await state.waits.pause(trial, target="its back-off", for_s=rest_s)
             return

@@ -68,10 +68,11 @@ def places_until(view: View, version: int, groups_per_step: int) -> int:
 
     Those left in the open step, and whole steps after it, less what they go without.
     """
-    step = view.trainer_version + 1
-    if version < view.trainer_version:
+    trainer_version = view.trainer_version
+    if version < trainer_version:
         return 0
-    places = view.groups_needed + (version + 1 - step) * groups_per_step
+    places = view.groups_needed + (version - trainer_version) * groups_per_step
     if deficits := view.batch_deficits:
+        step = trainer_version + 1
         places -= sum(count for at, count in deficits.items() if step < at <= version + 1)
     return places

@@ -1,6 +1,6 @@
 """Defines what a staleness policy reads and what it decides."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -168,5 +168,5 @@ def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
 
 
 def _older_than(groups_at: Mapping[int, Groups], version: int) -> list[int]:
-    late: Iterable[int] = (each for each in groups_at if each < version)
-    return [prompt_index for each in sorted(late) for prompt_index in groups_at[each]]
+    late = sorted([each for each in groups_at if each < version])
+    return [prompt_index for each in late for prompt_index in groups_at[each]]
