@@ -64,8 +64,8 @@ class StepMetricsBuilder:
         """
         self.receipts += receipts
         self.advantages += advantages
-        for receipt in receipts:
-            self.staleness.update([trainer_version - each for each in receipt.oldest_versions])
+        oldest = [version for receipt in receipts for version in receipt.oldest_versions]
+        self.staleness.update([trainer_version - version for version in oldest])
 
     def close(
         self,

@@ -204,17 +204,17 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def retried_samples(self) -> int:
         """Return how many samples were drawn more than once."""
-        return sum(retries > 0 for retries in self.retries)
+        return len(self.retries) - self.retries.count(0)
 
     @property
     def branched_samples(self) -> int:
         """Return how many samples have more than one branch, masked ones included."""
-        return sum(branches > 1 for branches in self.branches)
+        return len(self.branches) - self.branches.count(1)
 
     @property
     def refused_samples(self) -> int:
         """Return of how many samples the endpoint refused a request, masked ones included."""
-        return sum(count > 0 for count in self.refused_requests)
+        return len(self.refused_requests) - self.refused_requests.count(0)
 
     @property
     def late_samples(self) -> int:

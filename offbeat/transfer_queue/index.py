@@ -115,7 +115,7 @@ class QueueIndex:
 
     def payloads(self, prompt_index: int) -> tuple[object, ...]:
         """Return the handles of a group's payloads, oldest first."""
-        return tuple(part.payload for part in self._entries[prompt_index].parts)
+        return tuple([part.payload for part in self._entries[prompt_index].parts])
 
     def group_bytes(self, prompt_index: int) -> int:
         """Return the size of a group's payloads; 0 when none is held."""
