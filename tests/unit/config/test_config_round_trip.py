@@ -21,6 +21,7 @@ from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
 from offbeat.config.schema import known_keys
 from offbeat.config.secrets import REDACTED
+from offbeat.config.sections.generator import NoGeneratorConfig
 from offbeat.config.yaml_text import RecipeDumper
 
 TRICKY = [
@@ -204,13 +205,16 @@ def numbers(kind: type, marks: list[Any]) -> st.SearchStrategy[Any]:
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict[str, Any]]:
+    """Any section of this kind, but for the generator that only a file goes with."""
+
     def field(name: str, info: FieldInfo) -> st.SearchStrategy[Any]:
         if (key := f"{prefix}{name}") in CHOSEN:
             return CHOSEN[key]
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             return sections(info.annotation, f"{key}.")
         if info.discriminator:
-            return st.one_of([sections(kind, f"{key}.") for kind in get_args(info.annotation)])
+            kinds = [each for each in get_args(info.annotation) if each is not NoGeneratorConfig]
+            return st.one_of([sections(kind, f"{key}.") for kind in kinds])
         return values(info.annotation, list(info.metadata))
 
     return st.fixed_dictionaries(
@@ -218,14 +222,15 @@ def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict
     )
 
 
-def fit(values: dict[str, Any]) -> bool:
-    """A preset's keys are those of its own loss, and only a file needs no engines."""
+def fitting(values: dict[str, Any]) -> dict[str, Any]:
+    """Take out a preset of another loss; to draw everything again would take longer."""
     preset, loss = values["algorithm"]["preset"], values["algorithm"]["loss"]
-    is_another = preset is not None and PRESETS[preset]["loss"]["name"] != loss["name"]
-    return not is_another and values["generator"]["backend"] != "none"
+    if preset is None or PRESETS[preset]["loss"]["name"] == loss["name"]:
+        return values
+    return {**values, "algorithm": {**values["algorithm"], "preset": None}}
 
 
-CONFIGS = sections(RunConfig).filter(fit).map(RunConfig.model_validate)
+CONFIGS = sections(RunConfig).map(fitting).map(RunConfig.model_validate)
 
 # The temporary folder is written over by every example, which is all it is for.
 written_over = settings(
