@@ -15,13 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-import structlog
-
 from offbeat.config.user_code import describe
 from offbeat.messages.failures import OffbeatError
 
 T = TypeVar("T")
-log = structlog.stdlib.get_logger(__name__)
 LOOP_ENDED: Final = 70
 """Exit code of a process whose event loop was ended by a callback."""
 
@@ -108,7 +105,7 @@ def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, ob
         try:
             loop.run_until_complete(task)
         except (SystemExit, KeyboardInterrupt) as error:
-            log.critical("event_loop.continued", by=describe(error))
+            _log_critical("event_loop.continued", describe(error))
 
 
 def _contained_task(
@@ -127,8 +124,15 @@ def _end_with_thread(thread: threading.Thread) -> None:
         before(ended)  # does not report SystemExit
         if ended.thread is not None and ended.thread is watched():
             raised = describe(ended.exc_value) if ended.exc_value else ended.exc_type.__name__
-            log.critical("event_loop.ended", by=raised)
+            _log_critical("event_loop.ended", raised)
             logging.shutdown()  # flush the handlers before the exit
             os._exit(LOOP_ENDED)
 
     threading.excepthook = hook
+
+
+def _log_critical(event: str, raised: str) -> None:
+    # Its import takes as long as all else that a process of an agent starts with
+    import structlog  # noqa: PLC0415 -- see above
+
+    structlog.stdlib.get_logger(__name__).critical(event, by=raised)
