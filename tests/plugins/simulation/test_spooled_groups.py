@@ -10,7 +10,7 @@ from offbeat.plugins.simulation.draws import EpisodePlan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
 from offbeat.plugins.simulation.schedule import PlannedFault
 
-CRASHES = range(40, 100, 4)  # journal records
+CRASHES = range(40, 100, 8)  # journal records
 CONFIG = RunConfig.model_validate(
     {
         "steps": 6,
