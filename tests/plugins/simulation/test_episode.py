@@ -1,5 +1,6 @@
 """Whole episodes: the very controller of a real run among the fakes, audited."""
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def plan_with(**changes: object) -> EpisodePlan:
     return EpisodePlan(RunConfig.model_validate(config), [], None, True, 2, machines=machines)  # noqa: FBT003
 
 
+@functools.cache
 def struck(*planned_faults: PlannedFault) -> EpisodeResult:
     faults, plan = list(planned_faults), plan_with()
     config = extend_deadlines(plan.config, faults)
@@ -117,6 +119,24 @@ def test_every_kind_of_fault_fires_and_the_run_survives_it(kind: str) -> None:
 def test_a_strike_without_a_target_finds_a_victim(kind: str) -> None:
     result = struck(PlannedFault(kind, at_step=2))
     assert (result.fired, result.outcome) == ([kind], "finished")
+
+
+@pytest.mark.parametrize("percent", range(0, 100, 14))
+def test_a_controller_killed_at_any_record_comes_to_the_same_weights(percent: int) -> None:
+    """With several engines and a canary in each sync; ``test_crash_points`` kills at more records."""
+    quiet = struck()
+    record = 1 + percent * len(quiet.journal) // 100
+    result = struck(PlannedFault("controller_killed", at_record=record))
+    assert result.fired == ["controller_killed"]
+    assert violations_of(result) == []
+    assert trained(result) == trained(quiet)
+    assert result.weights == quiet.weights
+
+
+def test_a_cluster_that_is_lost_as_a_whole_is_taken_up_from_the_run_directory() -> None:
+    result = struck(PlannedFault("cluster_lost", at_step=7, delay_s=0.2))
+    assert violations_of(result) == []
+    assert result.weights == struck().weights
 
 
 def test_a_schedule_survives_its_file() -> None:
