@@ -171,7 +171,7 @@ def test_sizes_that_do_not_fit_get_one_choice_of_all_of_them(tmp_path: Path) -> 
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     sizes=st.fixed_dictionaries(
         {
