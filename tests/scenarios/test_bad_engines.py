@@ -11,8 +11,8 @@ from offbeat.controller.events import Dispatched, Dropped
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from tests.scenarios.playing import aborted_generation, play, use_rollouts
 from tests.support.fakes import FakeGenerator, FakeRollouts, infrastructure
+from tests.support.scenarios import aborted_generation, play, use_rollouts
 from tests.support.world import World
 
 REASONS = ["engine_unavailable", "engine_lost", "engine_answer", "generation_aborted"]

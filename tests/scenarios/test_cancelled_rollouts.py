@@ -12,8 +12,8 @@ from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from tests.scenarios.playing import outcome, play, use_rollouts
 from tests.support.fakes import FakeRollouts
+from tests.support.scenarios import outcome, play, use_rollouts
 from tests.support.world import World
 
 NARROW = {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 1.5}

@@ -10,7 +10,7 @@ import pytest
 
 from offbeat.controller.events import StepApplied
 from offbeat.controller.failpoints import Failpoint
-from tests.scenarios.playing import SurvivingPayloads, next_incarnation, outcome, play
+from tests.support.scenarios import SurvivingPayloads, next_incarnation, outcome, play
 from tests.support.world import World
 
 

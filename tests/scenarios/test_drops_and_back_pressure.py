@@ -16,7 +16,8 @@ from offbeat.fakes.prompts import FakePrompts
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from tests.scenarios.playing import (
+from tests.support.fakes import FakeGenerator, FakeRollouts
+from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,
     SurvivingPayloads,
@@ -27,7 +28,6 @@ from tests.scenarios.playing import (
     reward_failure,
     use_rollouts,
 )
-from tests.support.fakes import FakeGenerator, FakeRollouts
 from tests.support.world import World
 
 FLAT = {"rewards": (1.0, 1.0)}

@@ -17,7 +17,8 @@ from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
-from tests.scenarios.playing import (
+from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
+from tests.support.scenarios import (
     SAMPLERS,
     DiesAfterSync,
     outcome,
@@ -25,7 +26,6 @@ from tests.scenarios.playing import (
     use_engine,
     use_rollouts,
 )
-from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.world import World
 
 Service = tuple[str, str, int | None, str | None]

@@ -11,8 +11,8 @@ from offbeat.controller.events import Dropped, Returned
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from tests.scenarios.playing import SAMPLERS, outcome, play, use_rollouts
 from tests.support.fakes import FakeGenerator, FakeRollouts
+from tests.support.scenarios import SAMPLERS, outcome, play, use_rollouts
 from tests.support.world import World
 
 

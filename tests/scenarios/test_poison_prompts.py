@@ -8,7 +8,7 @@ from offbeat.controller.commands import Stop
 from offbeat.controller.errors import BudgetSpent, RunFailed
 from offbeat.controller.events import Dispatched, Dropped
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
-from tests.scenarios.playing import (
+from tests.support.scenarios import (
     SAMPLERS,
     PoisonedRollouts,
     next_incarnation,

@@ -9,7 +9,7 @@ import pytest
 from offbeat.controller.commands import Abort, Stop
 from offbeat.controller.events import Committed, Dispatched, Dropped, Returned, Rewound, StepApplied
 from offbeat.fakes.prompts import FakePrompts
-from tests.scenarios.playing import (
+from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,
     SurvivingPayloads,

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offbeat.controller.events import Joined, Retired
-from tests.scenarios.playing import DiesAfterSync, next_incarnation, outcome, play, use_engine
 from tests.support.fakes import FakeGenerator, MemoryJournal
+from tests.support.scenarios import DiesAfterSync, next_incarnation, outcome, play, use_engine
 from tests.support.world import World
 
 
