@@ -26,8 +26,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.torch.activation_bytes import activation_bytes, largest_microbatch
 from offbeat.trainers.torch.forward import packed_logprobs_and_entropies
+from offbeat.trainers.torch.model import recompute_layers
 from offbeat.trainers.torch.proof import RowProof
-from offbeat.trainers.torch.recompute import recompute_layers
 
 THRESHOLD: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
 _MIB: Final = 1 << 20

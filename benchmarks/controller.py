@@ -42,7 +42,7 @@ from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Journal, NoPayloads, NoTrace, Ports
 from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler
 

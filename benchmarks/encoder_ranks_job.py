@@ -36,7 +36,7 @@ from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from tests.support.grid_steps import feed
 
 _CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def _trainer_of(
         return
     from megatron.core import parallel_state  # noqa: PLC0415 -- an extra
 
-    from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind  # noqa: PLC0415
+    from offbeat.plugins.encoder_ranks.megatron.language import grid_trainer_kind  # noqa: PLC0415
     from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- needs the extra
 
     config = MegatronTrainerConfig(**sizes)

@@ -30,7 +30,6 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint_client import PROMPT, Calls
-from offbeat.fakes.results import make_result
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
@@ -41,6 +40,7 @@ from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import SampleSession
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.rollouts.calls import EngineClient, Generate
+from offbeat.testing.environments import make_result
 
 MODEL: Final = Path(__file__).parents[1] / "models" / "tiny-addition"
 MAX_MODEL_LEN: Final = 512

@@ -44,14 +44,13 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoEvaluationLog, NoPayloads, NoTrace, Ports
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
-from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.evaluation_files import EvaluationFiles
-from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.hub import JsonlSink, Telemetry
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 
 SAMPLES = 2

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from offbeat.controller.events import Event
+from offbeat.controller.ledger import StepsAfter
 from offbeat.controller.run_stats import RunStats
-from offbeat.controller.steps_after import StepsAfter
 from offbeat.fakes.instant_ports import InstantEngine
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.fences import Fence

@@ -4,7 +4,7 @@ from typing import Any
 
 import aiohttp
 
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 
 
 async def run(_task: dict[str, Any], client: AgentClient) -> float:

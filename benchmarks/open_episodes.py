@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 
 from benchmarks.endpoint import CHAT, MODEL
 from offbeat.environments.frames import RewardTarget
-from offbeat.fakes.results import make_result
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
@@ -27,6 +26,7 @@ from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.plugins.agents.factory import AgentFunction, playing
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.samples import SampleFailurePolicy
+from offbeat.testing.environments import make_result
 
 ROOT: Final = Path(__file__).parents[1]
 _MIB: Final = 1 << 20

@@ -47,7 +47,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.fences import Fence
 from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.sampler.build import build_sampler

@@ -20,7 +20,7 @@ from benchmarks.long_run import LongRun
 from offbeat.controller.journal import open_journal
 from offbeat.controller.run_stats import RunStats
 from offbeat.run_files.disk import DISK, Disk
-from offbeat.telemetry.assembly import JsonlSink
+from offbeat.telemetry.hub import JsonlSink
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.status_file import Status, StatusFile
 

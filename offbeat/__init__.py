@@ -11,9 +11,9 @@ from offbeat.public_names import imported_on_use
 __version__ = "0.1.0"
 
 _MODULES: Final = {
-    "AgentClient": "offbeat.environments.agent_client",
+    "AgentClient": "offbeat.environments.environment_plugin",
     "Environment": "offbeat.environments.protocol",
-    "EnvironmentUnavailable": "offbeat.environments.unavailable",
+    "EnvironmentUnavailable": "offbeat.environments.protocol",
     "Episode": "offbeat.environments.protocol",
     "MultiTurn": "offbeat.environments.protocol",
     "OffbeatError": "offbeat.messages.failures",

@@ -1,13 +1,13 @@
 from offbeat.config.loader import load_recipe
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.protocol import (
     Environment,
+    EnvironmentUnavailable,
     Episode,
     MultiTurn,
     Response,
     SingleTurn,
 )
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.launch.launch import run_recipe
 from offbeat.launch.program import preview, resume, start, train
 from offbeat.launch.run import Run, RunInterrupted, RunRefused, TrainingFailed, open_run

@@ -20,7 +20,7 @@ runtime      executes a run: ``offbeat.launch.session.Runtime``
 trainer      trains a model by another library than torch:
              ``offbeat.trainers.trainer_plugin.TrainerPlugin``
 trainer_part exchanges a part of a trainer:
-             ``offbeat.trainers.trainer_part.TrainerPart``
+             ``offbeat.trainers.trainer_plugin.TrainerPart``
 tracker      receives the metrics of each step: ``offbeat.telemetry.tracker.Tracker``
 transport    carries releases from trainer ranks to engines:
              ``offbeat.weight_sync.transport_plugin.TransportPlugin``

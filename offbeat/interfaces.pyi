@@ -1,14 +1,14 @@
 from offbeat.config.base import (
     Config as Config,
 )
-from offbeat.config.clash import (
-    Clash as Clash,
-)
 from offbeat.config.engine_plugin import (
     EnginePlugin as EnginePlugin,
 )
 from offbeat.config.environment_traits import (
     EnvironmentTraits as EnvironmentTraits,
+)
+from offbeat.config.problems import (
+    Clash as Clash,
 )
 from offbeat.config.run import (
     RunConfig as RunConfig,
@@ -67,6 +67,9 @@ from offbeat.generators.end_tokens import (
 from offbeat.generators.engine_loop import (
     EngineLoop as EngineLoop,
 )
+from offbeat.generators.engine_loop import (
+    SteppedEngine as SteppedEngine,
+)
 from offbeat.generators.engine_server import (
     EngineServer as EngineServer,
 )
@@ -81,9 +84,6 @@ from offbeat.generators.module_server import (
 )
 from offbeat.generators.spec import (
     EngineSpec as EngineSpec,
-)
-from offbeat.generators.stepped_engine import (
-    SteppedEngine as SteppedEngine,
 )
 from offbeat.messages.failures import (
     EngineUnavailable as EngineUnavailable,
@@ -160,20 +160,20 @@ from offbeat.sampler.weight_fifo import (
 from offbeat.sampler.windowed import (
     Windowed as Windowed,
 )
-from offbeat.telemetry.process import (
+from offbeat.telemetry.logs import (
     new_incarnation as new_incarnation,
 )
 from offbeat.telemetry.records import (
     MetricRecord as MetricRecord,
 )
-from offbeat.telemetry.sinks import (
-    Sink as Sink,
-)
-from offbeat.telemetry.sinks import (
-    SinkUnusable as SinkUnusable,
-)
 from offbeat.telemetry.tracker import (
     ExportPlace as ExportPlace,
+)
+from offbeat.telemetry.tracker import (
+    Sink as Sink,
+)
+from offbeat.telemetry.tracker import (
+    SinkUnusable as SinkUnusable,
 )
 from offbeat.telemetry.tracker import (
     TrackedRun as TrackedRun,

@@ -1,4 +1,7 @@
-"""Awaits remote calls: cancellation reaches the actor, and its errors are classified."""
+"""Awaits remote calls: cancellation reaches the actor, and its errors are classified.
+
+Type of Ray's actor handles in this package.
+"""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # Ray declares functions without the types of their parameters.
@@ -6,7 +9,7 @@
 import asyncio
 import re
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -129,3 +132,8 @@ def raised_line(error: BaseException) -> str:
         if above[:1].isspace() and _EXCEPTION.match(line)  # below the code that raised it
     ]
     return printable(named[-1]) if named else first_line(error)
+
+
+Handle = Any
+"""Actor handle, whose methods are those of its class. Ray's own types do not describe a class that
+becomes an actor by ``ray.remote(cls)``."""

@@ -8,7 +8,7 @@ from typing import Final, NoReturn, Protocol
 import structlog
 
 from offbeat.environments.exits import contain_exits
-from offbeat.telemetry.process import dump_stacks_on_signal
+from offbeat.telemetry.logs import dump_stacks_on_signal
 
 log = structlog.stdlib.get_logger()
 _LOOK_S: Final = 1.0

@@ -11,7 +11,7 @@ from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.telemetry.process import pause_collections
+from offbeat.telemetry.logs import pause_collections
 
 
 class EngineActor(EngineServer):

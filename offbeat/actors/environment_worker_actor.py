@@ -9,9 +9,8 @@ from typing import Final
 
 import ray
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import Handle, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
-from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.messages.failures import ActorLost, OffbeatError, RemoteBug

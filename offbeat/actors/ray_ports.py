@@ -2,6 +2,8 @@
 
 Payload handles are passed as top-level arguments, so that Ray resolves them: small ones travel
 inside the call, large ones are read from shared memory.
+
+Controller's side of the spool over Ray's object store.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -10,15 +12,15 @@ inside the call, large ones are read from shared memory.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import Handle, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
-from offbeat.actors.handles import Handle
 from offbeat.actors.ray_worker import RayWorker
 from offbeat.messages.failures import ActorLost, ArgumentLost, ReleaseLost
 from offbeat.messages.fences import Fence
@@ -27,6 +29,7 @@ from offbeat.messages.training import Chunk
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport
 from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.spool_reader import Hold, SpoolReader
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """Location of each group's columns: ``(object, index in it)``, in the order written."""
@@ -178,3 +181,38 @@ def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
         for handles in chunk.payloads
     )
     return places, list(refs)
+
+
+class RaySpool(SpoolReader[PayloadHandle]):
+    """Spool whose groups become objects of this process."""
+
+    def make_payload(self, columns: Columns, hold: Hold) -> PayloadHandle:
+        return PayloadHandle(ray.put([columns]), 0, hold)
+
+    async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+        """Return the groups with an object that its owner, this process, knows to be lost."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, _lost, payloads)
+
+
+def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+    """Return the groups with a lost object. Each object is checked once, without waiting for it."""
+    lost: dict[Any, bool] = {}
+    gone = set[int]()
+    for prompt_index, handles in payloads.items():
+        for ref in (handle.ref for handle in cast("tuple[PayloadHandle, ...]", handles)):
+            if ref not in lost:
+                lost[ref] = _is_lost(ref)
+            if lost[ref]:
+                gone.add(prompt_index)
+    return gone
+
+
+def _is_lost(ref: "ray.ObjectRef[Any]") -> bool:
+    try:
+        ray.get(ref, timeout=0)
+    except GetTimeoutError:
+        return False  # on another machine, as far as is known
+    except ObjectLostError:
+        return True
+    return False

@@ -11,8 +11,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from offbeat.actors.call import raised_line
-from offbeat.actors.handles import Handle
+from offbeat.actors.call import Handle, raised_line
 from offbeat.config.run import RunConfig
 from offbeat.messages.text import first_line
 from offbeat.run_files.files import Fingerprint, RunFiles
@@ -24,7 +23,7 @@ from offbeat.run_files.shared_directory import (
     place_of_its_own,
 )
 from offbeat.run_files.sharing import Sharing, WriteLocation
-from offbeat.telemetry.process import prepare
+from offbeat.telemetry.logs import prepare
 
 _CALL_S: Final = 60.0  # a call carries at most 8 MiB
 PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"

@@ -26,8 +26,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import ray
 import structlog
 
-from offbeat.actors.call import reply_of
-from offbeat.actors.handles import Handle
+from offbeat.actors.call import Handle, reply_of
 from offbeat.messages.failures import ActorLost, StartFailed
 from offbeat.messages.fixed_times import RETRY_S
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerReport

@@ -21,7 +21,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.fakes.trainer import make_stub_rank
 from offbeat.messages.fences import Fence
-from offbeat.telemetry.process import pause_collections
+from offbeat.telemetry.logs import pause_collections
 from offbeat.trainers.held_columns import Places
 from offbeat.trainers.rank import MakeRank, TrainerRank
 from offbeat.trainers.spec import TrainerSpec
@@ -82,7 +82,7 @@ class TorchTrainerActor(TrainerActor):
         with pause_collections():
             import torch
 
-            from offbeat.trainers.torch.choose import make_torch_rank
+            from offbeat.trainers.torch.torch_trainer import make_torch_rank
 
         trainer = of_kind(TorchTrainerConfig, spec.config.trainer)
         torch.set_num_threads(rank_resources(trainer, spec.rank, spec.ranks).threads)

@@ -21,8 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.metrics import PartialMetric, PartialReduction
-from offbeat.algorithms.tokens import ValidTokens, ratio, token_mean
+from offbeat.algorithms.tokens import (
+    PartialMetric,
+    PartialReduction,
+    ValidTokens,
+    ratio,
+    token_mean,
+)
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 Band = tuple[float, float]

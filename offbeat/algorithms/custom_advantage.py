@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.algorithms.advantages import AdvantageEstimator, Advantages, Rewards, estimator
-from offbeat.config.call_form import ADVANTAGE
 from offbeat.config.sections.algorithm import AlgorithmConfig
-from offbeat.config.user_code import TargetNotFound, describe, load_target
+from offbeat.config.user_code import ADVANTAGE, TargetNotFound, describe, load_target
 from offbeat.messages.failures import UserCodeRefused
 
 _EXAMPLES: Final = (

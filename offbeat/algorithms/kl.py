@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.metrics import PartialMetric
-from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ValidTokens, ratio, token_mean
+from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, PartialMetric, ValidTokens, ratio, token_mean
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 

@@ -27,12 +27,13 @@ from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
 from offbeat.algorithms.divisors import divisor_parts
 from offbeat.algorithms.kl import kl_penalty, penalised, reward_kl_metrics, weighted_kl
-from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.tokens import (
     LOG_RATIO_LIMIT,
     Loss,
     LossSums,
     LossTokens,
+    PartialMetric,
+    PartialReduction,
     ValidTokens,
     largest,
     ratio,

@@ -3,17 +3,36 @@
 Tokens are on one flat axis, whatever the shape of their microbatch. All tokens of a sequence are in
 the same call. A sequence is a sample, or one branch of a sample whose other branches may be in other
 calls: it then counts for its share of the sample's tokens, so that the sample counts as one.
+
+Reductions of partial metrics to metrics of a whole step.
 """
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from tensordict import TensorClass
 from torch import Tensor
 
-from offbeat.algorithms.metrics import PartialMetric, PartialReduction
+
+class PartialReduction(enum.StrEnum):
+    """Reduction of a metric's parts, and the divisor of their sum at the end."""
+
+    TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
+    SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token
+    LOSS = "loss"  # sum / divisor of the loss: ``divisors.denominator``
+    MIN = "min"  # never scaled
+    MAX = "max"  # never scaled
+
+
+class PartialMetric(NamedTuple):
+    """One part's contribution: a sum (or an extremum), not yet divided by anything."""
+
+    reduction: PartialReduction
+    value: Tensor  # scalar, detached
+
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Bound on the absolute value of log-ratios: ``exp`` stays finite in float32 and bfloat16."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, Union, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 
 
 class RelativeToRecipe:

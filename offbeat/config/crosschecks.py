@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from offbeat.config.base import Config
-from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.engine_plugin import find_engine, suggest_engine
 from offbeat.config.environment_traits import find_traits
@@ -35,7 +34,15 @@ from offbeat.config.limits import (
 )
 from offbeat.config.media_section import media_clashes
 from offbeat.config.mixture import environment_views, has_media, text_in
-from offbeat.config.plugin_sections import plugin_clashes
+from offbeat.config.plugin_sections import (
+    delta_clashes,
+    plugin_clashes,
+    quantize_clashes,
+    sync_plugin_clashes,
+    transport_clashes,
+    transport_clashes_of_real_run,
+)
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig
@@ -43,13 +50,6 @@ from offbeat.config.sections.loss import PolicyGradientLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.config.sync_plugins import (
-    delta_clashes,
-    quantize_clashes,
-    sync_plugin_clashes,
-    transport_clashes,
-    transport_clashes_of_real_run,
-)
 from offbeat.config.trainer_backends import CORE_BACKENDS, find_trainer_rules
 from offbeat.config.trainer_parts import (
     freezing_keys,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from offbeat.config.base import of_kind
-from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.limits import shares_weights, trainer_device, trainer_ranks
 from offbeat.config.mixture import environment_workers, has_media
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.trainer_backends import find_trainer_rules

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.doors import find_plugin, plugins_of
 from offbeat.messages.finding import Finding
 

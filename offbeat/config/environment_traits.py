@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from offbeat.config.call_form import REWARD, CallForm
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
+from offbeat.config.user_code import REWARD, CallForm
 from offbeat.doors import find_plugin, plugins_of
 
 

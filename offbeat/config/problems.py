@@ -1,8 +1,13 @@
-"""Reports what is wrong with a recipe, where, and how to fix it: all of it at once."""
+"""Reports what is wrong with a recipe, where, and how to fix it: all of it at once.
 
+Defines the result of a cross-check, and the check of a name that several sections have.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from offbeat.config.by_value import is_by_value
 from offbeat.config.secrets import is_secret_key, without_secrets
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.text import printable
@@ -80,3 +85,20 @@ def shorten(value: Any) -> str:  # noqa: ANN401 - whatever a recipe can hold
         case _:
             text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Settings that do not go together. The first of ``keys`` is the one to look at."""
+
+    keys: tuple[str, ...]
+    message: str
+    hint: str
+
+
+def target_clashes(key: str, target: str, kind: str, hint: str) -> Iterator[Clash]:
+    """Yield that a target has not the form of the name of an object, ``module:name``."""
+    module, _, name = target.partition(":")
+    names = (*module.replace("/", ".").split("."), name)  # the import explains a path
+    if not is_by_value(target) and not all(each.isidentifier() for each in names):
+        yield Clash((key,), f"{key}={target} does not name {kind} in a module", hint)

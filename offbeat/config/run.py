@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, RunName, SectionName, is_uri, with_fields
-from offbeat.config.clash import Clash
 from offbeat.config.generator_kinds import GeneratorConfig
+from offbeat.config.problems import Clash
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.buffer import BufferConfig, TransferQueueConfig
 from offbeat.config.sections.checkpoint import CheckpointConfig

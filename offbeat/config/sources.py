@@ -9,10 +9,9 @@ from typing import Final, cast
 
 from offbeat.config import schema, yaml_text
 from offbeat.config.hub_path import HUB, hub_model, is_on_hub
-from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem, shorten
 from offbeat.config.secrets import is_secret_key
-from offbeat.config.tree import Leaf, Section
+from offbeat.config.tree import Leaf, Section, join
 from offbeat.messages.text import list_names
 
 MAX_CHAIN: Final = 16

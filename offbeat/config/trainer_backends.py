@@ -7,7 +7,7 @@ plug-in when it is imported.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.doors import find_plugin, plugins_of
 
 if TYPE_CHECKING:

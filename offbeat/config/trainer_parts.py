@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from pydantic import Field
 
 from offbeat.config.base import Config, with_fields
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.doors import plugins_of
 
 if TYPE_CHECKING:

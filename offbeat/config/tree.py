@@ -1,10 +1,15 @@
-"""A recipe as it was written: every key and value with the place it came from."""
+"""A recipe as it was written: every key and value with the place it came from.
+
+Laying one recipe over another, and overrides over both.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from offbeat.config import schema
 from offbeat.config.problems import Location
+from offbeat.config.trainer_parts import keys_of_one_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +76,73 @@ class Section:
 
 
 Node = Leaf | Section
+
+
+def lay_over(base: Section, top: Section) -> list[str]:
+    """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
+
+    Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
+    new variant does not have are dropped, except keys that another variant has to refuse; so are the options of
+    another environment. Where it names another preset, all that ``base`` says of the section is dropped.
+
+    Returns:
+        The dotted keys dropped, each with its place.
+    """
+    dropped = list[str]()
+    _lay(base, top, "", dropped)
+    return dropped
+
+
+def join(base: Section, top: Section) -> None:
+    """Change ``base`` by ``top``, which is about the same choices: nothing is dropped."""
+    for name, node in top.children.items():
+        below = base.children.get(name)
+        if isinstance(below, Section) and isinstance(node, Section):
+            join(below, node)
+        else:
+            base.children[name] = node
+
+
+def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
+    section = prefix.removesuffix(".")
+    for name in _left_behind(base, top, section):
+        dropped.append(f"{section}.{name} ({base.children[name].location})")
+        del base.children[name]
+    for name, node in top.children.items():
+        below = base.children.get(name)
+        if isinstance(below, Section) and isinstance(node, Section):
+            _lay(below, node, f"{prefix}{name}.", dropped)
+            below.location = node.location
+        else:
+            base.children[name] = node
+
+
+def _left_behind(base: Section, top: Section, section: str) -> list[str]:
+    """Return the keys of ``base`` that belong to a choice that ``top`` changes."""
+    if section == "environment" and (_changes(base, top, "name") or _changes(base, top, "target")):
+        return ["options"] if "options" in base.children else []
+    if section == "algorithm" and _changes(base, top, "preset"):
+        # They would win over the preset: a resolved configuration has all keys.
+        return [name for name in base.children if name != "preset"]
+    known = schema.known(section)
+    chooser = known.chosen_by if known is not None else ""
+    chosen = top.text(chooser) or ""
+    model = schema.find_choice(section, chosen)
+    if model is None or not _changes(base, top, chooser):
+        return []
+    former = schema.find_choice(section, base.text(chooser) or "")
+    # Without these keys a run would train other weights: only a stub drops them.
+    stay = () if chosen == "stub" else keys_of_one_backend()
+    of_former = set[str]() if former is None else former.model_fields.keys()
+    return [
+        name
+        for name, node in base.children.items()
+        if name not in model.model_fields
+        # A misspelt key is reported
+        and (schema.known(key := f"{section}.{name}") is not None or name in of_former)
+        and (key not in stay or node.plain() is None)
+    ]
+
+
+def _changes(base: Section, top: Section, key: str) -> bool:
+    return key in top.children and top.text(key) != base.text(key)

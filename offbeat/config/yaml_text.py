@@ -1,18 +1,24 @@
-# pyright: basic
-# PyYAML comes without types.
 """YAML text to a tree and back, within bounds, so that a hostile or broken file costs little.
 
 Only plain data: a tag that would build a Python object is a problem. ``3e-4`` is a number, as in
 YAML 1.2 and JSON; a key given twice is a problem; keys are text.
+
+The resolved configuration as a recipe of its own, without secrets.
 """
 
+# pyright: basic
+# PyYAML comes without types.
+
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 from yaml import events, nodes
 
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
+from offbeat.config.run import RunConfig
+from offbeat.config.secrets import of_environment, without_secrets
 from offbeat.config.tree import Leaf, Node, Section
 
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -162,3 +168,20 @@ class _Reader:
         at, message = self.location(node.start_mark), f"the tag {node.tag} is not allowed"
         hint = "Recipes hold plain data: text, numbers, true, false, null, lists and mappings."
         self.problems.append(Problem(at, key, ABSENT, message, hint))
+
+
+_HEADER: Final = "# The configuration of this run, defaults filled in. It is a recipe: train it again as it stands.\n"
+
+
+def to_yaml(config: RunConfig, environ: Mapping[str, str]) -> str:
+    """YAML that loads as an equal configuration, except for values that are secrets.
+
+    Args:
+        config: What to write. Paths stay as they are: absolute after ``load_recipe``.
+        environ: Environment variables; the values of those whose names say that they hold a secret
+            never appear in the result.
+    """
+    values = without_secrets(config.model_dump(), of_environment(environ))
+    return _HEADER + yaml.dump(
+        values, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=100
+    )

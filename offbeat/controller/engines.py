@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from offbeat.config.limits import start_deadline_s
+from offbeat.controller.engine_record import Health
 from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted
 from offbeat.controller.events import EngineLost, Retired
-from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
 from offbeat.controller.starting import describe_first_answer, first_answer
 from offbeat.controller.state import RunState

@@ -19,9 +19,8 @@ import msgspec
 import structlog
 
 from offbeat.config.limits import min_valid_samples, shares_weights
-from offbeat.config.mixture import evaluation_sets
+from offbeat.config.mixture import evaluation_sets, sampling_identity
 from offbeat.config.run import RunConfig
-from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import EvaluationLog, Prompts, Rollouts, TelemetryPort

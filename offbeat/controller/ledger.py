@@ -1,10 +1,13 @@
-"""Checks and records every move of a prompt group. Pure: no I/O, clock, asyncio."""
+"""Checks and records every move of a prompt group. Pure: no I/O, clock, asyncio.
+
+Steps that a rewind undoes, from the journal's events. Pure.
+"""
 
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from offbeat.controller.events import (
     Admitted,
@@ -16,6 +19,7 @@ from offbeat.controller.events import (
     Dispatched,
     Dropped,
     DropReason,
+    Event,
     Opened,
     Released,
     Returned,
@@ -29,12 +33,45 @@ from offbeat.controller.events import (
     UndoneStep,
 )
 from offbeat.controller.group_moves import LEAVES, RETURNS_FROM, GroupEnd, Place
-from offbeat.controller.group_table import GroupTable
-from offbeat.controller.steps_after import StepsAfter
-from offbeat.controller.table_snapshot import GroupRecord, TableSnapshot
+from offbeat.controller.group_table import GroupRecord, GroupTable, TableSnapshot
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck
+from offbeat.telemetry.applied_steps import WINDOW_STEPS
+
+
+class StepsAfter(NamedTuple):
+    """Steps after a version, and the rewards up to it."""
+
+    undone: tuple[UndoneStep, ...]  # by version, rising
+    rewards: tuple[float, ...]  # of the last steps up to that version, oldest first
+
+
+def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
+    """Find the steps of the present lineage after ``version``.
+
+    Reads back to the step that led to ``version``, and the window of rewards before it.
+
+    Args:
+        version: Target version of the rewind.
+        newest_first: Events of the journal, backwards from the last one.
+    """
+    undone, rewards = list[UndoneStep](), list[float]()
+    standing: int | None = None  # no step that made a later version stands; None: none was seen yet
+    for event in newest_first:
+        if isinstance(event, Rewound):
+            standing = event.to_version if standing is None else min(standing, event.to_version)
+        elif isinstance(event, StepApplied) and (standing is None or event.version <= standing):
+            standing = event.version - 1
+            if event.version > version:
+                undone.append(event.undone())
+            else:
+                rewards.append(event.reward)
+        if standing is not None and (
+            not standing or (standing < version and len(rewards) == WINDOW_STEPS)
+        ):
+            break
+    return StepsAfter(tuple(reversed(undone)), tuple(reversed(rewards)))
 
 
 class IllegalMove(OffbeatError):

@@ -1,19 +1,263 @@
-"""Passes what happens in a run to its timeline, its time accounts and the faults of a test."""
+"""Passes what happens in a run to its timeline, its time accounts and the faults of a test.
+
+Attributes the time of trainer and engines to the work or the wait it was spent on.
+
+Events that the controller sees are attributed at once; the actors report how long they computed. So
+the time of an open call splits into compute and calls, and the time in which an engine had groups
+out into compute, sync and episodes: environment, reward, transport.
+"""
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from offbeat.controller import events
-from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.engine_record import EngineRecord, Health
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Ports
-from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.messages.groups import RolloutTask
 from offbeat.messages.weights import WeightsAck
-from offbeat.telemetry.time_accounting import TrainerTime
+from offbeat.telemetry.time_accounting import (
+    FleetTimeAccount,
+    GeneratorTime,
+    StepTimes,
+    TimeAccount,
+    TrainerTime,
+    serving_shares,
+)
+
+_OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
+_ROUNDING: Final = 1e-3  # of a lap: accounts are read one after the other
+_WORK: Final = (
+    TrainerTime.INCIDENT,
+    TrainerTime.CHECKPOINT,
+    TrainerTime.SYNC,
+    TrainerTime.COMPUTE,  # a call is open
+)
+"""Work of the trainer that the controller sees, by rank."""
+_INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The time attribution of one engine. Times are seconds of the controller's clock."""
+
+    category: GeneratorTime | None  # None while it is without work: the fleet knows for what
+    since: float
+    busy_s: float  # as last reported
+    served: bool = False  # it has been HEALTHY
+    syncing: bool = False
+    out_s: float = 0.0  # with groups out, since the last report
+    evaluation_s: float = 0.0  # likewise
+
+
+class TimeAttribution:
+    """Time accounts of the trainer and of the whole fleet, since their creation.
+
+    ``trainer_seconds`` sums to the time since then, ``engine_seconds`` to that of all engines. A
+    change costs the same for ten engines and for ten thousand.
+    """
+
+    def __init__(self, clock: Callable[[], float], engines: Mapping[str, EngineRecord]) -> None:
+        self._clock = clock
+        self._trainer = TimeAccount(clock, TrainerTime.STARTING)
+        self._idle: TrainerTime = TrainerTime.STARTING
+        self._trainer_compute_s = 0.0
+        self._blocks = Counter[TrainerTime]()  # open ones
+        self._fleet = FleetTimeAccount(clock)
+        self._engines_wait: GeneratorTime = GeneratorTime.WAITING_GATE
+        self._without_work = 0
+        self._engine_compute_s = self._paused_s = self._sync_out_s = 0.0
+        self._seen = dict[str, _Seen]()
+        for engine in engines.values():
+            self._know(engine)
+        self._trainer_laps = StepTimes(TrainerTime.COMPUTE, TrainerTime.CALLS)
+        self._engine_laps = StepTimes(
+            GeneratorTime.COMPUTE, GeneratorTime.SYNC, GeneratorTime.EPISODES
+        )
+        self._lap_at = clock()
+
+    # --- the trainer -----------------------------------------------------------------------------
+
+    def trainer_waits(self, category: TrainerTime) -> None:
+        """Set what the trainer waits for while no call to it is open.
+
+        Until the first call of this, it is starting.
+        """
+        self._idle = category
+        self._judge()
+
+    def computed(self, compute_s: float) -> None:
+        """Add the time that the trainer reports to have computed in a step."""
+        self._trainer_compute_s += compute_s
+
+    @contextmanager
+    def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
+        """Count the block as this work of the trainer: one of ``_WORK``.
+
+        Blocks overlap. The one whose work comes first in ``_WORK`` counts.
+        """
+        self._blocks[category] += 1
+        self._judge()
+        try:
+            yield
+        finally:
+            self._blocks[category] -= 1
+            self._judge()
+
+    def trainer_seconds(self) -> dict[str, float]:
+        seconds = self._trainer.seconds()
+        open_s = seconds.get(TrainerTime.COMPUTE, 0.0)
+        compute_s = min(open_s, self._trainer_compute_s)
+        return {
+            **seconds,
+            TrainerTime.COMPUTE: compute_s,
+            TrainerTime.CALLS: seconds.get(TrainerTime.CALLS, 0.0) + open_s - compute_s,
+        }
+
+    def _judge(self) -> None:
+        """Select the category. A trainer that starts is starting, whatever else but an incident."""
+        if self._idle is TrainerTime.STARTING and not self._blocks[TrainerTime.INCIDENT]:
+            category = TrainerTime.STARTING
+        else:
+            category = next((each for each in _WORK if self._blocks[each]), self._idle)
+        if category != self._trainer.category:
+            self._trainer.switch(category)
+
+    # --- engines ---------------------------------------------------------------------------------
+
+    def engine_changed(self, engine: EngineRecord) -> None:
+        """Process a change of an engine's health, outstanding groups, pin, or report."""
+        seen = self._seen.get(engine.name) or self._know(engine)
+        self._settle(seen)
+        if engine.busy_s != seen.busy_s:
+            self._reported(seen, engine.busy_s)
+        seen.served = seen.served or engine.health is Health.HEALTHY
+        self._enter(seen, _category(engine, seen))
+
+    def engines_wait(self, category: GeneratorTime) -> None:
+        """Set what engines that serve and have no groups out wait for, from now on.
+
+        The default is the gate; while a sync drains the fleet, it is weights.
+        """
+        if category is not self._engines_wait:
+            self._fleet.switch(self._engines_wait, category, self._without_work)
+            self._engines_wait = category
+
+    @contextmanager
+    def syncing(self, engine: EngineRecord) -> Generator[None, None, None]:
+        """Count the block as a weight sync of this engine, which may continue with its groups."""
+        seen = self._seen.get(engine.name) or self._know(engine)
+        self._settle(seen)
+        seen.syncing = True
+        self.engine_changed(engine)
+        try:
+            yield
+        finally:
+            self._settle(seen)
+            seen.syncing = False
+            self.engine_changed(engine)
+
+    def paused(self, pause_s: float) -> None:
+        """Add the time that an engine reports to have paused for a weight sync.
+
+        Of time in ``syncing`` that it had groups out. Without groups all of that is sync already.
+        """
+        self._paused_s += pause_s
+
+    def engine_seconds(self) -> dict[str, float]:
+        """Return the seconds of all engines together, by category."""
+        seconds = self._fleet.seconds()
+        out_s = seconds.get(_OUT, 0.0)
+        compute_s = min(out_s, self._engine_compute_s)
+        paused_s = min(out_s - compute_s, self._paused_s, self._sync_out_s)
+        return {
+            **seconds,
+            GeneratorTime.COMPUTE: compute_s,
+            GeneratorTime.SYNC: seconds.get(GeneratorTime.SYNC, 0.0) + paused_s,
+            GeneratorTime.EPISODES: seconds.get(GeneratorTime.EPISODES, 0.0)
+            + out_s
+            - compute_s
+            - paused_s,
+        }
+
+    def _know(self, engine: EngineRecord) -> _Seen:
+        seen = _Seen(GeneratorTime.STARTING, self._clock(), engine.busy_s)
+        self._seen[engine.name] = seen
+        self._fleet.add(GeneratorTime.STARTING)
+        return seen
+
+    def _settle(self, seen: _Seen) -> None:
+        """Attribute the engine's time until now."""
+        now = self._clock()
+        spent_s, seen.since = now - seen.since, now
+        if seen.category is _OUT:
+            seen.out_s += spent_s
+            self._sync_out_s += spent_s if seen.syncing else 0.0
+        elif seen.category is GeneratorTime.EVALUATION:
+            seen.evaluation_s += spent_s
+
+    def _reported(self, seen: _Seen, busy_s: float) -> None:
+        """Process a decoding time since the last report; a part of it may be for an evaluation."""
+        known_s = seen.out_s + seen.evaluation_s
+        share = seen.out_s / known_s if known_s else 1.0
+        self._engine_compute_s += (busy_s - seen.busy_s) * share
+        seen.busy_s, seen.out_s, seen.evaluation_s = busy_s, 0.0, 0.0
+
+    def _enter(self, seen: _Seen, category: GeneratorTime | None) -> None:
+        if category is not seen.category:
+            self._without_work += (category is None) - (seen.category is None)
+            self._fleet.switch(seen.category or self._engines_wait, category or self._engines_wait)
+            seen.category = category
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def lap(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the seconds of trainer and engines since the last call, or creation.
+
+        Time that no account knows of is OTHER: there is none, unless an account is wrong.
+        """
+        trainer = self._trainer_laps.take(self.trainer_seconds())
+        engines = self._engine_laps.take(self.engine_seconds())
+        now = self._clock()
+        elapsed_s, self._lap_at = now - self._lap_at, now
+        return (
+            {**trainer, **_unattributed(trainer, elapsed_s)},
+            {**engines, **_unattributed(engines, elapsed_s * len(self._seen))},
+        )
+
+    def shares(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the shares of trainer and engines since the first served weights.
+
+        Each sums to 1.
+        """
+        return serving_shares(self.trainer_seconds(), self.engine_seconds())
+
+
+def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
+    """Return the time that an account leaves unattributed; empty where that is only rounding."""
+    left_s = elapsed_s - sum(seconds.values())
+    return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
+
+
+def _category(engine: EngineRecord, seen: _Seen) -> GeneratorTime | None:
+    """Return the category of the engine's time; None when it serves and is without work."""
+    if not seen.served:
+        return GeneratorTime.STARTING
+    if engine.health in _INCIDENTS:
+        return GeneratorTime.INCIDENT
+    if engine.pinned:
+        return GeneratorTime.EVALUATION
+    if engine.outstanding:
+        return _OUT
+    if seen.syncing:
+        return GeneratorTime.SYNC
+    return GeneratorTime.WAITING_WEIGHTS if engine.health is Health.STALE else None
+
 
 _POINTS: Final[Mapping[type[events.AnyEvent], Failpoint]] = {
     events.Admitted: Failpoint.ADMITTED,

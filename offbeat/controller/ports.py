@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
+from offbeat.controller.ledger import StepsAfter
 from offbeat.controller.run_stats import RunStats
-from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.mixture import sampling_identity
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint

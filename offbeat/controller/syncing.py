@@ -17,10 +17,9 @@ import structlog
 
 from offbeat.config.limits import shares_weights
 from offbeat.controller.delta_offers import DeltaOffers
-from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.engine_record import EngineRecord, Health
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.health import Health
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Generator

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from offbeat.config.user_code import describe
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import unavailable
-from offbeat.environments.unavailable import EnvironmentUnavailable
 
 _FIRST_WAIT_S: Final = 0.25
 """Wait before the first retry, doubled before each further one."""

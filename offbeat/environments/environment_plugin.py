@@ -1,6 +1,8 @@
 """Interface of an environment that a plug-in brings.
 
 The models of a recipe import this module, so it imports none of them.
+
+The model, as an agent is given it.
 """
 
 from abc import ABC, abstractmethod
@@ -8,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from offbeat.config.clash import Clash
+import msgspec
+
 from offbeat.config.environment_traits import CORE_ENVIRONMENTS, EnvironmentTraits
+from offbeat.config.problems import Clash
 from offbeat.doors import find_plugin
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.config.sections.environment import EnvironmentConfig
-    from offbeat.environments.agent_client import AgentClient
     from offbeat.environments.prompts import PromptSource
     from offbeat.environments.protocol import Environment
     from offbeat.environments.reward_value import NamedRewards
@@ -133,3 +136,17 @@ def find_environment(name: str) -> EnvironmentPlugin | None:
     if name in CORE_ENVIRONMENTS:
         return None
     return cast("EnvironmentPlugin", find_plugin("environment", name))
+
+
+class AgentClient(msgspec.Struct, frozen=True):
+    """Address of the model for one sample: what any OpenAI client is created with.
+
+    Requests with ``api_key`` are recorded as turns of this sample. The key ends with the sample.
+    """
+
+    base_url: str
+    api_key: str
+    model: str
+
+    def __repr__(self) -> str:
+        return f"AgentClient(base_url={self.base_url!r}, model={self.model!r})"  # never the key

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.by_value import PackedValue
-from offbeat.config.call_form import CallForm
+from offbeat.config.user_code import CallForm
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.reward_value import BadReward, NamedRewards
 from offbeat.messages import framing

@@ -47,8 +47,8 @@ from offbeat.environments.frames import (
     TryBegun,
     framed,
 )
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import NamedRewards, RewardFault
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import Component, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.groups import PROCESS_LOST, RolloutTask

@@ -26,10 +26,9 @@ from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commi
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_row import column_of, row_problem
 from offbeat.environments.prompts import RowPrompts
-from offbeat.messages.bad_json import ENDS_EARLY, json_problem
+from offbeat.messages.bad_json import DEEPEST, ENDS_EARLY, json_problem, nesting_depth
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
-from offbeat.messages.nesting import DEEPEST, nesting_depth
 
 MEMORY_BYTES: Final = 64 * 2**20
 """Bytes of rows that are kept in memory; more go to a temporary file, which has no name."""

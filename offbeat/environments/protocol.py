@@ -8,6 +8,8 @@ at once: a method that waits is async, a method that computes long belongs in a 
 
 A custom environment subclasses one of the two, is named ``module:Class`` in ``environment.target``
 and is created once per worker, as ``Class(tokenizer, **environment.options)``.
+
+Defines the error by which user code says that another moment will do.
 """
 
 import abc
@@ -117,3 +119,17 @@ class MultiTurn(Environment):
     @abc.abstractmethod
     def begin(self, task: RolloutTask, sample: int) -> Episode:
         """Create the episode of sample ``sample`` of the group."""
+
+
+class EnvironmentUnavailable(Exception):
+    """Raised by an environment or an async reward whose service is down: a sandbox, a judge.
+
+    The prompt is not at fault: the group is retried with growing waits, within
+    ``rollout.infrastructure_retries``. It does not count against the engine. An async reward is
+    first called again itself, ``environment.reward_retries`` times and not before
+    ``retry_after_s``.
+    """
+
+    def __init__(self, problem: str = "", *, retry_after_s: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after_s = retry_after_s

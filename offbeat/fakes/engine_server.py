@@ -7,7 +7,7 @@ from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
-from offbeat.telemetry.process import new_incarnation
+from offbeat.telemetry.logs import new_incarnation
 from offbeat.weight_sync.canary import invented_answers
 
 

@@ -1,8 +1,12 @@
-"""Correct receipts of groups that nobody sampled: tests, planning and the simulator share them."""
+"""Correct receipts of groups that nobody sampled: tests, planning and the simulator share them.
 
+Prompts without content: tests, planning and the simulator share them.
+"""
+
+from dataclasses import dataclass
 from typing import Any, Final
 
-from offbeat.messages.groups import Receipt, VersionSpans
+from offbeat.messages.groups import Prompt, Receipt, VersionSpans
 
 INCARNATION: Final = "incarnation-1"
 """Incarnation of an engine that is never replaced."""
@@ -33,3 +37,15 @@ def make_receipt(
         "payload_bytes": 100,
     }
     return Receipt(prompt_index, attempt, version_spans=version_spans, **(usual | facts))
+
+
+@dataclass
+class FakePrompts:
+    """Prompts without content; endless unless ``count`` is given."""
+
+    count: int | None = None
+
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        if self.count is not None and prompt_index >= self.count:
+            return None
+        return Prompt(prompt_index, 0, prompt_index, {})

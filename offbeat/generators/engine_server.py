@@ -20,8 +20,7 @@ from offbeat.messages.failures import (
     RemoteBug,
     WeightSyncFailed,
 )
-from offbeat.messages.fence_guard import FenceGuard
-from offbeat.messages.fences import Fence
+from offbeat.messages.fences import Fence, FenceGuard
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck

@@ -29,8 +29,7 @@ from offbeat.weight_sync.served import ServedWeights, loaded_digest
 if TYPE_CHECKING:
     from torch import nn
 
-    from offbeat.generators.engine_loop import EngineLoop
-    from offbeat.generators.stepped_engine import SteppedEngine
+    from offbeat.generators.engine_loop import EngineLoop, SteppedEngine
     from offbeat.weight_sync.additions import LoadedWeights
     from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.fingerprints import ReadBack

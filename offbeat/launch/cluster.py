@@ -1,4 +1,10 @@
-"""Ray for one run: starts or joins a cluster and creates the actors."""
+"""Ray for one run: starts or joins a cluster and creates the actors.
+
+Folder of a private Ray's sessions, which nobody but its owner can enter.
+
+Ray makes its folders, with sockets and logs in them, writable for everybody. In a folder that others
+reach, they could replace Ray's socket with one of their own, or a log with a link.
+"""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -6,19 +12,24 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray._private import services
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] -- compiled
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from offbeat.actors.call import Handle
 from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor
-from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import RankResources, trainer_resources
@@ -28,16 +39,70 @@ from offbeat.launch.bounded_call import bounded
 from offbeat.launch.composition import Actors, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
-from offbeat.launch.part_specs import engine_specs, environment_specs, trainer_specs
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
-from offbeat.launch.run_parts import RunSpec
-from offbeat.launch.session_folder import in_own_session, session_folder
+from offbeat.launch.run_parts import RunSpec, engine_specs, environment_specs, trainer_specs
 from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatError
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.weight_sync.transport_plugin import find_transport_of
+
+_BELOW: Final = "/ray/session_2026-11-24_02-05-24_431724_4194304/sockets/plasma_store"
+_LONGEST_SOCKET: Final = 107
+"""Bytes of the path of a Unix socket on Linux; Ray refuses to start with a longer one."""
+
+
+def session_folder(environment: Mapping[str, str]) -> str | None:
+    """Return the folder for the sessions of a private Ray; None: Ray's default folder.
+
+    The folder is ``ray`` in ``offbeat-UID`` of the folder for temporary files. Ray's own is used where
+    ``RAY_TMPDIR`` is set, where paths would be too long, and where no folder can be made.
+    """
+    if "RAY_TMPDIR" in environment:
+        return None
+    folder = Path(environment.get("TMPDIR") or "/tmp", f"offbeat-{os.getuid()}")  # noqa: S108
+    try:
+        if not _is_private(folder):
+            folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    except OSError:
+        return None  # what Ray says of its own attempt names the fix
+    if len(os.fsencode(folder)) + len(_BELOW) > _LONGEST_SOCKET:
+        return None
+    return str(folder / "ray")
+
+
+def _is_private(folder: Path) -> bool:
+    """Make a folder if there is none; return whether it is this user's, and of nobody else."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return True
+
+
+@contextmanager
+def in_own_session() -> Generator[None, None, None]:
+    """Start Ray's processes outside of this process group, within the block.
+
+    ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
+    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
+
+    On Linux only: there the kernel ends them when the driver dies. Elsewhere a Ray process does
+    that, and finds them by the group.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, start_new_session=True)  # pyright: ignore[reportAttributeAccessIssue] -- Ray has no option
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
+
 
 _NODES_S: Final = 2.0  # for a reply of the control service, which takes milliseconds
 _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thread and 8 MiB

@@ -5,19 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from offbeat.actors.engine_layouts import EngineLayouts, layouts_of
-from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import RayGenerator, RayRollouts
+from offbeat.actors.call import Handle
+from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RaySpool
 from offbeat.actors.ray_run_files import check_sees
-from offbeat.actors.ray_spool import RaySpool
-from offbeat.actors.ray_trainer import RayTrainer, UnpublishedTrainer
+from offbeat.actors.ray_trainer import EngineLayouts, RayTrainer, UnpublishedTrainer, layouts_of
 from offbeat.config.run import RunConfig
 from offbeat.controller.ports import Generator, Trainer
 from offbeat.generators.rows import RowGenerator
 from offbeat.launch.controller_host import ControllerHost
 from offbeat.launch.run_parts import MadePorts, RunSpec, assemble
-from offbeat.telemetry.logs import configure_logging
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor, configure_logging
 from offbeat.trainers.no_trainer import NoTrainer
 from offbeat.transfer_queue.spool import FOLDER
 

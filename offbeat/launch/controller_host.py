@@ -19,7 +19,7 @@ from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 from offbeat.telemetry.trace import TraceFile
 from offbeat.transfer_queue.spool_reader import SpoolReader
 

@@ -17,8 +17,7 @@ import structlog
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
-from offbeat.actors.call import cause_of, lost
-from offbeat.actors.handles import Handle
+from offbeat.actors.call import Handle, cause_of, lost
 from offbeat.config.run import RunConfig
 from offbeat.launch.cluster import (
     check_alive,

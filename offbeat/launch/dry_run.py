@@ -10,7 +10,7 @@ from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
-from offbeat.telemetry.assembly import change_trackers
+from offbeat.telemetry.hub import change_trackers
 from offbeat.weight_sync.transport_plugin import find_transport_of
 
 STEPS: Final = 10

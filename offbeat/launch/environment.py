@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from offbeat.config.engine_plugin import known_engines
 from offbeat.config.secrets import is_secret_variable
-from offbeat.telemetry.assembly import all_trackers
+from offbeat.telemetry.hub import all_trackers
 
 _PREFIXES: Final = (
     "CUDA_",

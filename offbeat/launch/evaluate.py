@@ -11,8 +11,8 @@ from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.launch.dry_run import changed, kept
 from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
-from offbeat.telemetry.assembly import change_trackers
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation, render_scores
+from offbeat.telemetry.hub import change_trackers
 
 _CONFIG: Final = "config.yaml"
 _MODEL: Final = "config.json"

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from offbeat.config.problems import shorten
+from offbeat.messages.bad_json import DEEPEST
 from offbeat.messages.failures import FixableError, ShortInNotebooks
-from offbeat.messages.nesting import DEEPEST
 from offbeat.messages.text import cut, printable
 from offbeat.telemetry.summary import write_atomically
 

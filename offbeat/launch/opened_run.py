@@ -21,8 +21,8 @@ from offbeat.runs.directory import (
     reopen_run_dir,
 )
 from offbeat.runs.inputs import read_inputs
-from offbeat.runs.unsaved import unsaved_steps
-from offbeat.telemetry.assembly import all_trackers
+from offbeat.runs.unfinished import unsaved_steps
+from offbeat.telemetry.hub import all_trackers
 
 log = structlog.stdlib.get_logger()
 _NOT_BEGUN: Final = ("starting", "aborted", "failed")

@@ -1,16 +1,87 @@
-"""Answers of a live run to questions about the weights that its engines serve."""
+"""Answers of a live run to questions about the weights that its engines serve.
 
+Questions to a live run about the weights that its engines serve, through its run directory.
+
+``offbeat verify-weights --engine`` leaves a question, which the driver removes, and polls for its
+answer; the driver has every engine answer. Neither the controller nor the run's state takes part.
+"""
+
+import contextlib
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import structlog
 
-from offbeat.launch.weight_requests import answer, take_questions
+from offbeat.launch.control import check_live
+from offbeat.messages.failures import FixableError
 from offbeat.messages.text import first_line
+from offbeat.runs.directory import RunDirUnusable
 from offbeat.weight_sync.served import ServedWeights
+
+FOLDER: Final = "verify"
+_QUESTION, _ANSWER = ".question", ".answer"
+_LOOK_S: Final = 0.1
+
+
+class RunDoesNotAnswer(FixableError):
+    """No driver answered a question about the served weights in time."""
+
+
+def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
+    """Ask the driver of a live run which weights its engines serve.
+
+    Raises:
+        RunDirUnusable: It is not the directory of a live run, or cannot be written.
+        RunDoesNotAnswer: Nobody answered in time; the question is withdrawn.
+    """
+    check_live(run_dir, "Leave --engine out: its checkpoints are compared")
+    token = secrets.token_hex(4)
+    question, answer = (run_dir / FOLDER / f"{token}{end}" for end in (_QUESTION, _ANSWER))
+    try:
+        question.parent.mkdir(exist_ok=True)
+        question.touch()
+        until_s = time.monotonic() + within_s
+        while not answer.exists():
+            if time.monotonic() >= until_s:
+                fix = "Is the run alive? Its newest checkpoint is compared without --engine"
+                raise RunDoesNotAnswer(str(run_dir), f"no answer within {within_s:g} s", fix)
+            time.sleep(_LOOK_S)
+        served = msgspec.msgpack.decode(answer.read_bytes(), type=list[ServedWeights])
+        answer.unlink()
+    except OSError as error:
+        fix = "Ask on the machine that runs it"
+        raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error
+    finally:
+        with contextlib.suppress(OSError):
+            question.unlink(missing_ok=True)
+    return served
+
+
+def take_questions(run_dir: Path) -> list[str]:
+    """Remove the open questions; return their names. An unreadable directory holds none."""
+    found = list[str]()
+    with contextlib.suppress(OSError):
+        for file in sorted((run_dir / FOLDER).glob(f"*{_QUESTION}")):
+            file.unlink()
+            found.append(file.name.removesuffix(_QUESTION))
+    return found
+
+
+def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> None:
+    """Answer a question whole.
+
+    Raises:
+        OSError: The disk cannot write.
+    """
+    staged = run_dir / FOLDER / f".{question}"
+    staged.write_bytes(msgspec.msgpack.encode(list(served)))
+    staged.rename(run_dir / FOLDER / f"{question}{_ANSWER}")
+
 
 log = structlog.stdlib.get_logger()
 _DEADLINE_S: Final = 50.0

@@ -26,8 +26,7 @@ from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.missing_package import named_if_missing
 from offbeat.runs import results
-from offbeat.runs.directory import CONFIG, RunDirUnusable
-from offbeat.runs.nearby_runs import what_to_name
+from offbeat.runs.directory import CONFIG, RunDirUnusable, what_to_name
 from offbeat.runs.past_run import run_directory
 from offbeat.runs.why import GroupHistory, why
 

@@ -1,10 +1,13 @@
-"""Parts of a run that every runtime shares: its controller, and what the controller reads and writes."""
+"""Parts of a run that every runtime shares: its controller, and what the controller reads and writes.
+
+Constructor arguments of the parts of a run, on any runtime.
+"""
 
 import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +20,12 @@ import yaml
 from offbeat.algorithms.advantages import AdvantageEstimator
 from offbeat.algorithms.custom_advantage import load_estimator
 from offbeat.config.by_value import PackedValue, unpack
-from offbeat.config.dump import to_yaml
-from offbeat.config.limits import max_group_bytes
+from offbeat.config.limits import max_group_bytes, trainer_resources
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.mixture import key_in
+from offbeat.config.mixture import environment_workers, key_in
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.yaml_text import to_yaml
 from offbeat.controller.controller import Controller
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.journal import FileJournal, open_journal
@@ -32,22 +36,25 @@ from offbeat.environments.held_out import check_held_out
 from offbeat.environments.inputs import ADVANTAGE, DATA, LOSS, SAMPLER, check_same, source_digest
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import MixedPrompts, PromptSource
+from offbeat.environments.tokenizer import chosen_class
+from offbeat.generators.spec import EngineSpec
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.fixed_times import ADVANTAGE_S, READ_JOURNAL_S, READ_PROMPTS_S
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.inputs import record_input, targets
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.policy import Sampler
-from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.evaluation_files import EvaluationFiles
-from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.hub import Telemetry, run_telemetry
+from offbeat.telemetry.logs import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 from offbeat.telemetry.tracker import TrackedRun
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.spool_reader import SpoolReader
 
 log = structlog.stdlib.get_logger()
@@ -250,3 +257,63 @@ async def _call_in_thread(call: Callable[[], T], what: str, within_s: float) -> 
             return await asyncio.get_running_loop().run_in_executor(None, call)
     except TimeoutError as late:
         raise DeadlineExceeded("start of the controller", what, within_s) from late
+
+
+def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
+    """Yield the specs of all engines; a run of demonstrations has none."""
+    config = spec.config
+    if config.generator.backend == "none":
+        return
+    for index in range(config.generator.engines):
+        yield EngineSpec(
+            name=f"generator-{index}",
+            model=_served_model(config),
+            generator=config.generator,
+            stub=config.stub,
+            seed=config.seed + index,
+            run_dir=str(spec.run_dir),
+            sharing=spec.sharing,
+            quantize=config.sync.quantize,
+            keeps_base=config.sync.delta,
+        )
+
+
+def _served_model(config: RunConfig) -> ModelConfig:
+    """Return the model as engines load it: in the dtype that weights are sent in."""
+    wire = config.sync.wire_dtype
+    return config.model.model_copy(update={"dtype": wire}) if wire else config.model
+
+
+def trainer_specs(spec: RunSpec) -> Iterator[TrainerSpec]:
+    """Yield the specs of all trainer ranks; one stub represents all of them."""
+    ranks = len(trainer_resources(spec.config))
+    for rank in range(ranks):
+        yield TrainerSpec(
+            spec.config,
+            str(spec.run_dir),
+            rank,
+            ranks,
+            spec.sharing,
+            working_dir=str(spec.working_dir),
+            inputs=spec.inputs,
+            values=spec.loss_values,
+        )
+
+
+def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[EnvironmentSpec]:
+    """Yield the specs of all environment workers.
+
+    ``engines`` are the names of the engines' actors; empty if engines are in the same process.
+    """
+    for index in range(environment_workers(spec.config)):
+        yield EnvironmentSpec(
+            name=f"environment-{index}",
+            config=spec.config,
+            working_dir=str(spec.working_dir),
+            run_dir=str(spec.run_dir),
+            engines=engines,
+            sharing=spec.sharing,
+            inputs=spec.inputs,
+            tokenizer=chosen_class(spec.config),
+            values=spec.other_values,
+        )

@@ -1,14 +1,18 @@
 """Session of a run: checks it, opens its directory, executes it, and reports how it ended.
 
 The runtime that executes it is an argument. This is the only place that chooses an exit code.
+
+Composes calls and commands about a run, for messages: to resume it, and to preview it.
 """
 
 import os
+import re
 import secrets
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +24,12 @@ import msgspec
 import structlog
 from rich.console import Console
 
-from offbeat.config.by_value import pack
+from offbeat.config.by_value import given, is_by_value, is_given, pack
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
+from offbeat.environments.inputs import ADVANTAGE, LOSS
 from offbeat.launch.bounded_call import StartedCall
 from offbeat.launch.checks.files import fetched_commits
 from offbeat.launch.checks.report import has_model, problems_before_start, problems_of_model
@@ -34,7 +39,6 @@ from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.hub_snapshot import CannotStage
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
 from offbeat.launch.opened_run import OpenedRun, open_run, written_files
-from offbeat.launch.resume_call import compose_preview, compose_resume_call, compose_resume_command
 from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.screen import next_commands, screen
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
@@ -44,13 +48,72 @@ from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable
 from offbeat.runs.inputs import read_inputs, targets
-from offbeat.runs.recipe_values import readable_values
-from offbeat.runs.unfinished import Outcome, last_summary
-from offbeat.runs.unsaved import unsaved_steps
-from offbeat.telemetry.logs import log_to
-from offbeat.telemetry.redaction import Redactor
+from offbeat.runs.page_files import readable_values
+from offbeat.runs.unfinished import Outcome, last_summary, unsaved_steps
+from offbeat.telemetry.logs import Redactor, log_to
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.summary import Summary
+
+_ARGUMENT_BY_KEY: Final = {LOSS: "loss", ADVANTAGE: "advantage"}
+_ONE: Final = "environment.target"
+_NAMED: Final = re.compile(r"environment\.rewards\.([\w-]+)\.target")
+_CHOSEN: Final = "..."
+"""Stands for an object that has no name of its own."""
+
+
+def compose_resume_call(
+    directory: Path, config: RunConfig, *, failed_in_user_code: bool = False
+) -> str:
+    """Return the call that resumes a run from any process.
+
+    It gives every object again that was given by value. If the run failed in code of the user, it
+    allows changed code, because the user will change it.
+    """
+    by_value = {key: each for key, each in targets(config).items() if is_by_value(each)}
+    arguments = [repr(str(directory)), *_compose_objects(config, by_value)]
+    if failed_in_user_code and targets(config):
+        arguments.append("changed_code=True")
+    return f"offbeat.resume({', '.join(arguments)})"
+
+
+def compose_resume_command(
+    directory: Path, config: RunConfig, *, failed_in_user_code: bool = False
+) -> str:
+    """Return the command that resumes a run; it allows changed code as the call does."""
+    allowed = " --changed-code" if failed_in_user_code and targets(config) else ""
+    return f"offbeat train --resume {shlex.quote(str(directory))}{allowed}"
+
+
+def compose_preview(directory: Path, *, in_python: bool) -> str:
+    """Return the call, or the command, that previews the recipe of a run."""
+    if in_python:
+        return f"offbeat.open_run({str(directory)!r}).preview()"
+    return f"offbeat preview {shlex.quote(str(directory / CONFIG))}"
+
+
+def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str]:
+    """Return arguments that give the objects again, by key of the recipe."""
+    arguments, rewards, others = list[str](), list[str](), list[str]()
+    for key, target in by_value.items():
+        name = _find_name(target)
+        if key == _ONE and config.environment.name in ("function", "agent"):
+            arguments.append(f"{'agent' if config.environment.is_agent else 'reward'}={name}")
+        elif key in _ARGUMENT_BY_KEY:
+            arguments.append(f"{_ARGUMENT_BY_KEY[key]}={name}")
+        elif named := _NAMED.fullmatch(key):
+            rewards.append(f"{named[1]!r}: {name}")
+        else:
+            others.append(f"{key!r}: {name}")
+    if rewards:
+        arguments.append(f"reward={{{', '.join(rewards)}}}")
+    return [*arguments, f"**{{{', '.join(others)}}}"] if others else arguments
+
+
+def _find_name(target: str) -> str:
+    """Return the name by which the user's program knows an object, or a placeholder."""
+    name = str(getattr(given(target), "__name__", "")) if is_given(target) else ""
+    return name if name.isidentifier() else _CHOSEN
+
 
 log = structlog.stdlib.get_logger()
 _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}

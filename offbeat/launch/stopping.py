@@ -14,7 +14,7 @@ import ray
 import structlog
 from ray.exceptions import RayError
 
-from offbeat.actors.handles import Handle
+from offbeat.actors.call import Handle
 from offbeat.launch.bounded_call import bounded
 from offbeat.messages.failures import DeadlineExceeded
 

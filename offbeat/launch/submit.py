@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 
 import typer
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.mixture import prompt_paths
 from offbeat.config.secrets import is_secret_key
+from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.ray_token import client_environment
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import FixableError, OffbeatError
 from offbeat.messages.finding import size
 from offbeat.messages.text import first_line, printable_lines
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 
 EXCLUDED: Final = (
     ".git",

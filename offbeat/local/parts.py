@@ -1,7 +1,11 @@
-"""Makes the parts of a run in this process, and the ports that reach them."""
+"""Makes the parts of a run in this process, and the ports that reach them.
+
+Clocks of the CPU seconds of threads that share a process.
+"""
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -15,8 +19,13 @@ from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.rows import RowGenerator
 from offbeat.generators.spec import EngineSpec
-from offbeat.launch.part_specs import engine_specs, environment_specs, trainer_specs
-from offbeat.launch.run_parts import MadePorts, RunSpec
+from offbeat.launch.run_parts import (
+    MadePorts,
+    RunSpec,
+    engine_specs,
+    environment_specs,
+    trainer_specs,
+)
 from offbeat.local.hosted import Hosted
 from offbeat.local.ports import (
     LocalGenerator,
@@ -29,12 +38,49 @@ from offbeat.local.threads import LoopThread, WorkThread
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.no_trainer import NoTrainer
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.spool import FOLDER
 from offbeat.weight_sync.served import ServedWeights
+
+
+class CpuClocks:
+    """CPU seconds of the threads that report their own time; the rest is the controller's."""
+
+    def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
+        """``process_s`` returns the CPU seconds of the whole process."""
+        self._process_s = process_s
+        self._threads = list[Callable[[], float]]()
+        self._lock = threading.Lock()
+
+    def clock_of(self, thread: threading.Thread) -> Callable[[], float]:
+        """Return a clock of a running thread's CPU seconds, which may be read in any thread.
+
+        It stands still once the thread has ended.
+        """
+        identity = thread.ident
+        if identity is None:
+            raise RuntimeError(f"thread {thread.name} has not started")
+        if not hasattr(time, "pthread_getcpuclockid"):  # macOS: its time counts as the controller's
+            return lambda: 0.0
+        clock_id, last_s = time.pthread_getcpuclockid(identity), 0.0
+
+        def read() -> float:
+            nonlocal last_s
+            with contextlib.suppress(OSError):  # the thread has ended
+                last_s = time.clock_gettime(clock_id)
+            return last_s
+
+        with self._lock:
+            self._threads.append(read)
+        return read
+
+    def rest_s(self) -> float:
+        """Return the CPU seconds of the process without those of the threads that have a clock."""
+        with self._lock:
+            hosted_s = sum(read() for read in self._threads)
+        return self._process_s() - hosted_s
 
 
 def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerRank:
@@ -47,7 +93,7 @@ def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerR
     import torch  # noqa: PLC0415 -- a dry run goes without
 
     from offbeat.local.shared_weights import SharedRank  # noqa: PLC0415
-    from offbeat.trainers.torch.choose import make_torch_rank  # noqa: PLC0415
+    from offbeat.trainers.torch.torch_trainer import make_torch_rank  # noqa: PLC0415
 
     torch.set_num_threads(spec.config.trainer.threads)  # of this thread
     if shares_weights(spec.config):

@@ -29,10 +29,8 @@ from offbeat.local.threads import WorkThread
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
-from offbeat.telemetry.logs import log_to
-from offbeat.telemetry.process import dump_stacks_on_signal
+from offbeat.telemetry.logs import Redactor, dump_stacks_on_signal, log_to
 from offbeat.telemetry.progress import ProgressDisplay
-from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.status_file import Status, StatusFile
 from offbeat.telemetry.summary import Summary
 

@@ -49,8 +49,8 @@ from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.choose import make_torch_rank
-from offbeat.trainers.torch.spreading import shell_of
+from offbeat.trainers.torch.loading import shell_of
+from offbeat.trainers.torch.torch_trainer import make_torch_rank
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget

@@ -2,10 +2,12 @@
 
 The decoder in use knows only the byte at which it stops. Python's own decoder accepts more, and so
 tells what stands there.
+
+Nesting of JSON values that other people, or a model, have written.
 """
 
 import json
-from typing import Final
+from typing import Final, cast
 
 ENDS_EARLY: Final = "is not JSON: it ends too early"
 
@@ -49,3 +51,20 @@ def _described(error: ValueError | RecursionError) -> str:
 
 def _refuse(number: str) -> object:
     raise _NotFinite(number)
+
+
+DEEPEST: Final = 100
+"""Maximum nesting of lists and objects: far below the limit of recursive readers and writers."""
+
+
+def nesting_depth(value: object) -> int:
+    """Return the nesting depth of lists and objects, without recursion."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [
+            child
+            for each in cast("list[dict[str, object] | list[object]]", level)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return depth

@@ -41,7 +41,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
     deadline_s: float
     # Scored and reported, never trained; prompt indices are of its own source
     evaluation: bool = False
-    sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
+    sampling: str = ""  # identity of the settings to sample under: offbeat.config.mixture
     min_valid_samples: int = 1  # with fewer samples that are not masked the group has failed
     eval_set: str = ""  # of an evaluation: the name of its set; empty: the only one
     version: int = 0  # that the engine had acked at dispatch

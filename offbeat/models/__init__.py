@@ -9,13 +9,10 @@ placeholder id that a policy samples is an ordinary token; transformers' own for
 features there, or fail. So the forward pass gets only token ids, and a hook behind the embedding
 writes the features.
 
-auto_class      transformers' class of a model, by its config
 loading         a model from its files, all of its weights and no others
 plain           the reference, and the distance from it that rounding explains
-rope            rotary frequencies that do not depend on the length of a batch
 tiny_model      a small random model of the same class, with short windows
 media_rules     interface of media: sizes, tokens in a prompt, positions, encoder (numpy)
-media_tokens    tokens that represent media, and a text that holds one by itself
 media_placing   media of the prompts of a forward pass, and their positions in its rows (numpy)
 media_passes    features of media, written into a forward pass
 media_canaries  canary prompts that reach the encoder

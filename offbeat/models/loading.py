@@ -3,8 +3,21 @@
 transformers initialises missing weights at random, ignores unexpected ones and does not tie what the
 files hold apart, with a line in the log. A run on such a model would train, but its results would be
 meaningless.
+
+Choice of transformers' class by which a model is made from its config.
+
+Rotary frequencies that are fixed before the first forward pass.
+
+With ``rope_type`` dynamic or longrope, transformers chooses frequencies by the longest row of each
+batch: a sample's log-probabilities would depend on the samples beside it, and on how far each of them
+has been decoded. They are fixed here to those of a row of ``max_model_len`` tokens, which is also
+what vLLM does with longrope.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped. Private names are explained
@@ -18,15 +31,64 @@ from typing import Any, Final
 import structlog
 import torch
 from safetensors import safe_open
-from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.messages.failures import FixableError
 from offbeat.messages.text import list_names
-from offbeat.models.auto_class import auto_class_of
+
+
+def auto_class_of(config: PreTrainedConfig) -> Any:  # noqa: ANN401 -- two classes without a common base that has their methods
+    """Return the auto class of a config: that of image-text models if it has a vision tower."""
+    is_image_text = "vision_config" in config.sub_configs
+    if is_image_text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
+
+
+_FROZEN: Final = "frozen"  # a rope_type that transformers does not update
+
+
+@torch.no_grad()
+def freeze_rope(model: nn.Module, max_model_len: int) -> None:
+    """Fix the frequencies of every rotary embedding that would change with the length of a batch.
+
+    The embeddings compute the frequencies themselves, in one call with the last position.
+    """
+    for module in model.modules():
+        # Transformers' name on all its embeddings
+        kinds: object = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and _depends_on_length(kinds):
+            _reach(module, max_model_len)
+            module.rope_type = _FROZEN  # pyright: ignore[reportArgumentType] -- a plain attribute
+        elif isinstance(kinds, Mapping):
+            changing = [name for name, kind in kinds.items() if _depends_on_length(kind)]
+            for name in changing:
+                _reach(module, max_model_len, layer_type=name)
+            if changing:
+                fixed: Any = {**kinds, **dict.fromkeys(changing, _FROZEN)}
+                module.rope_type = fixed
+
+
+def _depends_on_length(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _reach(module: nn.Module, max_model_len: int, **layer: str) -> None:
+    buffer: Tensor = next(module.buffers())
+    module(buffer.float(), torch.tensor([[max_model_len - 1]], device=buffer.device), **layer)
+
 
 _NAMED: Final = 3  # tensors listed in a message
 _AT_ONCE: Final = 1 << 24  # elements read or compared at a time

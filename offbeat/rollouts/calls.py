@@ -14,9 +14,8 @@ import structlog
 
 from offbeat.config.user_code import describe
 from offbeat.environments.media_prompts import media_prompts
-from offbeat.environments.protocol import EncodedPrompt
+from offbeat.environments.protocol import EncodedPrompt, EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, are_rewards, reward_of, short_answer
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
     Component,
@@ -28,7 +27,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask, VersionSpans
 from offbeat.messages.media import Media
-from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
+from offbeat.models.media_rules import TEXT_ALONE, MediaTokens
 from offbeat.transfer_queue.schema import check_medium
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]

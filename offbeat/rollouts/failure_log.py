@@ -23,7 +23,7 @@ from offbeat.messages.text import bounded, printable
 from offbeat.rollouts.response_text import decode_for_reader
 from offbeat.rollouts.samples import TOO_FEW
 from offbeat.run_files.files import FAILURES, Files
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 
 _MOST: Final = 200
 """Records of one process; the file has a limit of its own."""

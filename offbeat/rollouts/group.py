@@ -12,7 +12,7 @@ from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.media import media_bytes
-from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
+from offbeat.models.media_rules import TEXT_ALONE, MediaTokens
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,

@@ -17,8 +17,7 @@ import structlog
 
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.messages.groups import SampleFailure, SampleStatus
-from offbeat.rollouts.media_log import media_log
-from offbeat.rollouts.rollout_log import LoggedGroup
+from offbeat.rollouts.rollout_log import LoggedGroup, media_log
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS

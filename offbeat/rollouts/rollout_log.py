@@ -4,6 +4,8 @@ Parquet files of a few hundred groups, some megabytes or half a minute each, wri
 background and renamed into place, so that a reader never sees a torn one. The unfinished file of a
 killed worker is lost. A disk that fails, or is slower than the rollouts, costs log records, never a
 rollout or memory: groups that are not logged are counted in the worker's log.
+
+Columns of the rollout files about the media of a prompt.
 """
 
 import asyncio
@@ -11,16 +13,38 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import structlog
 
+from offbeat.doors import find_media
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.media import media_of
-from offbeat.rollouts.media_log import media_log
+from offbeat.messages.media import Media, Thumbnail, media_of
 from offbeat.run_files.files import Files
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
+
+
+class MediaLog(Protocol):
+    """Columns of the rollout files that the option of media fills."""
+
+    def log_columns(self) -> Mapping[str, Any]:
+        """Return the Arrow type of each column by its name."""
+        ...
+
+    def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
+        """Return the value of each column for a group, and the bytes of all of them."""
+        ...
+
+    def previews(self, media: Media | None) -> tuple[Thumbnail, ...]:
+        """Return small copies of the first media of a prompt."""
+        ...
+
+
+def media_log() -> MediaLog:
+    """Return the registered option."""
+    return cast("MediaLog", find_media())
+
 
 log = structlog.stdlib.get_logger()
 GROUPS_PER_FILE: Final = 512

@@ -4,6 +4,10 @@ The process around it calls ``admit`` and ``roll_out`` for the controller, and s
 the worker to the engines.
 
 Protocols of the plug-in of agents, as a worker uses it.
+
+Masks samples that ran out of tokens, and punishes responses that come near the limit.
+
+Both of them are DAPO's, arXiv:2503.14476, section 3.4. Of an evaluation nothing is changed.
 """
 
 import asyncio
@@ -11,18 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 import msgspec
+import numpy as np
 
 from offbeat.algorithms.advantages import AdvantagesNotFinite, RewardsNotFinite
 from offbeat.algorithms.custom_advantage import AdvantageRefused, load_estimator
 from offbeat.config.by_value import PackedValue, unpack
 from offbeat.config.limits import on_failed_sample
-from offbeat.config.mixture import environment_views, inputs_in
+from offbeat.config.mixture import environment_views, inputs_in, sampling_identity
 from offbeat.config.run import RunConfig
-from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.doors import find_only
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
@@ -38,30 +44,93 @@ from offbeat.messages.failures import (
     RemoteBug,
     RolloutFailed,
 )
-from offbeat.messages.fence_guard import FenceGuard
-from offbeat.messages.fences import Fence
+from offbeat.messages.fences import Fence, FenceGuard
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.media import media_of
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
-from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens, media_tokens
+from offbeat.models.media_rules import TEXT_ALONE, MediaTokens, media_tokens
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
 from offbeat.rollouts.group import PromptMedia, run_group
-from offbeat.rollouts.media_log import media_log
 from offbeat.rollouts.response_text import TextlessTokens, branch_texts, response_texts
-from offbeat.rollouts.rollout_log import RolloutLog
+from offbeat.rollouts.rollout_log import RolloutLog, media_log
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
-from offbeat.rollouts.truncation import by_length
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import Sharing, WriteLocation
-from offbeat.telemetry.process import new_incarnation
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor, new_incarnation
+from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
+
+PENALTY: Final = "overlong_penalty"
+"""Name under which a receipt has what was taken off each sample's reward."""
+
+
+def overlong_penalty(tokens: int, rollout: RolloutConfig, max_new_tokens: int) -> float:
+    """Return what a response of this many tokens loses: DAPO's soft overlong punishment.
+
+    0 up to ``max_new_tokens - overlong_tokens``, from there in proportion, and
+    ``overlong_penalty`` at ``max_new_tokens``. Equation 13.
+    """
+    if rollout.overlong_tokens is None:
+        return 0.0
+    over = tokens - (max_new_tokens - rollout.overlong_tokens)
+    return rollout.overlong_penalty * min(1.0, max(0.0, over / rollout.overlong_tokens))
+
+
+def by_length(
+    task: RolloutTask,
+    receipt: Receipt,
+    columns: Columns,
+    rollout: RolloutConfig,
+    max_new_tokens: int,
+) -> tuple[Receipt, Columns]:
+    """Return the group with its long samples punished and its truncated ones masked.
+
+    A masked one keeps its place, its reward and its part in the advantages of the others; it has no
+    trained token (``valid_tokens`` 0), so it counts nowhere in the loss. A sample that failed is
+    left as it is.
+    """
+    if task.evaluation:
+        return receipt, columns
+    if rollout.overlong_tokens is not None:
+        receipt, columns = _punished(receipt, columns, rollout, max_new_tokens)
+    if rollout.truncated_samples == "mask_loss" and receipt.truncated_samples:
+        receipt, columns = _masked(receipt, columns)
+    return receipt, columns
+
+
+def _punished(
+    receipt: Receipt, columns: Columns, rollout: RolloutConfig, max_new_tokens: int
+) -> tuple[Receipt, Columns]:
+    samples = zip(receipt.valid, receipt.valid_tokens, strict=True)
+    penalties = tuple(
+        overlong_penalty(tokens, rollout, max_new_tokens) if valid else 0.0
+        for valid, tokens in samples
+    )
+    rewards = np.asarray(columns[schema.REWARDS], np.float32) - np.array(penalties, np.float32)
+    changed = msgspec.structs.replace(
+        receipt,
+        rewards=tuple(rewards.tolist()),
+        rewards_by_name=(*receipt.rewards_by_name, (PENALTY, penalties)),
+    )
+    return changed, {**columns, schema.REWARDS: rewards}
+
+
+def _masked(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
+    mask = np.array(columns[schema.LOSS_MASK], np.bool_)  # a copy
+    ends = np.cumsum((0, *receipt.response_tokens)).tolist()
+    for is_cut, (start, end) in zip(receipt.truncated, pairwise(ends), strict=True):
+        if is_cut:
+            mask[start:end] = False
+    valid = zip(receipt.valid_tokens, receipt.truncated, strict=True)
+    valid_tokens = tuple(0 if is_cut else tokens for tokens, is_cut in valid)
+    changed = msgspec.structs.replace(receipt, valid_tokens=valid_tokens)
+    return changed, {**columns, schema.LOSS_MASK: mask}
 
 
 class AgentPlayer(Protocol):

@@ -1,11 +1,16 @@
-"""Directory of one run: chosen, created, never shared with another run."""
+"""Directory of one run: chosen, created, never shared with another run.
 
+Finds the run around a path that is no run, or those below it, so that a message can name them.
+"""
+
+import contextlib
 import fcntl
 import itertools
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, cast
 
@@ -13,7 +18,6 @@ import yaml
 
 from offbeat.config.base import is_uri
 from offbeat.config.by_value import is_by_value
-from offbeat.config.dump import to_yaml
 from offbeat.config.mixture import (
     SECTION,
     environment_views,
@@ -24,6 +28,7 @@ from offbeat.config.mixture import (
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
 from offbeat.config.trainer_parts import fixed_keys
+from offbeat.config.yaml_text import to_yaml
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA
 from offbeat.messages.failures import FixableError
@@ -434,3 +439,43 @@ def leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, tree
+
+
+_LISTED: Final = 2  # runs below a directory that a message names
+_LOOKED_AT: Final = 200  # entries of a directory, so that a message about / comes at once
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the run that a file or a folder lies in; None: it lies in none."""
+    with contextlib.suppress(OSError):
+        return next((each for each in path.resolve().parents if (each / JOURNAL).is_dir()), None)
+    return None
+
+
+def runs_below(directory: Path) -> list[Path]:
+    """Return some runs that are folders of a directory; if there is none, some one level below."""
+    children = list(_folders(directory))
+    levels = children, (each for child in children for each in _folders(child))
+    for level in levels:
+        runs = (each for each in level if (each / JOURNAL).is_dir())
+        if found := list(islice(runs, _LISTED)):
+            return found
+    return []
+
+
+def what_to_name(path: Path) -> str:
+    """Return a sentence on what a reader of runs takes in place of ``path``."""
+    around = run_around(path)
+    if around is not None:
+        return f"Name the run that it lies in, {around}"
+    below = runs_below(path) if path.is_dir() else []
+    if below:
+        return f"Name a run, as in {' or '.join(map(str, below))}"
+    return "Name a run directory, which holds config.yaml and journal once the run began, as in runs/gsm8k"
+
+
+def _folders(directory: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):  # somebody else's
+        for child in islice(sorted(directory.iterdir()), _LOOKED_AT):
+            if child.is_dir() and not child.is_symlink():
+                yield child

@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
+from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.journal import JournalCorrupt, differing_aggregates, recover
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import RunStats, summarize
-from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.limits import SUMMARY_BYTES, read_limited

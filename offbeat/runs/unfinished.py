@@ -1,7 +1,10 @@
-"""Builds the summary of a run whose controller is lost, from its journal."""
+"""Builds the summary of a run whose controller is lost, from its journal.
+
+Finds the steps of an ended run that are in no checkpoint.
+"""
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -62,3 +65,26 @@ def last_summary(
     except OSError as failure:  # a full disk: the display still shows how the run ended
         log.error("summary.not_written", error=str(failure))  # noqa: TRY400
     return summary
+
+
+_LATEST: Final = Path("checkpoints/LATEST")
+
+
+def unsaved_steps(run_dir: Path, version: int) -> str:
+    """Return a sentence on the steps up to ``version`` that no checkpoint has.
+
+    Empty if all have.
+    """
+    try:
+        name = (run_dir / _LATEST).read_text(errors="replace").strip()
+    except OSError:
+        name = ""
+    number = name.removeprefix("state_")
+    kept = int(number) if number.isdecimal() else 0
+    if kept >= version:
+        return ""
+    goes_on = f"the checkpoint of version {kept}" if kept else "the initial model, for want of one"
+    return (
+        f"no checkpoint of version {version} was written; a resume goes on from "
+        f"{goes_on}, and trains the steps since then again"
+    )

@@ -29,8 +29,8 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.controller.group_moves import Place
+from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.doors import find_media
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt, SampleFailure, group_id

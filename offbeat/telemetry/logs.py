@@ -2,12 +2,23 @@
 
 Modules take their logger with ``structlog.stdlib.get_logger()`` and log events with fields. The
 standard library's loggers and ``warnings`` write to the same file.
+
+Removes secrets from texts before they are written.
+
+Setup of the processes of a run.
 """
 
+import atexit
+import faulthandler
+import gc
+import json
 import logging
+import os
+import re
+import signal
 import threading
 import warnings
-from collections.abc import Generator, Mapping, MutableMapping
+from collections.abc import Generator, Iterable, Mapping, MutableMapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -16,7 +27,44 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from offbeat.telemetry.redaction import Redactor
+from offbeat.config import secrets as config_secrets
+from offbeat.config.run import RunConfig
+
+REDACTED: Final = "[redacted]"
+
+
+class Redactor:
+    """Replaces known secrets and passwords in URLs in any text. Also finds JSON-escaped secrets."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        found = {secret for secret in secrets if len(secret) >= config_secrets.SHORTEST}
+        forms = {form for secret in found for form in _written_forms(secret)}
+        # The longest first: a secret may be a prefix of another.
+        longest_first = sorted(forms, key=lambda form: (-len(form), form))
+        known = [re.escape(form) for form in longest_first]
+        self._pattern = re.compile("|".join([*known, config_secrets.USER_IN_URL.pattern]))
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
+    ) -> "Redactor":
+        """Create a redactor of all environment variables and recipe keys named like a secret."""
+        of_recipe = set[str]() if config is None else config_secrets.of_recipe(config.model_dump())
+        return cls(config_secrets.of_environment(environ) | of_recipe)
+
+    def __call__(self, text: str) -> str:
+        return self._pattern.sub(REDACTED, text)
+
+
+def _written_forms(secret: str) -> set[str]:
+    """Return the secret as it is and as ``repr`` writes it, both also JSON-escaped."""
+    plain = {secret, repr(secret)[1:-1]}
+    return plain | {
+        json.dumps(form, ensure_ascii=ascii_only)[1:-1]
+        for form in plain
+        for ascii_only in (True, False)
+    }
+
 
 Event = MutableMapping[str, Any]
 
@@ -213,3 +261,46 @@ class _ToStructlog(logging.Handler):
             logger=record.name,
             exc_info=record.exc_info,
         )
+
+
+_STDERR: Final = 2  # the descriptor: a notebook replaces ``sys.stderr`` by an object without one
+
+
+def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
+    """Log into the run directory, and dump the stacks of all threads on SIGUSR1.
+
+    Ray shields its workers from Ctrl-C. Pass ``config`` in a process that has the whole recipe, so
+    that its secrets are redacted in the log too.
+    """
+    redactor = Redactor.from_environment(config=config)
+    logs = configure_logging(name, Path(run_dir) / "logs", redactor=redactor)
+    atexit.register(logs.close)
+    dump_stacks_on_signal()
+
+
+def dump_stacks_on_signal() -> None:
+    """Dump the stacks of all threads to stderr on SIGUSR1, which would else end the process."""
+    faulthandler.register(signal.SIGUSR1, file=_STDERR)
+
+
+@contextmanager
+def pause_collections() -> Generator[None]:
+    """Collect no garbage in the block, which imports large libraries.
+
+    An import creates a million objects that stay, and no garbage; collections would search through
+    them again and again. No later collection searches the objects that exist at the end of the
+    block: ``gc.unfreeze`` returns them to the collector.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+def new_incarnation(name: str) -> str:
+    """Return a unique name for this incarnation."""
+    return f"{name}-{os.getpid()}-{os.urandom(4).hex()}"

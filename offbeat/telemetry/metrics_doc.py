@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from offbeat.telemetry.metrics import METRICS, MetricSpec
+from offbeat.telemetry.metric_table import METRICS, MetricSpec
 
 _HEAD: Final = """\
 # Metrics

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.sinks import Sink, SinkUnusable
+from offbeat.telemetry.tracker import Sink, SinkUnusable
 
 log = structlog.stdlib.get_logger()
 

@@ -11,9 +11,9 @@ from offbeat.algorithms.loss_proof import prove_loss
 from offbeat.algorithms.losses import LOSSES
 from offbeat.algorithms.tokens import Loss
 from offbeat.config.by_value import unpack
-from offbeat.config.call_form import LOSS as LOSS_FORM
 from offbeat.config.limits import trainer_device
 from offbeat.config.sections.loss import CustomLossConfig
+from offbeat.config.user_code import LOSS as LOSS_FORM
 from offbeat.config.user_code import NAME_FIX, TargetNotFound, load_target
 from offbeat.environments.inputs import LOSS, check_same, source_digest
 from offbeat.trainers.spec import TrainerSpec

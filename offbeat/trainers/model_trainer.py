@@ -42,17 +42,17 @@ from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.flops import PassTimer, known_peak
 from offbeat.trainers.held_columns import read_groups
-from offbeat.trainers.minibatches import (
+from offbeat.trainers.movement import check_moved
+from offbeat.trainers.parts import ModelState, Passes, Updates, shared_digest, torch_dtype
+from offbeat.trainers.ranks.peers import Peers, SingleRank
+from offbeat.trainers.step_sums import (
     HeldGroups,
+    StepSums,
+    StepTotals,
     UpdateOutcome,
     combined_outcome,
     update_metrics,
 )
-from offbeat.trainers.movement import check_moved
-from offbeat.trainers.parts import ModelState, Passes, Updates
-from offbeat.trainers.ranks.peers import Peers, SingleRank
-from offbeat.trainers.step_sums import StepSums, StepTotals
-from offbeat.trainers.weights import shared_digest, torch_dtype
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format import find_wire_format
 

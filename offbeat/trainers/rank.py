@@ -25,17 +25,15 @@ from offbeat.messages.failures import (
     TrainerCall,
     TrainStepFailed,
 )
-from offbeat.messages.fence_guard import FenceGuard
-from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.fences import Fence, FenceGuard, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
 from offbeat.run_files.disk import DISK
 from offbeat.run_files.line_file import LineFile
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.run_files.transfer import send
-from offbeat.telemetry.process import new_incarnation
+from offbeat.telemetry.logs import new_incarnation
 from offbeat.trainers.backend import Advantages, TrainerBackend
-from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
-from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.checkpoints.rank_store import FOLDER, MirroredCheckpoints, RankCheckpoints
 from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
 from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns

@@ -118,7 +118,7 @@ def make_sender(
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     if shares_weights(spec.config):
-        from offbeat.weight_sync.in_place import InPlaceSender  # noqa: PLC0415
+        from offbeat.weight_sync.transport import InPlaceSender  # noqa: PLC0415
 
         return InPlaceSender(cast("DigestedSource", source))
     from offbeat.weight_sync.object_store import ObjectStoreSender  # noqa: PLC0415

@@ -1,18 +1,129 @@
-"""Controller's side of the spool: groups of a lost owner become payloads of this process."""
+"""Controller's side of the spool: groups of a lost owner become payloads of this process.
+
+Reference counts of spool segments: a segment with a referenced group is needed. Pure.
+
+A segment is released as a whole, once none of its groups is referenced and its producer writes to
+another one. So disk usage is bounded by the referenced groups, one segment per producer, and the
+groups that share a segment with either. A segment whose groups were all cancelled before their
+replies is never named by a receipt: it is found among the files once its producer is known to write
+to a later one.
+"""
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from offbeat.messages.groups import Receipt, group_id
+from offbeat.messages.groups import Receipt, Spooled, group_id
 from offbeat.transfer_queue.schema import Columns
-from offbeat.transfer_queue.spool import NotInSpool, read, sweep
-from offbeat.transfer_queue.spool_holds import Hold, Holds, PassedOver
+from offbeat.transfer_queue.spool import NotInSpool, parts, read, sweep
+
+_DOTS = 3  # number of dots in the name of a segment
+
+
+class Hold:
+    """Reference that keeps one group on disk while it lives; stored beside the payload."""
+
+    __slots__ = ("_let_go", "_segment")
+
+    def __init__(self, segment: str, let_go: deque[str]) -> None:
+        self._segment, self._let_go = segment, let_go
+
+    def __del__(self) -> None:
+        self._let_go.append(self._segment)  # atomic: the garbage collector may run in any thread
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Removable segments of a producer: unreferenced, with a later segment. Thread-safe."""
+
+    producer: str
+    incarnation: str
+    number: int  # number of the producer's newest known segment
+    former_incarnations: frozenset[str]
+    needed: frozenset[str]
+
+    def includes(self, segment: str) -> bool:
+        """Return whether a file of this name can be removed."""
+        if segment in self.needed or segment.count(".") != _DOTS:
+            return False
+        producer, incarnation, number = parts(segment)
+        is_former = incarnation in self.former_incarnations or (
+            incarnation == self.incarnation and number < self.number
+        )
+        return producer == self.producer and is_former
+
+
+class Holds:
+    """Counts references by segment. All methods belong to one thread."""
+
+    def __init__(self, needed: Iterable[str] = ()) -> None:
+        """``needed`` lists segments that a former controller referenced; they stay."""
+        self._counts, self._needed = Counter[str](), frozenset(needed)
+        self._incarnations = dict[
+            str, set[str]
+        ]()  # incarnations by producer that have named a segment
+        self._moved = set[str]()  # producers with a new segment since the last call
+        self._open: dict[str, str] = {}  # newest segment by producer
+        self._let_go = deque[str]()  # segments of dropped references that are not counted yet
+
+    def inherit(self, place: Spooled) -> Hold:
+        """Reference a group that a former controller received."""
+        self._counts[place.segment] += 1
+        return Hold(place.segment, self._let_go)
+
+    def hold(self, place: Spooled) -> Hold:
+        """Reference a group that was just written: its producer may write more to this segment."""
+        producer = parts(place.segment)[0]
+        before = self._open.get(producer)
+        if _is_newer(place.segment, before):
+            self._open[producer] = place.segment
+            self._incarnations.setdefault(producer, set()).add(parts(place.segment)[1])
+            self._moved.add(producer)
+            if before is not None:
+                self._counts[before] += 1
+                # It may have no references: check it like a released one
+                self._let_go.append(before)
+        return self.inherit(place)
+
+    def unneeded(self) -> list[str]:
+        """Return segments that are no longer needed. One is returned again after a late reply from it."""
+        free = list[str]()
+        while self._let_go:
+            segment = self._let_go.popleft()
+            self._counts[segment] -= 1
+            if not self._counts[segment] and segment not in self._open.values():
+                del self._counts[segment]
+                free.append(segment)
+        return free
+
+    def passed_over(self) -> list[PassedOver]:
+        """Return the removable segments of each producer with a new segment since the last call."""
+        moved, self._moved = self._moved, set[str]()
+        referenced = frozenset(name for name, count in self._counts.items() if count > 0)
+        left = list[PassedOver]()
+        for producer in sorted(moved):
+            _, incarnation, number = parts(self._open[producer])
+            former = frozenset(self._incarnations[producer] - {incarnation})
+            left.append(
+                PassedOver(producer, incarnation, number, former, referenced | self._needed)
+            )
+        return left
+
+
+def _is_newer(segment: str, than: str | None) -> bool:
+    """Return whether a segment is newer than another of its producer; a new incarnation is newer."""
+    if than is None:
+        return True
+    (_, incarnation, number), (_, former_incarnation, former_number) = parts(segment), parts(than)
+    return incarnation != former_incarnation or number > former_number
+
 
 P = TypeVar("P")
 log = structlog.stdlib.get_logger()

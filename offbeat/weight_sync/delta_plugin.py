@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
 
 import msgspec
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.doors import find_only
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.finding import Finding

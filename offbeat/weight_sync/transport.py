@@ -4,6 +4,8 @@ The controller's code is the same for all of them. The trainer *publishes* a rel
 with the digests of its chunks, the release's digest, and some handles. With the handles, an engine
 can receive the release, now or later. Their content depends on the transport: the chunks
 themselves, or the addresses of the ranks that hold its parts. Loads no torch.
+
+Transport without a transfer: engines compute with the tensors that the trainer updates.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +16,9 @@ import msgspec
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
 from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 
-if TYPE_CHECKING:  # it imports torch, which a stub does without
+if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
 
 
@@ -188,3 +190,30 @@ class WholeShards:
         chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
         for index, (data, digest) in enumerate(chunks):
             yield PackedBucket(index, data, digest)
+
+
+class InPlaceSender:
+    """Sender whose releases name the weights and hold none: they have digests, but no handles."""
+
+    handles = 0
+    delta_handles = 0
+
+    def __init__(self, source: DigestedSource) -> None:
+        """``source``: the weights, which are hashed where they are."""
+        self._source = source
+
+    def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
+        """Return the digests of the current weights, equal to those of any other transport.
+
+        They name the weights only until these change.
+        """
+        del version, layout
+        manifest = self._source.manifest.sealed(list(self._source.digests()))
+        digest = release_digest(manifest, manifest.chunk_digests)
+        return PublishedRelease(manifest, digest, ())
+
+    def forget(self) -> None:
+        """Do nothing: no release is the base of another one."""
+
+    def close(self) -> None:
+        """Do nothing: there is no thread to stop."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.config.sections.sync_base import BaseSyncConfig
 from offbeat.doors import find_plugin
 from offbeat.messages.finding import Finding

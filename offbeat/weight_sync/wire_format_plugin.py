@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.failures import OffbeatError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from examples.tiny_calculator.agent import connections, run
 from offbeat.config.loader import load_recipe
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer

@@ -13,7 +13,7 @@ pytest.importorskip("openai", reason="the extra agents is not installed")
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from examples.smollm2.agent import connections, run
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.plugins.agents.endpoint.bridges import make_bridge
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from tests.support.agent_conversations import check_what_is_trained

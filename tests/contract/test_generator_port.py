@@ -17,8 +17,8 @@ from local_loop import rollouts_loop
 from simulated import simulate
 from transformers import AutoModelForCausalLM
 
+from offbeat.actors.call import Handle
 from offbeat.actors.engine_actor import StubEngineActor
-from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint

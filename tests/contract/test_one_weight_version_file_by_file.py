@@ -19,7 +19,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.choose import make_torch_rank
+from offbeat.trainers.torch.torch_trainer import make_torch_rank
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from tests.support.architecture import traced

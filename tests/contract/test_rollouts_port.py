@@ -13,12 +13,12 @@ from local_loop import rollouts_loop
 from rollouts_contract import FENCE, QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
+from offbeat.actors.call import Handle
 from offbeat.actors.engine_actor import StubEngineActor
-from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_worker import LIVENESS
+from offbeat.config.mixture import sampling_identity
 from offbeat.config.run import RunConfig
-from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.stub import StubConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.fakes.engine_server import StubEngineServer

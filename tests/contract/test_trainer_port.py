@@ -14,22 +14,21 @@ from simulated import simulate
 from trainer_bench import Bench, Play, Story
 from trainer_contract import TrainerContract
 
-from offbeat.actors.handles import Handle
+from offbeat.actors.call import Handle
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.trainer_actor import StubTrainerActor, TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.local.hosted import Hosted
-from offbeat.local.parts import make_rank
+from offbeat.local.parts import CpuClocks, make_rank
 from offbeat.local.ports import LocalTrainer, Payload
 from offbeat.messages.training import Chunk
 from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.controller_ports import Caller, SimulatedTrainer
-from offbeat.plugins.simulation.payloads import SimulatedPayload
+from offbeat.plugins.simulation.disk import SimulatedPayload
 from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.trainer import FakeTrainer as SimulatedGang
-from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
 from tests.support.fakes import FakeTrainer

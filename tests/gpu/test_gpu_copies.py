@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.trainers.weights import weights_digest
+from offbeat.trainers.parts import weights_digest
 from tests.gpu.conftest import Measured
 
 NBYTES: Final = {"cuda": 2**30, "cpu": 2**24}

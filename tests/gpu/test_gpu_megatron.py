@@ -68,7 +68,7 @@ def stand_in(device: str) -> Iterator[None]:
 def test_a_step_of_megatron_updates_as_a_plain_loop_in_float64(
     tmp_path: Path, device: str, kind: str, measured: Measured
 ) -> None:
-    from offbeat.plugins.megatron.split_step import MegatronTrainer  # noqa: PLC0415 -- an extra
+    from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer  # noqa: PLC0415 -- an extra
 
     torch.manual_seed(0)
     config = Qwen3Config(**SIZES) if kind == "dense" else Qwen3MoeConfig(**SIZES, **EXPERTS)

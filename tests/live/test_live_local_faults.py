@@ -17,7 +17,7 @@ from offbeat.fakes.engine_server import StubEngineServer
 from offbeat.fakes.trainer import make_stub_rank
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.local.parts import Makers, make_worker
+from offbeat.local.parts import CpuClocks, Makers, make_worker
 from offbeat.local.ports import LocalGenerator
 from offbeat.local.threads import WorkThread
 from offbeat.messages.failures import EngineUnavailable, TrainerCall, TrainStepFailed
@@ -27,7 +27,6 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.messages.weights import EngineState
 from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from tests.support.live_run import offbeat

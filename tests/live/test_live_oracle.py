@@ -22,7 +22,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
-from offbeat.trainers.torch.split_step import TorchTrainer
+from offbeat.trainers.torch.torch_trainer import TorchTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import ModuleSource

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from offbeat.actors.engine_layouts import EngineLayouts
-from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.actors.ray_trainer import EngineLayouts, RayTrainer
 from offbeat.actors.trainer_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost

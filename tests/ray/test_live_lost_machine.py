@@ -11,8 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from offbeat.actors.engine_actor import StubEngineActor
-from offbeat.actors.ray_ports import PayloadHandle, RayGenerator
-from offbeat.actors.ray_spool import RaySpool
+from offbeat.actors.ray_ports import PayloadHandle, RayGenerator, RaySpool
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import PayloadLost, ReleaseLost
 from offbeat.messages.fences import StepKey

@@ -12,7 +12,7 @@ import pytest
 from offbeat.controller.commands import Abort, Stop
 from offbeat.controller.errors import RunFailed, RunStalled
 from offbeat.controller.events import Dispatched, Dropped, Returned
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

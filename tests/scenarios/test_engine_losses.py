@@ -10,9 +10,9 @@ import pytest
 
 from offbeat.config.limits import start_deadline_s
 from offbeat.controller.commands import Pause, Resume
+from offbeat.controller.engine_record import Health
 from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted, RunFailed
 from offbeat.controller.events import EngineLost, Returned, Served
-from offbeat.controller.health import Health
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask

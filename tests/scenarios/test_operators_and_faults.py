@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.errors import RunAborted
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,

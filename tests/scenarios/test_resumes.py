@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.controller.commands import Abort, Stop
 from offbeat.controller.events import Committed, Dispatched, Dropped, Returned, Rewound, StepApplied
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,

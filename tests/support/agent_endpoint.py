@@ -11,7 +11,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.environments.environment_plugin import Agent
-from offbeat.fakes.results import make_result
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
     STOPPED_AT_STRING,
@@ -26,6 +25,7 @@ from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
 from offbeat.rollouts.calls import EngineClient
+from offbeat.testing.environments import make_result
 from tests.support.byte_tokenizer import byte_tokenizer
 
 CHATML: Final = """\

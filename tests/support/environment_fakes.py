@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat.fakes.results import make_result
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask, VersionSpans
+from offbeat.testing.environments import make_result
 
 EOS_ID = 0
 SAMPLING = SamplingParams(max_new_tokens=8)

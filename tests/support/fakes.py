@@ -11,8 +11,8 @@ import msgspec
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.events import Event
+from offbeat.controller.ledger import StepsAfter, steps_after
 from offbeat.controller.run_stats import RunStats
-from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.fakes.receipts import make_receipt
 from offbeat.fakes.refusals import check_held, check_newest_transfer, check_next_step
 from offbeat.fakes.step_keys import StepKeys

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from offbeat.controller.group_moves import Place
-from offbeat.controller.group_table import GroupTable
-from offbeat.controller.table_snapshot import GroupRecord
+from offbeat.controller.group_table import GroupRecord, GroupTable
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 

@@ -8,9 +8,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from offbeat.actors.call import Handle
 from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor
-from offbeat.actors.handles import Handle
 from offbeat.actors.trainer_actor import StubTrainerActor
 from tests.support.holding_engines import HoldingEngine
 

@@ -11,7 +11,7 @@ from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.policy import Sampler
-from offbeat.testing.sampler_bench import ENGINES, SamplerBench, step_of
+from offbeat.testing.samplers import ENGINES, SamplerBench, step_of
 
 PICK = st.integers(0, 20)
 ENGINE = st.integers(0, ENGINES - 1)

@@ -23,10 +23,9 @@ from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.session import Runtime, drive
 from offbeat.local.hosted import Hosted
-from offbeat.local.parts import Makers, make_rank, make_shared_engine
+from offbeat.local.parts import CpuClocks, Makers, make_rank, make_shared_engine
 from offbeat.local.run import run_local
 from offbeat.local.threads import WorkThread
-from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch import TorchTrainer

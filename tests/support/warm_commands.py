@@ -29,7 +29,7 @@ _IMPORTED = (
     "torch._subclasses.fake_tensor",
     "offbeat.launch.commands.main",
     "offbeat.launch.commands.recipes",
-    "offbeat.launch.checks.activations",
+    "offbeat.launch.checks.model_proof",
     "offbeat.launch.checks.report",
     "offbeat.launch.checks.torch_ranks",
     "offbeat.launch.launch",
@@ -38,7 +38,7 @@ _IMPORTED = (
 _IMPORTED_BY_RUNS = (
     "ray",
     "offbeat.launch.driver",
-    "offbeat.trainers.torch.choose",
+    "offbeat.trainers.torch.torch_trainer",
     "offbeat.generators.embedded.start",
     "offbeat.rollouts.worker",
 )

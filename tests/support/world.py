@@ -16,7 +16,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace, no_cpu_clock
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.controller.train_step import Advantages
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler

@@ -51,7 +51,7 @@ UNTRUSTED_INPUT = re.compile(
 )
 """What runs code that somebody else has written, or takes messages from whoever sends some."""
 
-READS_ITS_OWN_PICKLES = PACKAGE / "trainers/torch/sharded_state.py"
+READS_ITS_OWN_PICKLES = PACKAGE / "trainers/torch/state.py"
 """The table of contents of a checkpoint, by an unpickler that knows a few classes and no function."""
 
 LOADS_CODE_OF_ITS_PARENT = PACKAGE / "config/by_value.py"

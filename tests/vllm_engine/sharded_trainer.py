@@ -194,11 +194,11 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         from offbeat.plugins.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
 
         stands_in.enter_context(cpu_stands_in("cpu"))
-        from offbeat.plugins.megatron.choose import make_megatron_rank  # noqa: PLC0415
+        from offbeat.plugins.megatron.megatron_trainer import make_megatron_rank  # noqa: PLC0415
 
         trainer, source = make_megatron_rank(spec, peers)
     else:
-        from offbeat.trainers.torch.choose import make_torch_rank  # noqa: PLC0415 -- only in a rank
+        from offbeat.trainers.torch.torch_trainer import make_torch_rank  # noqa: PLC0415 -- only in a rank
 
         trainer, source = make_torch_rank(spec, peers)
     sender = make_sender(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.weights import FullReason, WeightRelease, WeightsAck
-from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.transport import release_of, with_handles_apart

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.messages.failures import BaseRefused, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.transport import PublishedRelease
 

@@ -9,7 +9,7 @@ from releases import Weights, weights
 from shared_engine import Engine, Shared, TakenOver, load
 
 from offbeat.messages.weights import WeightRelease
-from offbeat.plugins.verify_weights.verification import LegResult, compare_served
+from offbeat.plugins.verify_weights.legs import LegResult, compare_served
 from offbeat.weight_sync.chunks import tensor_views, walk
 from offbeat.weight_sync.manifest import digest_of
 

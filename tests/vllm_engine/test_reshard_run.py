@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.weight_sync.layout_file import read_layout
+from offbeat.weight_sync.engine_layout import read_layout
 from tests.support.run_records import RunRecords
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost, WeightSyncFailed
 from offbeat.messages.generation import GenerateResult
-from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 from offbeat.plugins.vllm.server import start
 from offbeat.weight_sync.chunks import ModuleSource

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 def shadow_model() -> Any:
     """The module under test. Imported by each test, not by this file: vLLM's imports warn."""
-    return importlib.import_module("offbeat.plugins.vllm.shadow_model")
+    return importlib.import_module("offbeat.plugins.vllm.transfer_engine")
 
 
 class Model(nn.Module):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from offbeat.config.base import Config, InWords
-from offbeat.config.clash import Clash
 from offbeat.config.presets import PresetName, with_preset
+from offbeat.config.problems import Clash
 from offbeat.config.sections.loss import (
     ClippedPgLossConfig,
     LossConfig,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
-from offbeat.config.clash import Clash, target_clashes
 from offbeat.config.environment_name import ENVIRONMENT_NAMES, EnvironmentName
 from offbeat.config.environment_traits import (
     CORE_ENVIRONMENTS,
@@ -16,6 +15,7 @@ from offbeat.config.environment_traits import (
 )
 from offbeat.config.graders import GRADERS
 from offbeat.config.media_section import find_media_limits, with_media
+from offbeat.config.problems import Clash, target_clashes
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.doors import PluginUnusable, find_only

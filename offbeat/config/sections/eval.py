@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from offbeat.config.base import Config, RecipePath, SectionName
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 
 
 class EvalSetConfig(Config):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, InWords, OneIsAList
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.generation import LEAST_TEMPERATURE
 
 

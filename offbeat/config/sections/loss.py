@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, RecipePath, default_choice
-from offbeat.config.clash import Clash, target_clashes
 from offbeat.config.hub_path import is_on_hub
+from offbeat.config.problems import Clash, target_clashes
 
 _LOSS = "algorithm.loss"
 

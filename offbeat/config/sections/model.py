@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from offbeat.config.base import Config, RecipePath
-from offbeat.config.clash import Clash
 from offbeat.config.hub_path import HUB, MODEL_FORM, hub_model, is_on_hub
+from offbeat.config.problems import Clash
 
 
 class ModelConfig(Config):

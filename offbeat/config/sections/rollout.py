@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 
 OnFailedSample = Literal["fail_group", "retry", "mask"]
 

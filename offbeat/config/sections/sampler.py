@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, default_choice
-from offbeat.config.clash import Clash, target_clashes
+from offbeat.config.problems import Clash, target_clashes
 
 
 def count_trainable_groups(steps_ahead: int, groups_per_step: int) -> int:

@@ -1,20 +1,20 @@
 """Stores the ledger's events on disk, for the next controller, ``replay`` and ``why``.
 
-file_journal   appends on the event loop, barriers         frames   the bytes of a record
-files          segments and snapshots, off the loop        disk     system calls, one by one
-reading        all events; the ledger they add up to       errors   damaged or refused files
-parts          what stretches of the journal add up to     legality which event can follow in
-                                                                    which state of the table
+file_journal   appends on the event loop, barriers; segments and snapshots, off the loop
+frames         the bytes of a record; errors of damaged or refused files
+reading        all events; the ledger they add up to
+parts          sums of stretches of the journal
+legality       which event can follow in which state of the table
 """
 
-from offbeat.controller.journal.errors import (
+from offbeat.controller.journal.file_journal import FileJournal, open_journal
+from offbeat.controller.journal.frames import (
     JournalCorrupt,
     JournalFailed,
     JournalRemoved,
     JournalTaken,
     JournalVersion,
 )
-from offbeat.controller.journal.file_journal import FileJournal, open_journal
 from offbeat.controller.journal.parts import (
     JournalPart,
     JournalParts,

@@ -6,6 +6,8 @@
 A snapshot and a file of aggregates follow what the segment of their number follows: by that a reader
 notices one of another run. All little endian. A file that a crash left behind is a header and whole frames, then at most a torn
 tail: it is left out. Bad bytes before a whole frame are no torn tail, but damage.
+
+Errors of a journal. Each names the file, the values, and the fix.
 """
 
 import struct
@@ -14,7 +16,74 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from offbeat.controller.events import SCHEMA
-from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
+from offbeat.messages.failures import OffbeatError
+
+
+class JournalFailed(OffbeatError):
+    """The disk refused a write or an fsync: its content since the last barrier is unknown."""
+
+    file: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} cannot be written: {self.problem}. Free or repair the disk, then "
+            "resume the run: everything before the last barrier is there"
+        )
+
+
+class JournalRemoved(JournalFailed):
+    """Somebody has removed a file of the journal that its run still writes."""
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} was removed while its run went on: {self.problem}. Bring the run "
+            "directory back from a copy, or start a new run; an export may be its model.path"
+        )
+
+
+class JournalTaken(OffbeatError):
+    """Another controller writes this journal. The newer one continues, the other must end."""
+
+    file: str
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} belongs to another controller of this run. Only the one started "
+            "last goes on: end the other, or name another run directory"
+        )
+
+
+class JournalCorrupt(OffbeatError):
+    """A file of the journal was damaged after it was written; no crash does that."""
+
+    file: str
+    offset: int
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} is damaged at byte {self.offset}: {self.problem}. Bring the file "
+            "back from a copy, or start a new run from the last checkpoint's model"
+        )
+
+
+class JournalVersion(OffbeatError):
+    """The journal was written by another version of this package."""
+
+    file: str
+    what: str
+    found: int
+    known: int
+
+    def __str__(self) -> str:
+        newer = "a newer" if self.found > self.known else "an older"
+        return (
+            f"journal {self.file} has {self.what} {self.found}, this version of offbeat reads "
+            f"{self.known}. Go on with {newer} offbeat, the one that began the run, or start a new "
+            "run from the last checkpoint's model"
+        )
+
 
 FORMAT: Final = 1
 """Version of headers and frames."""

@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 
 from offbeat.controller.events import AnyEvent
-from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
-from offbeat.controller.journal.frames import AGGREGATES
+from offbeat.controller.journal.frames import AGGREGATES, JournalCorrupt, JournalVersion
 from offbeat.controller.journal.reading import (
     JournalSegment,
     aggregates_path,

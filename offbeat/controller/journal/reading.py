@@ -15,21 +15,21 @@ import msgspec
 import structlog
 
 from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
-from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
+from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.journal.frames import (
     HEADER_BYTES,
     SEGMENT,
     SNAPSHOT,
+    JournalCorrupt,
+    JournalVersion,
     SegmentHeader,
     frames,
     parse_header,
 )
 from offbeat.controller.journal.legality import contradiction
-from offbeat.controller.ledger import Ledger
+from offbeat.controller.ledger import Ledger, StepsAfter, steps_after
 from offbeat.controller.run_stats import RunStats
 from offbeat.controller.stats_records import CarriedState, RunTotals
-from offbeat.controller.steps_after import StepsAfter, steps_after
-from offbeat.controller.table_snapshot import TableSnapshot
 
 log = structlog.stdlib.get_logger()
 

@@ -20,6 +20,7 @@ from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
 from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
+from offbeat.models.loading import freeze_rope
 from offbeat.models.media_prompts import RESPONSE_TOKENS, media_prompts
 from offbeat.models.plain import (
     HALF,
@@ -32,7 +33,6 @@ from offbeat.models.plain import (
     in_float32,
     plain_logprobs,
 )
-from offbeat.models.rope import freeze_rope
 from offbeat.models.tiny_model import (
     LENGTH,
     compute_in_one_thread,

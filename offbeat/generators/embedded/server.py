@@ -13,7 +13,7 @@ from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.module_server import ModuleEngineServer
 from offbeat.generators.spec import EngineSpec
-from offbeat.telemetry.process import new_incarnation
+from offbeat.telemetry.logs import new_incarnation
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.start import LoadModel

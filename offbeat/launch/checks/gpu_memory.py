@@ -5,8 +5,7 @@ from typing import Any
 from offbeat.config.limits import trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding, error, ok, size, warning
-from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.trainer_plugin import known_trainers
+from offbeat.trainers.trainer_plugin import RankBytes, known_trainers
 
 
 def gpu_bytes(config: RunConfig) -> int | None:

@@ -1,8 +1,14 @@
-"""Compares cores, memory and shared memory of this machine with what the run needs."""
+"""Compares cores, memory and shared memory of this machine with what the run needs.
 
+The lines that a bug report needs: versions of this Python, of its packages, of this machine.
+"""
+
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +22,10 @@ from offbeat.config.limits import (
 )
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen, sends_additions
+from offbeat.doors import installed_version
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
-from offbeat.trainers.trainer_part import freezing_part
+from offbeat.trainers.trainer_plugin import freezing_part
 from offbeat.weight_sync.dtypes import ITEMSIZE
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
@@ -228,3 +235,44 @@ def check_shared_memory(
         yield warning("shared memory", seen, fix)
     else:
         yield ok("shared memory", seen)
+
+
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_NAME: Final = re.compile(r"[\w.-]+")
+_ABSENT: Final = "not installed"
+_HEADING: Final = "versions, for a bug report"
+
+
+def versions() -> str:
+    """Return the block of text: no path, no name of a machine or a user."""
+    machine = this_machine()
+    lines = [
+        ("offbeat", installed_version("offbeat") or _ABSENT),
+        ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
+        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+        ("machine", f"{machine.cores} cores, {size(machine.memory_bytes)} of memory"),
+        ("gpu driver", _gpu_driver()),
+        *_packages(),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([_HEADING, *(f"  {name:<{width}}  {value}" for name, value in lines)])
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Yield what offbeat requires and, if installed, what its extras do; no development tools."""
+    is_optional = {
+        match.group(): "extra ==" in text
+        for text in reversed(requires("offbeat") or [])
+        if not text.rstrip("\"'").endswith("dev") and (match := _NAME.match(text)) is not None
+    }
+    for name in sorted(is_optional, key=str.casefold):
+        version = installed_version(name)
+        if version is not None or not is_optional[name]:
+            yield name, version or _ABSENT
+
+
+def _gpu_driver() -> str:
+    try:
+        return _DRIVER.read_text(errors="replace").partition("\n")[0].strip()
+    except OSError:
+        return "none"

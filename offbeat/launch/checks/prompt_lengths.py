@@ -23,7 +23,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.groups import Prompt
 from offbeat.messages.text import first_line
-from offbeat.models.media_tokens import MediaTokens, media_tokens
+from offbeat.models.media_rules import MediaTokens, media_tokens
 
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # for each file

@@ -57,7 +57,6 @@ from offbeat.launch.checks.software import (
     check_trackers,
     count_gpus,
 )
-from offbeat.launch.checks.tried_code import try_options
 from offbeat.launch.checks.user_code import (
     check_advantage,
     check_loss,
@@ -65,6 +64,7 @@ from offbeat.launch.checks.user_code import (
     check_secrets,
     check_targets,
     check_variables,
+    try_options,
 )
 from offbeat.launch.hub_model import with_local_model
 from offbeat.messages.delayed_interrupt import delay_interrupt
@@ -73,9 +73,8 @@ from offbeat.messages.failures import DeadlineExceeded, FixableError
 from offbeat.messages.finding import Finding, Level, error, ok
 from offbeat.messages.missing_package import PackageMissing, named_if_missing
 from offbeat.messages.text import printable_lines
-from offbeat.telemetry.process import pause_collections
-from offbeat.trainers.trainer_part import parts_of
-from offbeat.trainers.trainer_plugin import find_trainer
+from offbeat.telemetry.logs import pause_collections
+from offbeat.trainers.trainer_plugin import find_trainer, parts_of
 from offbeat.weight_sync.delta_plugin import find_delta
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.transport_plugin import find_transport_of
@@ -104,7 +103,7 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> 
     refused = {each.subject for each in found if each.level is Level.ERROR}
     found += try_options(config, Path.cwd(), refused)
     if has_model(config) and not any(each.level is Level.ERROR for each in found):
-        from offbeat.launch.checks.activations import check_activations
+        from offbeat.launch.checks.model_proof import check_activations
 
         found += check_activations(config, this_machine())
     findings = [ok("recipe", str(loaded.recipe)), *unused, *found]

@@ -10,10 +10,9 @@ from offbeat.doors import find_problems, installed_version
 from offbeat.launch.gcs_watch import connect
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
-from offbeat.telemetry.assembly import trackers_of
+from offbeat.telemetry.hub import trackers_of
 from offbeat.trainers.torch_versions import refuse_sharding
-from offbeat.trainers.trainer_part import parts_of
-from offbeat.trainers.trainer_plugin import find_trainer
+from offbeat.trainers.trainer_plugin import find_trainer, parts_of
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
 TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}

@@ -16,10 +16,9 @@ from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.messages.finding import Finding
 from offbeat.trainers.errors import PartPackageMissing, UntrainableModel
-from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.torch.freezing import freeze
-from offbeat.trainers.torch.rank_bytes import largest_rank, whole_bytes
-from offbeat.trainers.trainer_part import freezing_part
+from offbeat.trainers.torch.activation_bytes import largest_rank, whole_bytes
+from offbeat.trainers.torch.model import freeze
+from offbeat.trainers.trainer_plugin import RankBytes, freezing_part
 
 _SUBJECT: Final = "trainer ranks"
 

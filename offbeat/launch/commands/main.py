@@ -320,8 +320,8 @@ def check(
         read_or_exit(recipe, _with_local(overrides, local=local)) if recipe is not None else None
     )
 
+    from offbeat.launch.checks.machine import versions
     from offbeat.launch.checks.report import check_machine
-    from offbeat.launch.checks.versions import versions
     from offbeat.launch.process_environment import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():  # as in a run: transformers reads them when imported

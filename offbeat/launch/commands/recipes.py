@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
+from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.commands.arguments import refuse
 from offbeat.launch.process_environment import set_environment
 from offbeat.messages.exit_codes import REFUSED

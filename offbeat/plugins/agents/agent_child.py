@@ -18,15 +18,16 @@ from weakref import WeakSet
 import msgspec
 
 from offbeat.config.user_code import describe
-from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.child_setup import (
     ChildSide,
     answer,
     restrict_to_this_process,
     run_child,
 )
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.exits import ContainedCoroutine
 from offbeat.environments.frames import CallMark, CancelCall, RewardCall, RewardReply, framed
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import (
     BadReward,
     NamedRewards,
@@ -34,7 +35,6 @@ from offbeat.environments.reward_value import (
     short_answer,
     unavailable,
 )
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.framing import LENGTH, body_length
 
 T = TypeVar("T")

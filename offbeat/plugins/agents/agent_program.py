@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 import msgspec
 
 from offbeat.config.user_code import RESULT_FD
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.text import printable
 
 TARGET: Final = f"{__name__}:run_program"

@@ -20,8 +20,12 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.environment_plugin import Agent, PluginOfAgents, find_environment
+from offbeat.environments.environment_plugin import (
+    Agent,
+    AgentClient,
+    PluginOfAgents,
+    find_environment,
+)
 from offbeat.environments.factory import BadEnvironment, make_reward_target
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.inputs import ENVIRONMENT, resolved_program

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from offbeat.config.call_form import CallForm
-from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import EnvironmentTraits, PromptFile
+from offbeat.config.problems import Clash
+from offbeat.config.user_code import CallForm
 from offbeat.environments.environment_plugin import Agent, PluginOfAgents
 from offbeat.messages.finding import Finding
 
@@ -96,7 +96,7 @@ class AgentsAtEndpoint:
         Raises:
             BadEnvironment: No conversation can be encoded, or no agent be made.
         """
-        from offbeat.plugins.agents.endpoint.worker_agents import make_agents
+        from offbeat.plugins.agents.endpoint.agent_groups import make_agents
 
         return make_agents(config, tokenizer, working_dir, began_with, stop_token_ids)
 

@@ -9,17 +9,13 @@ clashes         settings that do not go with encoder ranks
 checks          whether a model has two sides, what a rank of each holds, and what they exchange
 megatron/       both sides next to megatron-core
 layout          language ranks, encoder ranks, lanes                                        (pure)
-provenance      which media a lane reads, by digest                                         (pure)
 bridge          messages between two ranks: header, features, gradients
 tower_plan      how encoder ranks divide the matrices of a tower, by family
 tower_proof     proof of a cut tower at the start; features as one tensor
 sides           which tensors of a model are tower or language
-exchange        rounds of messages between the sides, of any backend
 encoding        passes of encoder ranks: media of lanes, the tower, gradients
 lane            passes of language ranks: features that come, gradients that go back
-weights         mesh of a side, whole weights from both, loading
 loading         makes the side of a model that a torch rank holds: cut, and proved
-rank_bytes      bytes of the largest rank of each side, before anything is loaded
 torch_parts     parts of the torch trainer that differ on both sides: passes and checkpoints
 errors          typed failures
 """

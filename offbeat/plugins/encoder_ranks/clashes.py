@@ -6,9 +6,9 @@ Depends on the option ``images``.
 import math
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
 from offbeat.config.limits import encoder_of
 from offbeat.config.mixture import has_media
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen
 

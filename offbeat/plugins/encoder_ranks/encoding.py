@@ -17,18 +17,21 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.media import Media
 from offbeat.models.media_canaries import canary_media
 from offbeat.models.media_passes import FeaturesMismatch
-from offbeat.plugins.encoder_ranks.bridge import Kind, dtype_code, gradient_dtype
+from offbeat.plugins.encoder_ranks.bridge import (
+    Exchange,
+    Kind,
+    MergedMedia,
+    dtype_code,
+    gradient_dtype,
+    matched,
+)
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
-from offbeat.plugins.encoder_ranks.exchange import Exchange
-from offbeat.plugins.encoder_ranks.provenance import MergedMedia, matched
 from offbeat.plugins.encoder_ranks.tower_proof import example, stacked
 from offbeat.trainers.backend import LogprobRequest, TopLogprobs
-from offbeat.trainers.batches.fitness import check_media
-from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.batches.packing import Batch, PackedRows, check_media
 from offbeat.trainers.parts import LossOf, Passes, RankFacts
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
-from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import settle, settled
+from offbeat.trainers.torch.sharding import RankMesh, settle, settled
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,

@@ -19,9 +19,14 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.media import Media
 from offbeat.models.media_canaries import canary_media
 from offbeat.models.media_passes import Features
-from offbeat.plugins.encoder_ranks.bridge import Kind, gradient_dtype, shared_values
-from offbeat.plugins.encoder_ranks.exchange import Exchange
-from offbeat.plugins.encoder_ranks.provenance import digest_of, media_read
+from offbeat.plugins.encoder_ranks.bridge import (
+    Exchange,
+    Kind,
+    digest_of,
+    gradient_dtype,
+    media_read,
+    shared_values,
+)
 from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.errors import AbsentModule

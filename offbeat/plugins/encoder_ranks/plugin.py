@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.base import of_kind
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.finding import Finding
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
-from offbeat.trainers.trainer_part import TrainerPart
+from offbeat.trainers.trainer_plugin import TrainerPart
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
-    from offbeat.trainers.torch.parts import TorchParts
+    from offbeat.trainers.torch.torch_trainer import TorchParts
 
 
 class EncoderRanks(TrainerPart):
@@ -54,7 +54,7 @@ class EncoderRanks(TrainerPart):
 
         if config.trainer.backend == "torch":
             return None
-        from offbeat.plugins.encoder_ranks.megatron.choose import grid_trainer_kind
+        from offbeat.plugins.encoder_ranks.megatron.language import grid_trainer_kind
 
         return grid_trainer_kind(of_kind(ModelTrainerConfig, config.trainer), rank)
 

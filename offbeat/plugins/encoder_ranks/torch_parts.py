@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from offbeat.config.limits import encoder_tokens
+from offbeat.plugins.encoder_ranks.bridge import Exchange
 from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
-from offbeat.plugins.encoder_ranks.exchange import Exchange
 from offbeat.plugins.encoder_ranks.lane import LanePasses
 from offbeat.plugins.encoder_ranks.loading import GridLoader
 from offbeat.trainers.parts import Passes

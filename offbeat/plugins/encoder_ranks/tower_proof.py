@@ -15,8 +15,7 @@ from offbeat.models.media_rules import MediaRules
 from offbeat.models.plain import TOLERANCES
 from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import class_name, settle
+from offbeat.trainers.torch.sharding import RankMesh, class_name, settle
 
 NOT_APART: Final = (0.0, "")
 

@@ -1,5 +1,4 @@
 """Copies the metrics of a run into the format of another tool, from the run directory alone.
 
 exporting    the steps that stand, with their metrics, as CSV, Parquet or through a tracker's interface
-mlflow_sink  a tracking server or its database
 """

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import known_engines
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Float8Blocks(WireFormat):
             UnalignedBlocks: A region of a matrix to quantize cuts a block.
             UnquantizableWeights: It holds an infinity or a NaN.
         """
-        from offbeat.plugins.float8.quantized_regions import quantized_regions
+        from offbeat.plugins.float8.quantize import quantized_regions
 
         return quantized_regions(held, shapes)
 
@@ -85,7 +85,7 @@ class Float8Blocks(WireFormat):
         Raises:
             UnalignedBlocks: For all regions together that cut a block.
         """
-        from offbeat.plugins.float8.quantized_regions import quantized_held
+        from offbeat.plugins.float8.quantize import quantized_held
 
         return quantized_held(held, shapes)
 

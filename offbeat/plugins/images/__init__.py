@@ -10,9 +10,7 @@ decoding      bytes to pixels, within limits
 processors    image processors of the model families
 encoder       prompt with pictures to token ids and arrays, in a thread
 digits        built-in task: a digit in a drawn picture
-stub          pictures of dry runs
 thumbnails    small copies, and sizes in pixels
-log_columns   what the files of the rollouts keep
 logged_pictures  what these files say of a group
 prompt_check  findings of ``offbeat check``
 plugin        everything that the core asks for

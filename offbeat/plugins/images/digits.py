@@ -1,5 +1,9 @@
-"""Built-in task for models that read pictures: a digit in a picture that is drawn, not read."""
+"""Built-in task for models that read pictures: a digit in a picture that is drawn, not read.
 
+Pictures of dry runs: noise that no model reads.
+"""
+
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
@@ -7,8 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.prompts import RowPrompts
+from offbeat.messages.media import Media
 from offbeat.plugins.images.errors import BadPicture
+from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,3 +108,17 @@ def drawn(named: object) -> "Image":
             return Image.fromarray(picture(seed, index).pixels).convert("RGB")
         case _:
             raise BadPicture(f"{named!r:.80}", "is no drawn picture: give its seed and index")
+
+
+_PICTURE: Final = (3, 32, 32)
+_SIZES_BYTES: Final = 16  # of one picture: three sides and the kind
+
+
+def stub_media(config: EnvironmentConfig, row: int) -> Media | None:
+    """Return one picture of 3 x 32 x 32, or of one value if the run has no room for it."""
+    if not config.has_media:
+        return None
+    fits = config.max_media_bytes >= math.prod(_PICTURE) * 4 + _SIZES_BYTES
+    size = _PICTURE if fits else (1, 1, 1)
+    values = np.random.default_rng(row).standard_normal(math.prod(size), np.float32)
+    return Pictures(MediaKind.PIXELS, values, np.array([size], np.int32)).media

@@ -4,8 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.environments.protocol import EncodedPrompt, EnvironmentUnavailable
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import Media, media_bytes
 from offbeat.plugins.images.digits import drawn, is_drawn

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.models.media_rules import media_rules
-from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
+from offbeat.models.media_rules import TEXT_ALONE, MediaTokens, media_rules
 from offbeat.plugins.images.errors import STRAY_TOKEN, UNUSABLE
 
 _ATTRIBUTES: Final = ("image_token_id", "boi_token_index", "video_token_id")

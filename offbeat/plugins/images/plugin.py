@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import EnvironmentTraits
+from offbeat.config.problems import Clash
 from offbeat.environments.environment_plugin import PluginOfEnvironments
 from offbeat.plugins.images.section import PICTURE_KEYS, ImagesConfig, images_section
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from offbeat.environments.text import Tokenizer
     from offbeat.messages.finding import Finding
     from offbeat.messages.media import Media, Thumbnail
-    from offbeat.models.media_rules import MediaRules
-    from offbeat.models.media_tokens import MediaTokens
+    from offbeat.models.media_rules import MediaRules, MediaTokens
     from offbeat.plugins.images.digits import DigitPrompts
     from offbeat.plugins.images.encoder import PictureEncoder
     from offbeat.plugins.images.logged_pictures import LoggedPictures
@@ -97,7 +96,7 @@ class Images:
 
     def stub_media(self, config: "EnvironmentConfig", row: int) -> "Media | None":
         """Return a picture of a dry run's prompt; None if its prompts have none."""
-        from offbeat.plugins.images.stub import stub_media
+        from offbeat.plugins.images.digits import stub_media
 
         return stub_media(config, row)
 
@@ -130,13 +129,13 @@ class Images:
 
     def log_columns(self) -> Mapping[str, Any]:
         """Return the Arrow type of each column of the rollout files by its name."""
-        from offbeat.plugins.images.log_columns import log_columns
+        from offbeat.plugins.images.thumbnails import log_columns
 
         return log_columns()
 
     def log_values(self, media: "Media | None") -> tuple[Mapping[str, Any], int]:
         """Return the value of each of these columns for a group, and the bytes of all of them."""
-        from offbeat.plugins.images.log_columns import log_values
+        from offbeat.plugins.images.thumbnails import log_values
 
         return log_values(media)
 

@@ -14,15 +14,14 @@ from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompts import PromptSource
-from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.environments.protocol import EncodedPrompt, EnvironmentUnavailable
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.finding import Finding, Level, error, ok, warning
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
-from offbeat.models.media_tokens import MediaTokens
+from offbeat.models.media_rules import MediaTokens
 from offbeat.plugins.images.encoder import PictureEncoder
 from offbeat.plugins.images.errors import (
     PLACE,

@@ -2,17 +2,24 @@
 
 They are for people who look at a run. Made of numbers, not of the files: no byte of a file that
 somebody else wrote gets into the run directory or to a page.
+
+Columns of the rollout files about pictures: small copies, and the sizes of all pictures.
 """
 
+# pyright: basic
+# pyarrow has no types.
+
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media, Thumbnail
 from offbeat.plugins.images.pictures import MediaKind, Pictures
+from offbeat.telemetry import preview_column
 
 THUMBNAILS: Final = 4
 """Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""
@@ -91,3 +98,21 @@ def _small(picture: NDArray[Any]) -> Thumbnail:
     scaled = (few - low) * (255 / (high - low) if high > low else 0)
     rgb = np.rint(scaled).astype(np.uint8).transpose(1, 2, 0)
     return Thumbnail(rgb.shape[0], rgb.shape[1], rgb.tobytes())
+
+
+PREVIEW_COLUMN: Final = "pictures"
+_SIZES: Final = "picture_sizes"
+
+
+def log_columns() -> Mapping[str, Any]:
+    """Return the Arrow type of each column by its name."""
+    sides = pa.struct([("height", pa.int32()), ("width", pa.int32())])
+    return {PREVIEW_COLUMN: preview_column.TYPE, _SIZES: pa.list_(sides)}
+
+
+def log_values(media: Media | None) -> tuple[Mapping[str, Any], int]:
+    """Return the value of each column for a group, and the bytes of the small copies."""
+    copies = thumbnails(media)
+    sizes = [{"height": high, "width": wide} for high, wide in picture_sizes(media)]
+    values = {PREVIEW_COLUMN: preview_column.written(copies), _SIZES: sizes}
+    return values, sum(len(each.rgb) for each in copies)

@@ -31,13 +31,13 @@ from offbeat.plugins.lora.lora import (
 from offbeat.plugins.lora.release import merged
 from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.parts import TrainedWeights, torch_dtype
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.exchanged_weights import exchanged_weights, whole_of
-from offbeat.trainers.torch.parts import Exported, TrainedParameters
 from offbeat.trainers.torch.sharding import Weights, own
-from offbeat.trainers.weights import TrainedWeights, torch_dtype
+from offbeat.trainers.torch.torch_trainer import Exported, TrainedParameters
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.served import loaded_digest

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_local import needs_copies
 from offbeat.config.limits import freeze_patterns, moe_of, shares_weights
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 
 

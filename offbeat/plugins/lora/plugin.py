@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.finding import Finding
 from offbeat.plugins.lora.section import LoraConfig, lora_section
-from offbeat.trainers.trainer_part import AddedModules, TrainerPart
+from offbeat.trainers.trainer_plugin import AddedModules, TrainerPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.plugins.lora.release import BaseWeights
     from offbeat.trainers.spec import TrainerSpec
-    from offbeat.trainers.torch.parts import TorchParts
+    from offbeat.trainers.torch.torch_trainer import TorchParts
     from offbeat.weight_sync.chunks import GatheredSource
 
 

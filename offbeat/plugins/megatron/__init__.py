@@ -6,27 +6,19 @@ Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
     section       section ``trainer`` with this backend
     clashes       parallel sizes that cannot work together
     checks        whether it knows a model and can divide it, and what its largest rank holds
-    choose        the trainer of a rank, and the source of its weights
-    split_step    MegatronTrainer: builds the trainer of one rank from its parts
     passes        forward and backward passes of microbatches
     boxed_state   weights in and out, checkpoints, exports; encoder ranks have it, too
     gradients     gradients of the open step: hooks removed, sums, one reduction
     forward       microbatches through the library's schedules -> log-probabilities; features of media
-    microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
-    sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
     model         architecture -> GPTModel
-    layers        layer specification of the model
     architecture  Hugging Face config -> sizes, or a refusal
-    image_text    Hugging Face config of an image-text model -> its decoder and its vision tower
     tower         the vision tower of a first stage, and its gradients
     freezing      weights of a vision tower that are not trained
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
     layout_rules  which sizes fit a model, and sizes near to a recipe that do      (pure)
-    rank_bytes    shapes of a rank's parameters, and the bytes it holds            (pure)
     token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
-    segments      which tokens of padded rows attend to which                       (pure)
     attention     attention by segments with torch's fused kernels
     context       attention and sums over context-parallel ranks
     groups        process groups of a layout

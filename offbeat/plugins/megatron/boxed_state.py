@@ -23,20 +23,18 @@ from transformers import AutoConfig
 
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.freezing import FrozenWeights
-from offbeat.plugins.megatron.fused_experts import as_in_files
 from offbeat.plugins.megatron.gathering import TensorGather
-from offbeat.plugins.megatron.hf_files import load_boxes, view_of
+from offbeat.plugins.megatron.hf_files import as_in_files, load_boxes, view_of
 from offbeat.plugins.megatron.mapping import TensorBox, is_router_bias
 from offbeat.plugins.megatron.optimizer import RankState
 from offbeat.plugins.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.plugins.megatron.tower import names_in_files
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.model_directory import replaced
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replaced, write_weights
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
 from offbeat.trainers.parts import ModelState
 from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
-from offbeat.trainers.receiver_names import file_shapes
+from offbeat.trainers.saved_weights import file_shapes
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 

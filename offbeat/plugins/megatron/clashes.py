@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 
 

@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from offbeat.plugins.megatron.attention import SegmentAttention, attend_by_parts
+from offbeat.plugins.megatron.attention import SegmentAttention, attend_by_parts, list_row_parts
 from offbeat.plugins.megatron.groups import context_group
-from offbeat.plugins.megatron.segments import list_row_parts
 from offbeat.plugins.megatron.token_share import list_column_ranges, order_parts
-from offbeat.trainers.torch.vocabulary_rows import AddedUp, sum_over
+from offbeat.trainers.torch.logprobs import AddedUp, sum_over
 
 
 def summed(values: Tensor, group: ProcessGroup) -> Tensor:

@@ -36,8 +36,12 @@ from offbeat.plugins.megatron.tower import FeatureSource
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import Ints, PackedRows
 from offbeat.trainers.expert_load import loss_weights
-from offbeat.trainers.torch.logprobs import NEVER, largest_logprobs, token_logprobs_and_entropies
-from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
+from offbeat.trainers.torch.logprobs import (
+    NEVER,
+    VocabularyShare,
+    largest_logprobs,
+    token_logprobs_and_entropies,
+)
 
 
 def own_columns(

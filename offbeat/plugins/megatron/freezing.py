@@ -22,7 +22,7 @@ from offbeat.models.loading import model_without_memory
 from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import tower_modules
-from offbeat.trainers.torch.freezing import frozen_parameters
+from offbeat.trainers.torch.model import frozen_parameters
 
 _TORCH: Final = "set trainer.backend to torch"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from offbeat.config.base import of_kind
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.finding import Finding
 from offbeat.plugins.megatron.clashes import layout_clashes
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
     from offbeat.trainers.expert_names import Named
     from offbeat.trainers.model_trainer import ModelTrainer
-    from offbeat.trainers.rank_bytes import RankBytes
     from offbeat.trainers.ranks.peers import Peers
     from offbeat.trainers.spec import TrainerSpec
+    from offbeat.trainers.trainer_plugin import RankBytes
     from offbeat.weight_sync.grid import ModelGrid
     from offbeat.weight_sync.transport import WeightSource
 
@@ -57,7 +57,7 @@ class MegatronPlugin(TrainerPlugin):
 
     def picture_families(self) -> Sequence[str]:
         """Return the families of image-text models that are mapped."""
-        from offbeat.plugins.megatron.image_text import IMAGE_TEXT_FAMILIES
+        from offbeat.plugins.megatron.architecture import IMAGE_TEXT_FAMILIES
 
         return IMAGE_TEXT_FAMILIES
 
@@ -93,19 +93,19 @@ class MegatronPlugin(TrainerPlugin):
             from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 
             stack.enter_context(cpu_stands_in(trainer.device))
-        from offbeat.plugins.megatron import choose
+        from offbeat.plugins.megatron import split_step as choose
 
         del choose  # the makers below import it again, without the cost
 
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "ModelTrainer":
         """Create the trainer of a rank."""
-        from offbeat.plugins.megatron.choose import make_megatron_trainer
+        from offbeat.plugins.megatron.megatron_trainer import make_megatron_trainer
 
         return make_megatron_trainer(spec, peers)
 
     def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[ModelTrainer, WeightSource]":
         """Create the trainer of a rank, and the source of its weights."""
-        from offbeat.plugins.megatron.choose import make_megatron_rank
+        from offbeat.plugins.megatron.megatron_trainer import make_megatron_rank
 
         return make_megatron_rank(spec, peers)
 

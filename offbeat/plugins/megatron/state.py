@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.plugins.megatron.errors import IncompleteWeights
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import TensorBox
-from offbeat.trainers.checkpoints.state_files import opened_tensors, save_tensors
+from offbeat.trainers.checkpoints.weight_files import opened_tensors, save_tensors
 from offbeat.weight_sync.region import Region, Shape
 
 WEIGHTS: Final = "weight"

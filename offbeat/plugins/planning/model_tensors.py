@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.models.auto_class import auto_class_of
+from offbeat.models.loading import auto_class_of
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART

@@ -21,9 +21,9 @@ from offbeat.plugins.planning.sync_plan import (
     with_recorded,
 )
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.engine_layout import read_layout
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_file import read_layout
 
 _PIECE_BYTES = 64 * MIB
 

@@ -12,7 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.controller.stats_records import Aggregates
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.plugins.planning.shared_cores import SharedCores

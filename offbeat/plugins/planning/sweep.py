@@ -27,7 +27,7 @@ from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.activations import estimated_activations
+from offbeat.launch.checks.model_proof import estimated_activations
 from offbeat.launch.checks.torch_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.declared import placement

@@ -213,7 +213,7 @@ def _load_trainer(config: RunConfig, stack: ExitStack) -> _Make:
     if (plugin := find_trainer(trainer.backend)) is not None:
         plugin.prepare_process(config, stack)
         return plugin.make_trainer
-    from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
+    from offbeat.trainers.torch.torch_trainer import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
 
     torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
     return torch_trainer_of

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.minibatches import MinibatchAssigner
+from offbeat.controller.train_step import MinibatchAssigner
 from offbeat.messages.parent_death import die_with_parent
 from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares

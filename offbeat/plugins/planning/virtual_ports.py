@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from offbeat.controller.events import Event
+from offbeat.controller.ledger import StepsAfter
 from offbeat.controller.run_stats import RunStats
-from offbeat.controller.steps_after import StepsAfter
 from offbeat.fakes.engine import even_spans
 from offbeat.fakes.instant_ports import InstantEngine, InstantTrainer
 from offbeat.fakes.receipts import make_receipt

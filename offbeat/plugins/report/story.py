@@ -26,8 +26,7 @@ from offbeat.runs.limits import (
 )
 from offbeat.runs.logged_samples import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
-from offbeat.runs.page_files import METRICS
-from offbeat.runs.recipe_values import recipe_values
+from offbeat.runs.page_files import METRICS, recipe_values
 from offbeat.runs.run_journal import JournalState, RunJournal
 from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
 from offbeat.config.limits import trainer_device, trainer_resources
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.base import of_kind
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.config.sections.sync_base import BaseSyncConfig
 from offbeat.messages.finding import Finding
 from offbeat.plugins.reshard.section import ReshardSyncConfig, wire_of

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from offbeat.messages.failures import StaleFence
-from offbeat.messages.fence_guard import FenceGuard
+from offbeat.messages.fences import FenceGuard
 from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.faults import FaultMoment
 from offbeat.plugins.simulation.network import DEATH_NOTICED_S, SimulatedCall

@@ -7,12 +7,11 @@ from typing import Final
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, WindowedConfig
 from offbeat.plugins.simulation.audit_evaluations import EvaluationAudit
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
 from offbeat.plugins.simulation.audit_groups import OUTSTANDING, AuditedGroups
 from offbeat.plugins.simulation.audit_rewards import AuditedRewards
 from offbeat.plugins.simulation.audit_steps import Steps
 from offbeat.plugins.simulation.audit_workers import EngineRestarts
-from offbeat.plugins.simulation.audit_world import World
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings, World
 from offbeat.plugins.simulation.records import ControllerEnd, Ended
 
 OUTCOMES: Final = ("finished", "failed", "aborted")

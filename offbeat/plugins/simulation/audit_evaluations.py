@@ -4,8 +4,7 @@ from collections import Counter
 
 from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
-from offbeat.plugins.simulation.audit_world import list_versions
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings, list_versions
 from offbeat.plugins.simulation.records import Evaluated, Fault, Scored
 
 

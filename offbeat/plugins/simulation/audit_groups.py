@@ -14,7 +14,7 @@ from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig
 from offbeat.controller import events
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 from offbeat.messages.groups import Receipt
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings
 
 ADMITTED: Final = "admitted"
 IN_FLIGHT: Final = "in flight"

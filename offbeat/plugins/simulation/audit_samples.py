@@ -15,9 +15,8 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Committed, StepApplied
 from offbeat.messages.groups import Receipt
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
 from offbeat.plugins.simulation.audit_groups import AuditedGroups
-from offbeat.plugins.simulation.audit_world import World
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings, World
 from offbeat.plugins.simulation.groups import media_bytes_of
 from offbeat.plugins.simulation.records import DrawnSamples, StepReported, TrainerApplied
 

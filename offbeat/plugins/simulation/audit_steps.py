@@ -11,7 +11,6 @@ from typing import NamedTuple
 from offbeat.config.run import RunConfig
 from offbeat.controller import events
 from offbeat.messages.groups import Receipt
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
 from offbeat.plugins.simulation.audit_groups import (
     ADMITTED,
     DROPPED,
@@ -22,7 +21,14 @@ from offbeat.plugins.simulation.audit_groups import (
     AuditedGroups,
 )
 from offbeat.plugins.simulation.audit_samples import AuditedSamples
-from offbeat.plugins.simulation.audit_world import AuditedStep, Trained, World, list_versions
+from offbeat.plugins.simulation.audit_world import (
+    AuditedStep,
+    AuditTable,
+    Findings,
+    Trained,
+    World,
+    list_versions,
+)
 from offbeat.plugins.simulation.records import TrainerApplied
 
 

@@ -8,8 +8,8 @@ from typing import Final
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.plugins.simulation import records
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
 from offbeat.plugins.simulation.audit_workers import LASTING
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings
 from offbeat.plugins.simulation.faults import MACHINES, POISON
 
 _SLACK_S: Final = 20.0

@@ -6,8 +6,7 @@ from typing import Final
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dispatched, Joined, Opened, Returned, WorkerLost
 from offbeat.messages.failures import WORKER_LOST, Component
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings
-from offbeat.plugins.simulation.audit_world import World
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings, World
 from offbeat.plugins.simulation.faults import KINDS
 from offbeat.plugins.simulation.records import WorkerDied, WorkerStarted
 

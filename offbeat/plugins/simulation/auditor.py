@@ -36,18 +36,15 @@ from offbeat.controller.events import (
     TrainerReplaced,
 )
 from offbeat.plugins.simulation.audit_end import End
-from offbeat.plugins.simulation.audit_engines import AuditedEngines
+from offbeat.plugins.simulation.audit_engines import AuditedEngines, AuditedFetches
 from offbeat.plugins.simulation.audit_evaluations import EvaluationAudit
-from offbeat.plugins.simulation.audit_fetches import AuditedFetches
-from offbeat.plugins.simulation.audit_findings import AuditTable, Findings, Violation
 from offbeat.plugins.simulation.audit_groups import AuditedGroups
-from offbeat.plugins.simulation.audit_rewards import AuditedRewards
+from offbeat.plugins.simulation.audit_rewards import AuditedRewards, AuditedTurns
 from offbeat.plugins.simulation.audit_samples import AuditedSamples
 from offbeat.plugins.simulation.audit_steps import Steps
 from offbeat.plugins.simulation.audit_survivors import Survivors
-from offbeat.plugins.simulation.audit_turns import AuditedTurns
 from offbeat.plugins.simulation.audit_workers import AuditedWorkers
-from offbeat.plugins.simulation.audit_world import World
+from offbeat.plugins.simulation.audit_world import AuditTable, Findings, Violation, World
 from offbeat.plugins.simulation.records import FenceRefused, WorldRecord
 
 __all__ = ["Violation", "audit"]

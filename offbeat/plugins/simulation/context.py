@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
 from offbeat.config.run import RunConfig
-from offbeat.plugins.simulation.disk import SimulatedDisk
+from offbeat.plugins.simulation.disk import SimulatedDisk, SimulatedPayload
 from offbeat.plugins.simulation.faults import Faults
 from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.plugins.simulation.machines import Machines
 from offbeat.plugins.simulation.network import SimulatedNetwork
-from offbeat.plugins.simulation.payloads import SimulatedPayload
 from offbeat.plugins.simulation.records import WorldRecord
 from offbeat.plugins.simulation.shared_weights import SharedWeights
 from offbeat.plugins.simulation.source_layout import SourceLayout

@@ -1,13 +1,35 @@
-"""The run directory, which survives every process and the whole cluster."""
+"""The run directory, which survives every process and the whole cluster.
+
+Payload that a worker packs and a trainer reads; an opaque handle to the controller.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from offbeat.messages.groups import Spooled
-from offbeat.plugins.simulation.payloads import SimulatedPayload
+from offbeat.plugins.simulation.machines import FIRST_MEMORY, MachineMemory
 from offbeat.plugins.simulation.records import CheckpointLatest, CheckpointWritten
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPayload:
+    """Columns of one group, lost with the controller that owns them or with their machine."""
+
+    prompt_index: int
+    attempt: int
+    incarnation: int  # incarnation of the controller that owns it
+    seed: int
+    oldest: int
+    newest: int
+    poison: str
+    memory: MachineMemory = FIRST_MEMORY  # memory that stores it
+    masked: tuple[int, ...] = ()  # samples whose loss mask is False throughout
+    branches: tuple[int, ...] = ()  # rows of each sample
+    media_bytes: int = 0  # of the pictures of the prompt
+
 
 INITIAL_DIGEST: Final = "untrained"
 

@@ -36,10 +36,9 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import Canary, FullReason, WeightDelta, WeightRelease
 from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.context import SimulationContext
-from offbeat.plugins.simulation.disk import INITIAL_DIGEST, UNTRAINED, SavedModel
+from offbeat.plugins.simulation.disk import INITIAL_DIGEST, UNTRAINED, SavedModel, SimulatedPayload
 from offbeat.plugins.simulation.faults import Effect, FaultMoment, effect_of
 from offbeat.plugins.simulation.network import SimulatedCall
-from offbeat.plugins.simulation.payloads import SimulatedPayload
 from offbeat.plugins.simulation.records import (
     ReleasePublished,
     TrainerApplied,

@@ -17,6 +17,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.context import SimulationContext
+from offbeat.plugins.simulation.disk import SimulatedPayload
 from offbeat.plugins.simulation.engine import Decoding, FakeEngine
 from offbeat.plugins.simulation.faults import FaultMoment
 from offbeat.plugins.simulation.groups import (
@@ -29,7 +30,6 @@ from offbeat.plugins.simulation.groups import (
     with_failed_samples,
 )
 from offbeat.plugins.simulation.network import DEATH_NOTICED_S, Report, SimulatedCall
-from offbeat.plugins.simulation.payloads import SimulatedPayload
 from offbeat.plugins.simulation.records import (
     Generated,
     PoisonTaken,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from offbeat.config.clash import Clash
 from offbeat.config.environment_traits import EnvironmentTraits
+from offbeat.config.problems import Clash
 from offbeat.environments.environment_plugin import Agent, PluginOfAgents, PluginOfEnvironments
 from offbeat.messages.finding import Finding
 

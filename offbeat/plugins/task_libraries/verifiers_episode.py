@@ -18,7 +18,7 @@ from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.types import SamplingConfig
 
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.reward_value import BadReward, unavailable
 from offbeat.messages.text import printable
 from offbeat.plugins.task_libraries.verifiers_library import made_environment, renderer_config

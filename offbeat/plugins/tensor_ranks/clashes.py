@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.clash import Clash
 from offbeat.config.limits import encoder_of, moe_of
 from offbeat.config.mixture import has_media
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.trainer_parts import model_is_frozen

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from offbeat.config.base import Config, of_kind
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.messages.finding import Finding
-from offbeat.trainers.trainer_part import TrainerPart
+from offbeat.trainers.trainer_plugin import TrainerPart
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from offbeat.trainers.ranks.peers import Peers
     from offbeat.trainers.torch.matrix_division import SizeNames
     from offbeat.trainers.torch.proof import Witness
-    from offbeat.trainers.torch.rank_mesh import RankMesh
+    from offbeat.trainers.torch.sharding import RankMesh
 
 
 class TensorRanks(TrainerPart):

@@ -32,9 +32,9 @@ from transformers import PreTrainedModel
 
 from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.logprobs import divide_vocabulary, vocabulary_modules
 from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
-from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
-from offbeat.trainers.trainer_part import AddedModules, known_parts
+from offbeat.trainers.trainer_plugin import AddedModules, known_parts
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"

@@ -24,8 +24,7 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.proof import Witness
-from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import class_name, own
+from offbeat.trainers.torch.sharding import RankMesh, class_name, own
 
 _TOLERANCE: Final = 0.1
 """Largest difference between copies of a gradient, over the largest value of the first.

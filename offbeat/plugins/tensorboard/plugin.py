@@ -9,8 +9,7 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.finding import Finding, error, ok
 from offbeat.plugins.tensorboard.section import TensorBoardConfig
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
-from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.tracker import ExportPlace, TrackedRun, Tracker
+from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
 
 _FOLDER: Final = "tensorboard"
 

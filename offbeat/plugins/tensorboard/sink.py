@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.telemetry.records import MetricRecord, is_evaluation
-from offbeat.telemetry.sinks import not_installed
+from offbeat.telemetry.tracker import not_installed
 
 _FORMAT: Final = "brain.Event:2"
 """Version from which on TensorBoard discards what a restarted writer repeats."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from offbeat.config.base import of_kind
-from offbeat.config.clash import Clash
 from offbeat.config.limits import trainer_device
+from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.plugins.reshard.section import wire_of
 from offbeat.plugins.vllm.section import VllmGeneratorConfig

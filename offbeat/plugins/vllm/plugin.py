@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from offbeat.config.clash import Clash
 from offbeat.config.engine_plugin import EnginePlugin
+from offbeat.config.problems import Clash
 from offbeat.doors import plugins_of
 from offbeat.messages.finding import Finding
 from offbeat.plugins.vllm.section import VllmGeneratorConfig

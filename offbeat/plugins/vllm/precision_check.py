@@ -10,13 +10,14 @@ from offbeat.config.run import RunConfig
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.plugins.float8.precision import (
     FP8_BLOCK,
+    MatrixCuts,
     PrecisionRefused,
     Refusal,
     RefusedPair,
     is_quantized,
+    refused_pairs,
     scheme_of,
 )
-from offbeat.plugins.float8.precision_pairs import MatrixCuts, refused_pairs
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 _SUBJECT: Final = "precision"

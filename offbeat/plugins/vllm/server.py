@@ -39,11 +39,10 @@ from offbeat.plugins.vllm.served_families import check_family
 from offbeat.plugins.vllm.staging import StagingArea
 from offbeat.plugins.vllm.workarounds import TESTED, was_tested
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.telemetry.process import new_incarnation
+from offbeat.telemetry.logs import new_incarnation
 from offbeat.weight_sync.background import in_thread
-from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout, write_layout
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
 

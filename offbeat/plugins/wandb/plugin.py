@@ -8,8 +8,7 @@ from offbeat.doors import is_installed
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.plugins.wandb.sink import WandbSink, resolved_mode
-from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.tracker import ExportPlace, TrackedRun, Tracker
+from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
 
 
 class WandbTracker(Tracker[WandbConfig]):

@@ -13,7 +13,7 @@ import structlog
 
 from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.records import MetricRecord, is_evaluation
-from offbeat.telemetry.sinks import SinkUnusable, not_installed
+from offbeat.telemetry.tracker import SinkUnusable, not_installed
 
 if TYPE_CHECKING:
     from wandb import Run, Settings

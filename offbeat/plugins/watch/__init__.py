@@ -2,5 +2,4 @@
 
 server      the command; who may read; requests, replies and streams
 runs        which directories, when they change
-prometheus  the last record as text
 """

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.plugins.report.document import fitting, stories
-from offbeat.plugins.report.packing import packed
+from offbeat.plugins.report.page import packed
 from offbeat.plugins.report.verdicts import State
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.limits import (

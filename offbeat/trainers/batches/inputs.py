@@ -13,8 +13,7 @@ from torch import Tensor
 from offbeat.algorithms.losses import LossTokens
 from offbeat.config.sections.loss import LossConfig, SftLossConfig
 from offbeat.messages.failures import SchemaError
-from offbeat.trainers.batches.fitness import check_finite, check_length
-from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.batches.packing import Batch, PackedRows, check_finite, check_length
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,

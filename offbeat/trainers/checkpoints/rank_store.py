@@ -4,6 +4,12 @@ Rank 0 decides what is written and what is loaded; all write and read together, 
 all of them see, and each reads back and digests a share of the files. Rank 0 leads: it broadcasts
 an order, all ranks carry it out, and all gather the outcomes. The other ranks follow until rank 0
 broadcasts that the work is done. A failure of one rank is a failure of all.
+
+Checkpoints of a trainer on a machine without access to the run directory: local, with a copy.
+
+The run directory is authoritative. Before a rewind its checkpoints are fetched to this machine;
+after a save or a rewind it is made equal to this machine. For one rank only: several ranks write
+one checkpoint together.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +20,16 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.run_files.disk import Disk
+from offbeat.run_files.disk import DISK, Disk
+from offbeat.run_files.files import Files, fingerprints
+from offbeat.run_files.transfer import fetch, send
 from offbeat.trainers.checkpoints.manifest import (
     CheckpointManifest,
     FileRecord,
     Identity,
     describe,
 )
-from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint, Write
+from offbeat.trainers.checkpoints.store import LATEST, CheckpointStore, VerifiedCheckpoint, Write
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, run_on_all_ranks
 
 T = TypeVar("T")
@@ -183,3 +191,76 @@ class RankCheckpoints:
             text = str(error) if of_disk else f"{type(error).__name__}: {error}"
             outcome, failure = _Outcome((), text, isinstance(error, PeerFailed)), error
         return self._peers.all_gather(outcome, _OUTCOMES), failure
+
+
+FOLDER: Final = "checkpoints"
+_STATE, _ABANDONED, _PARTIAL = "state_", "abandoned_", ".partial_"
+
+
+class MirroredCheckpoints:
+    """Checkpoint store of one rank, mirrored to the driver's run directory."""
+
+    def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
+        """Mirror ``store``, which keeps its checkpoints in ``root`` on this machine."""
+        self._store, self._root, self._files = store, root, files
+
+    def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
+        """Save like ``RankCheckpoints.save`` and return when the copy is in the run directory."""
+        saved = self._store.save(version, weights_digest, nbytes, write)
+        try:
+            self._publish(gone=(_STATE, _ABANDONED))
+        except OSError as error:
+            raise CheckpointFailed(0, version, str(error)) from error
+        return saved
+
+    def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
+        """Rewind like ``RankCheckpoints.rewind``, among the checkpoints of the run directory."""
+        try:
+            self._fetch()
+            found = self._store.rewind(at_most)
+            self._publish(gone=(_STATE,))
+        except OSError as error:
+            raise CheckpointFailed(0, at_most, str(error)) from error
+        return found
+
+    def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
+        self._store.load(stored, load)
+
+    def _fetch(self) -> None:
+        """Fetch every state and LATEST from the run directory."""
+        there, here = self._files.listing(FOLDER), fingerprints(self._root)
+        self._root.mkdir(parents=True, exist_ok=True)
+        for name, content in there.items():
+            if _is_kept(name) and here.get(name) != content:
+                fetch(self._files, FOLDER, name, content, self._root / name)
+        for name in here:
+            if _is_kept(name) and name not in there:
+                DISK.remove(self._root / name)
+
+    def _publish(self, gone: tuple[str, ...]) -> None:
+        """Copy the local states to the run directory; remove its entries ``gone`` that are not local."""
+        there, here = dict(self._files.listing(FOLDER)), fingerprints(self._root)
+        extra = {there[name]: name for name in there if name not in here and _is_of_a_state(name)}
+        for name in sorted(
+            here, key=lambda each: each == LATEST
+        ):  # last: it names a state that is complete by then
+            if name.startswith(_PARTIAL) or there.get(name) == here[name]:
+                continue
+            if (renamed := extra.pop(here[name], None)) is not None:
+                self._files.rename(f"{FOLDER}/{renamed}", f"{FOLDER}/{name}")
+                del there[renamed]
+            elif name == LATEST or _is_of_a_state(name):
+                send(self._files, self._root / name, FOLDER, name)
+        for name in there:
+            if name not in here and name.startswith((*gone, _PARTIAL)):
+                self._files.remove(f"{FOLDER}/{name}")
+        if LATEST in there and LATEST not in here:
+            self._files.remove(f"{FOLDER}/{LATEST}")
+
+
+def _is_kept(name: str) -> bool:
+    return name == LATEST or name.startswith(_STATE)
+
+
+def _is_of_a_state(name: str) -> bool:
+    return name.startswith((_STATE, _ABANDONED, "corrupt_"))

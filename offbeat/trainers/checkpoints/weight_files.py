@@ -1,13 +1,107 @@
-"""Weights of a model directory, written as they come: one safetensors file, or several and an index."""
+"""Weights of a model directory, written as they come: one safetensors file, or several and an index.
+
+Tensors by name in a safetensors file: no code runs when one is read.
+
+Atomic replacement of a Hugging Face directory, independent of backend and tensors.
+"""
+
+# pyright: reportUnknownVariableType=false
+# safetensors declares its files without types.
 
 import json
-from collections.abc import Iterable
+import re
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from offbeat.trainers.checkpoints.state_files import save_tensors
+from offbeat.run_files.disk import DISK
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors to a file, from whatever device they are on, and sync it.
+
+    On a disk that several machines share, only the machine that wrote a file can sync it.
+
+    Raises:
+        OSError: The disk failed; safetensors has an error class of its own for it.
+    """
+    try:
+        named = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(named, file, None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+    DISK.sync(file)
+
+
+@contextmanager
+def opened_tensors(file: Path) -> Generator[Any]:
+    """Yield safetensors' own reader of a file.
+
+    Raises:
+        OSError: The file cannot be read, or is damaged; safetensors names no file, and has an error
+            class of its own.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{file} cannot be read: {error}. Copy it again, or name another") from error
+
+
+_WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
+_RANDOM: Final = r"[a-z0-9_]{8}"  # the end of a name that ``tempfile`` makes
+
+
+@contextmanager
+def replaced(target: Path, like: Path) -> Generator[Path]:
+    """Yield a directory for weights and config; it becomes ``target`` if the block does not raise.
+
+    The tokenizer and other assets of ``like`` are added. An existing directory is replaced. What a
+    process that was killed left of the same target is removed. One writer at a time.
+
+    Raises:
+        OSError: The disk failed; what was at ``target`` is unchanged.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(target)
+    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield staged
+        for source in like.iterdir():
+            if source.is_file() and _is_asset(source) and not (staged / source.name).exists():
+                shutil.copy2(source, staged / source.name)
+        staged.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            target.replace(old)
+            staged.replace(target)
+            shutil.rmtree(old)
+        else:
+            staged.replace(target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _remove_unfinished(target: Path) -> None:
+    unfinished = re.compile(rf"\.{re.escape(target.name)}\.{_RANDOM}")
+    for each in target.parent.iterdir():
+        if unfinished.fullmatch(each.name):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_asset(file: Path) -> bool:
+    """Return whether a file is neither weights nor an index of them: tokenizer, remote code, ..."""
+    return file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
+
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

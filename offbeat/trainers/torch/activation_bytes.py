@@ -3,16 +3,22 @@
 torch runs the trainer's own forward and backward pass on tensors without memory (``FakeTensorMode``)
 and counts what is alive at a time (``MemTracker``). So recomputed layers, a chunked head and every
 family of models are counted as they are computed, not by a formula for each.
+
+Bytes that a rank holds of a model that tensor ranks divide and data ranks shard.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch and transformers declare some functions without types.
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import Final
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,22 +28,25 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.models.auto_class import auto_class_of
-from offbeat.models.plain import attend_by
+from offbeat.models.loading import auto_class_of
+from offbeat.models.plain import HALF, attend_by
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.flops import model_flops
 from offbeat.trainers.torch.forward import packed_logprobs_and_entropies
+from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import (
     call_to_pair_ratio,
     linear_to_pair_ratio,
+    recompute_layers,
     vocabulary,
 )
 from offbeat.trainers.torch.proof import RowProof
-from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import routers_of
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.region import Shape
 
 _COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
 _FEW_LAYERS: Final = (1, 2)
@@ -131,3 +140,84 @@ def largest_microbatch(
 
 def _name(kind: object) -> str:
     return str(kind).rpartition(".")[2]
+
+
+_MOMENTS = 2
+
+
+def largest_rank(
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    *,
+    data: int,
+    tensor: int,
+    frozen: Collection[nn.Parameter] = (),
+    references: int = 0,
+) -> RankBytes:
+    """Return the bytes of the rank that holds most, which is the first one.
+
+    A trained weight of 16 bits is kept in float32, which is its master; a frozen one keeps its 16
+    bits. Buffers are whole on every rank. What a pass gathers and computes comes on top.
+
+    Args:
+        model: The whole model; it may be without memory.
+        dtype: Of the weights that passes compute with.
+        data: Number of data-parallel ranks.
+        tensor: Number of tensor-parallel ranks; one needs no plan of the model.
+        frozen: Parameters that are not trained.
+        references: Frozen copies of the model beside it.
+
+    Raises:
+        UntrainableModel: So many tensor ranks cannot divide the model.
+    """
+    plan = find_division().plan(model, tensor) if tensor > 1 else {}
+    still = {id(each) for each in frozen}
+    weights = [(n, tuple(p.shape), id(p) not in still) for n, p in model.named_parameters()]
+    buffers = sum(each.nbytes for each in model.buffers())
+    return sharded_bytes(
+        weights, buffers, dtype, data=data, tensor=tensor, plan=plan, references=references
+    )
+
+
+def sharded_bytes(
+    weights: Iterable[tuple[str, Shape, bool]],
+    buffers: int,
+    dtype: torch.dtype,
+    *,
+    data: int,
+    tensor: int,
+    plan: Mapping[str, str],
+    references: int = 0,
+) -> RankBytes:
+    """Return the bytes of the rank that holds most, as ``largest_rank`` does.
+
+    Args:
+        weights: Name and shape of each, and whether it is trained.
+        buffers: Bytes of all buffers.
+        dtype: Of the weights that passes compute with.
+        data: Number of data-parallel ranks.
+        tensor: Number of tensor-parallel ranks.
+        plan: Kind of division by module name of the matrices that tensor ranks divide.
+        references: Frozen copies of the model beside it.
+    """
+    division, trained, others = find_division() if plan else None, 0, 0
+    for name, whole, is_trained in weights:
+        shape = list(whole)
+        axis = None if division is None else division.cut_axis(plan, name, len(whole))
+        if axis is not None:
+            shape[axis] = -(-shape[axis] // tensor)
+        elements = -(-shape[0] // data) * prod(shape[1:])
+        if is_trained:
+            trained += elements
+        else:
+            others += elements
+    wide = torch.float32.itemsize if dtype in HALF else dtype.itemsize
+    held = trained * wide + others * dtype.itemsize + buffers
+    copies = references * ((trained + others) * dtype.itemsize + buffers)
+    return RankBytes(held + copies, trained * wide, trained * wide * _MOMENTS)
+
+
+def whole_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes of the whole model, which the first rank loads before it is sharded."""
+    elements = sum(each.numel() for each in model.parameters())
+    return elements * dtype.itemsize + sum(each.nbytes for each in model.buffers())

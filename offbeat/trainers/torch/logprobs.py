@@ -6,19 +6,224 @@ each gets the gradient of its logits.
 
 Legend: U positions with logits, V vocabulary, or this rank's share of it, N tokens, each predicted by
 one of the positions.
+
+Embedding and output head whose rows tensor-parallel ranks divide, and what they exchange.
+
+Each rank has the rows of some tokens. The embedding gives zeros for the tokens of other ranks, and
+the ranks add theirs up. The head gives the logits of this rank's tokens only; what is read of the
+logits, a log-probability and an entropy per token, is put together from a few numbers of each rank.
+So neither the matrices nor the logits are whole anywhere.
+
+Legend: U places with logits, V this rank's rows of the vocabulary, N tokens, T ranks.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
+# torch declares some functions without types, and transformers its models.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.functional import embedding, linear, pad
+from transformers import PreTrainedModel
 
-from offbeat.trainers.torch.vocabulary_rows import VocabularyShare, largest_of_all
+from offbeat.weight_sync.region import chunk_cuts
+
+_HEAD: Final = ("colwise_gather_output", "colwise_rep")
+"""Kinds that transformers' plans have for an output head whose rows are divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyShare:
+    """The rows of the vocabulary that one of several tensor-parallel ranks has."""
+
+    cuts: tuple[int, ...]  # first row of each rank, and the end
+    rank: int
+    group: Any  # process group of these ranks, which torch does not type
+
+    @property
+    def first(self) -> int:
+        return self.cuts[self.rank]
+
+    @property
+    def rows(self) -> int:
+        return self.cuts[self.rank + 1] - self.first
+
+    @property
+    def most_rows(self) -> int:
+        """Return the largest number of rows of any rank, which is that of the first."""
+        return self.cuts[1]
+
+    def own(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether tokens are this rank's, and their rows here; 0 for those of others."""
+        is_own = (tokens >= self.first) & (tokens < self.first + self.rows)
+        return is_own, torch.where(is_own, tokens - self.first, 0)
+
+    def added_up(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks; all of them call it together."""
+        return sum_over(values, self.group)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Return a tensor of each rank, stacked; all of them call it together."""
+        values = values.contiguous()
+        every = [torch.empty_like(values) for _ in self.cuts[1:]]
+        dist.all_gather(every, values, group=self.group)
+        return torch.stack(every)
+
+    def of_all(self, total_U: Tensor, entropy_U: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return totals and entropies over the whole vocabulary, bit for bit the same on all ranks.
+
+        Args:
+            total_U: Logarithms of the sums of the exponentials of this rank's logits.
+            entropy_U: Entropies of this rank's tokens among themselves; None: not wanted.
+        """
+        parts = [total_U] if entropy_U is None else [total_U, entropy_U]
+        every_TU, *entropies = self.gathered(torch.stack(parts)).unbind(1)
+        whole_U = torch.logsumexp(every_TU, 0)
+        if not entropies:
+            return whole_U, None
+        # The entropy of the ranks' shares, and that within each rank by its share.
+        own_TU = every_TU - whole_U
+        return whole_U, (own_TU.exp() * (entropies[0] - own_TU)).sum(0)
+
+
+class DividedEmbedding(nn.Module):
+    """An embedding of which this rank has some rows; its output is whole on all ranks."""
+
+    def __init__(self, weight: nn.Parameter, padding: int | None, share: VocabularyShare) -> None:
+        """``padding``: the token whose row gets no gradient from here, if there is one."""
+        super().__init__()
+        self.weight, self._share = weight, share
+        is_here = padding is not None and 0 <= padding - share.first < share.rows
+        self._padding = padding - share.first if padding is not None and is_here else None
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        is_own, row = self._share.own(input_ids)
+        found = embedding(row, local_part(self.weight), self._padding)
+        own = found.masked_fill(~is_own[..., None], 0.0)
+        return AddedUp.apply(own, self._share.added_up)  # pyright: ignore[reportReturnType] -- apply has no type
+
+
+class DividedHead(nn.Module):
+    """An output head of which this rank has some rows; its output are the logits of their tokens."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, share: VocabularyShare
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias, self.share = weight, bias, share
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.bias is None else local_part(self.bias)
+        read: Any = _ReadByAll.apply(hidden, self.share)
+        return linear(read, local_part(self.weight), bias)
+
+
+def sum_over(values: Tensor, group: Any) -> Tensor:  # noqa: ANN401 -- torch does not type groups
+    """Return the sum of a tensor over the ranks of a group; all of them call it together."""
+    whole = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(whole, group=group)
+    return whole
+
+
+class AddedUp(torch.autograd.Function):
+    """The sum over ranks, each of which has its whole gradient: it is not added up again."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401 -- torch does not type its context
+        return add(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
+        del ctx
+        return gradients[0], None
+
+
+class _ReadByAll(torch.autograd.Function):
+    """A tensor that every rank reads; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, share: VocabularyShare) -> Tensor:  # noqa: ANN401 -- as above
+        ctx.share = share
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
+        return ctx.share.added_up(gradients[0]), None
+
+
+def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
+    """Return the names of embedding and output head if both can be divided by rows, else nothing.
+
+    They can if the plan of the model's class in transformers has the head, and both are plain: an
+    embedding that scales what it finds, or a head with an adapter, is left whole, and the other with it.
+    """
+    found, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(found) is not nn.Embedding or type(head) is not nn.Linear or found.max_norm is not None:
+        return ()
+    names = {each: name for name, each in model.named_modules()}
+    plan: dict[str, str] = type(model)._tp_plan or {}  # noqa: SLF001 -- where transformers has it  # pyright: ignore[reportPrivateUsage]
+    rows = (found.num_embeddings, head.out_features)
+    every_rank_has_some = all(each > (ranks - 1) * -(-each // ranks) for each in rows)
+    is_divided = plan.get(names[head]) in _HEAD and every_rank_has_some
+    return (names[found], names[head]) if is_divided else ()
+
+
+def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[str]) -> None:
+    """Divide the rows of these modules over the ranks of a mesh, in place; tied ones stay tied."""
+    divided = dict[Tensor, nn.Parameter]()  # by the whole parameter
+
+    def part(whole: Tensor) -> nn.Parameter:
+        if whole not in divided:
+            rows = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+            divided[whole] = nn.Parameter(rows, requires_grad=whole.requires_grad)
+        return divided[whole]
+
+    for name in names:
+        whole: Any = model.get_submodule(name)
+        cuts = tuple(chunk_cuts(len(whole.weight), mesh.size()))
+        share = VocabularyShare(cuts, mesh.get_local_rank(), mesh.get_group())
+        parent, _, attribute = name.rpartition(".")
+        if isinstance(whole, nn.Embedding):
+            made = DividedEmbedding(part(whole.weight), whole.padding_idx, share)
+        else:
+            bias = None if whole.bias is None else part(whole.bias)
+            made = DividedHead(part(whole.weight), bias, share)
+        setattr(model.get_submodule(parent), attribute, made)
+
+
+def share_of(head: nn.Module) -> VocabularyShare | None:
+    """Return the share of the vocabulary whose logits a head gives; None: it gives all."""
+    return head.share if isinstance(head, DividedHead) else None
+
+
+def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tuple[Tensor, Tensor]:
+    """Return the largest logprobs [U, count] over all ranks, in falling order, and their tokens."""
+    count = min(count, share.cuts[-1])
+    whole_U, _ = share.of_all(torch.logsumexp(logits_UV, -1), None)
+    kept = logits_UV.topk(min(count, share.rows), -1)
+    missing = (0, count - kept.values.shape[-1])  # of a rank with fewer tokens
+    logits_TUK = share.gathered(pad(kept.values, missing, value=-math.inf))
+    tokens_TUK = share.gathered(pad(kept.indices + share.first, missing))
+    logits_UK, tokens_UK = (each.transpose(0, 1).flatten(1) for each in (logits_TUK, tokens_TUK))
+    best = logits_UK.topk(count, -1)
+    return best.values - whole_U[:, None], tokens_UK.gather(-1, best.indices)
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """Return this rank's rows, with the gradient of the whole; they are gathered over data ranks."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
 
 _IN_A_CACHE: Final = 1 << 20
 _ON_A_GPU: Final = 1 << 26

@@ -11,7 +11,7 @@ from offbeat.doors import find_only
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.proof import Witness
-from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.sharding import RankMesh
 
 
 class SizeNames(NamedTuple):

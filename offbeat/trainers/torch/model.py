@@ -1,23 +1,41 @@
-"""Loading of the causal LM of a Hugging Face directory, and facts of a model."""
+"""Loading of the causal LM of a Hugging Face directory, and facts of a model.
+
+Activation checkpointing: layers keep only their input, and are computed again in backward.
+
+transformers supports this only for a model in training mode. Here the model is in evaluation mode,
+without randomness, so that option would silently have no effect. Only the layer's ``forward`` is
+repeated: the hooks of FSDP2 before and after a layer run once per pass.
+
+Parameters that a recipe excludes from training by name (``trainer.freeze``).
+
+A frozen parameter has no gradient, so the optimizer has neither moments nor weight decay for it, and
+FSDP2 keeps its shards in the dtype of the model.
+"""
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
 
+import functools
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.models.auto_class import auto_class_of
-from offbeat.models.loading import load_causal_lm, support_float64
+from offbeat.models.loading import auto_class_of, load_causal_lm, support_float64
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.weights import torch_dtype
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.parts import torch_dtype
 from offbeat.weight_sync.chunks import named_weights
 
 _CALL_ON_A_CPU: Final = 1_400_000
@@ -110,3 +128,98 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """
     kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
     return [each for each in model.modules() if type(each).__name__ in kinds]
+
+
+def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    """Exclude all parameters from training that a pattern matches. The model may be without memory.
+
+    Raises:
+        UntrainableModel: ``frozen_parameters`` refuses the patterns.
+    """
+    for each in frozen_parameters(model, patterns):
+        each.requires_grad = False
+
+
+def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[nn.Parameter]:
+    """Return the parameters whose names in the model a pattern matches, tied ones once.
+
+    Raises:
+        UntrainableModel: A pattern matches no name, or some names of a tied parameter and not the
+            others, or all parameters are matched.
+    """
+    names_by_parameter = dict[nn.Parameter, list[str]]()
+    for name, each in model.named_parameters(remove_duplicate=False):
+        names_by_parameter.setdefault(each, []).append(name)
+    kind, every = (
+        type(model).__name__,
+        [name for names in names_by_parameter.values() for name in names],
+    )
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in every):
+            nearest = _nearest(pattern, every)
+            problem = f"has no parameter whose name matches {pattern!r} of trainer.freeze"
+            fix = (
+                f"The nearest name is {nearest}"
+                if nearest
+                else f"Names of this model begin with {', '.join(_beginnings(every))}"
+            )
+            raise UntrainableModel(kind, problem, fix)
+    frozen = list[nn.Parameter]()
+    for parameter, names in names_by_parameter.items():
+        matched = [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+        if matched and len(matched) < len(names):
+            others = " and ".join(name for name in names if name not in matched)
+            problem = (
+                f"ties {' and '.join(matched)}, which trainer.freeze matches, to {others}, which "
+                "it does not match"
+            )
+            raise UntrainableModel(
+                kind, problem, "Match all of these names or none: they are one tensor"
+            )
+        frozen += [parameter] if matched else []
+    if len(frozen) == len(names_by_parameter):
+        problem = f"has no parameter to train: trainer.freeze matches all {len(frozen)}"
+        raise UntrainableModel(kind, problem, "Leave a pattern out")
+    return frozen
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> str | None:
+    """Return the name whose first parts are close to those that a pattern spells out; None: no name is."""
+    parts = pattern.removesuffix(".*").split(".")
+    by_beginning = dict[str, str]()
+    for name in names:
+        by_beginning.setdefault(".".join(name.split(".")[: len(parts)]), name)
+    nearest = get_close_matches(".".join(parts), by_beginning, n=1)
+    return by_beginning[nearest[0]] if nearest else None
+
+
+def _beginnings(names: Sequence[str]) -> list[str]:
+    return sorted({name.partition(".")[0] for name in names})
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Recompute every decoder layer in backward. Call it once, before the model is sharded.
+
+    Names, weights and values stay as they are.
+
+    Raises:
+        UntrainableModel: The model does not declare which modules are its layers.
+    """
+    layers = decoder_layers(model)
+    if not layers:
+        fix = "Set trainer.activation_checkpointing to false"
+        raise UntrainableModel(type(model).__name__, "names no class of decoder layers", fix)
+    for layer in layers:
+        _repeat(layer)
+
+
+def _repeat(layer: nn.Module) -> None:
+    once: Callable[..., Any] = layer.forward
+
+    @functools.wraps(once)
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- whatever the layer takes and gives
+        if not torch.is_grad_enabled():
+            return once(*args, **kwargs)
+        return checkpoint(once, *args, use_reentrant=False, **kwargs)
+
+    layer.forward = forward

@@ -25,8 +25,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.models.plain import HALF
 from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
-from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import cut_like, own
+from offbeat.trainers.torch.sharding import RankMesh, cut_like, own
 
 _BLOCK: Final = 1 << 20
 """Elements that are rounded at once: bounds the memory of the noise."""

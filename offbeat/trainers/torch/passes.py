@@ -23,7 +23,7 @@ from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows, padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.flops import ModelFlops, count_work
-from offbeat.trainers.parts import LossOf, Passes, RankFacts
+from offbeat.trainers.parts import LossOf, Passes, RankFacts, shared_digest
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
@@ -38,7 +38,6 @@ from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 from offbeat.trainers.torch.routing import ModelRouting
 from offbeat.trainers.torch.sharding import settle, settled
-from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import (
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,

@@ -26,8 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from offbeat.trainers.batches.attention_parts import AttentionPart, list_tree_parts
-from offbeat.trainers.batches.packing import PromptTree
+from offbeat.trainers.batches.packing import AttentionPart, PromptTree, list_tree_parts
 
 SPLIT: Final = "offbeat_split"
 """Name of the attention implementation in transformers. Without trees it is ``sdpa``."""

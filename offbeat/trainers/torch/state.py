@@ -1,30 +1,366 @@
-"""State of a torch rank: weights and optimizer, on disk, exported and as they were first."""
+"""State of a torch rank: weights and optimizer, on disk, exported and as they were first.
 
+Export of the weights of a causal LM to a Hugging Face directory, as they are gathered.
+
+Sharded tensors in files by ``torch.distributed.checkpoint``: each rank writes its own shards.
+
+``__N_0.distcp`` is written by rank N, ``.metadata`` is the table of contents: so any number of
+ranks can load them, each reading what it needs. Tensors that are whole on all ranks are written by
+rank 0. A failure of one rank is raised on all.
+
+The library would exchange its records as pickles, which run code where they arrive; here ranks
+exchange them as msgpack.
+"""
+
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its functions untyped. Private names are explained where they are
+# used.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import pickle
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
+import msgspec
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] -- what its writer returns
+)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replaced, write_weights
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
 from offbeat.trainers.parts import ModelState
-from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks, write_on_first_rank
 from offbeat.trainers.torch.loading import ModelLoader
+from offbeat.trainers.torch.model import unfilled_model
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
-from offbeat.trainers.torch.saving import save_model
-from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
 from offbeat.trainers.torch.sharding import Weights
+from offbeat.weight_sync.chunks import tied_names
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
+
+_GENERATION_CONFIG: Final = "generation_config.json"
+_TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def save_model(
+    weights: Iterable[tuple[str, Tensor]],
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    target: Path,
+    like: Path,
+    peers: Peers,
+    *,
+    file_bytes: int = FILE_BYTES,
+    beside: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write weights, config and ``like``'s tokenizer to ``target``, atomically. All ranks call it.
+
+    The files are those of ``save_pretrained``. Rank 0 writes them; it holds the tensors of one file,
+    and those that it gathers next. An existing directory is replaced.
+
+    Args:
+        weights: Whole weights by name, in the order of ``named_weights``; all ranks gather them.
+        model: The trained model, of which this rank may hold a part, and which may have adapters.
+        dtype: Dtype of the model.
+        target: The directory that is written.
+        like: Directory of the model that was trained.
+        peers: The ranks that gather.
+        file_bytes: Most bytes of a file of weights.
+        beside: Writes further files into the directory before it gets its name.
+
+    Raises:
+        OSError: The disk of rank 0 failed, and what was at ``target`` is unchanged.
+        PeerFailed: Rank 0 failed.
+    """
+
+    def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
+        shell = _shell_like(model, dtype)
+        with replaced(target, like) as staged, _plain_generation_config(shell):
+            shell.save_pretrained(staged, state_dict={})  # config and code, no file of weights
+            write_weights(_as_in_files(gathered, shell), staged, file_bytes)
+            beside(staged)
+            if (like / _GENERATION_CONFIG).is_file():  # the original is exported as it is
+                (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
+
+    write_on_first_rank(peers, "the export", weights, write)
+
+
+def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a whole model without memory, which says how the weights of ``model`` are saved."""
+    shell = unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
+    shell.generation_config = model.generation_config
+    # Weights that were renamed on loading are renamed back on saving.
+    shell._weight_conversions = model._weight_conversions  # noqa: SLF001
+    return shell
+
+
+@contextmanager
+def _plain_generation_config(model: PreTrainedModel) -> Generator[None]:
+    """Make transformers accept the model's generation config for writing.
+
+    transformers loads configs that it refuses to write, such as a temperature without sampling; at
+    the end of a run, the refusal would lose the model.
+    """
+    kept = model.generation_config
+    tokens = {name: getattr(kept, name, None) for name in _TOKENS}
+    model.generation_config = GenerationConfig(**tokens)
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _as_in_files(
+    weights: Iterable[tuple[str, Tensor]], shell: PreTrainedModel
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors under the names and in the form of transformers' files, weight by weight.
+
+    Where a tensor of the files is made of several weights, all weights are held.
+
+    Raises:
+        KeyError, ValueError: The weights are not those of ``shell``.
+    """
+    names = _saved_names(shell)
+    paired = zip(names, weights, strict=True)
+    named = ((name, tensor) for _, (first, tensor) in paired for name in names[first])
+    if not _are_converted_alone(shell, names):
+        yield from revert_weight_conversion(shell, dict(named)).items()
+        return
+    for name, tensor in named:
+        yield from revert_weight_conversion(shell, {name: tensor}).items()
+
+
+def _saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
+    """Return by its first name the names that each weight is saved under: of tied ones, one.
+
+    transformers chooses it, by the memory of tensors: here each weight has some of its own.
+    """
+    tied = tied_names(shell)
+    ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- what its own saving reads
+    state = dict[str, Tensor]()
+    for names in tied.values():
+        state |= dict.fromkeys((each for each in names if each not in ignored), torch.empty(1))
+    kept = remove_tied_weights_from_state_dict(state, shell)
+    return {first: [each for each in names if each in kept] for first, names in tied.items()}
+
+
+def _are_converted_alone(shell: PreTrainedModel, names: Mapping[str, list[str]]) -> bool:
+    """Return whether each weight gives the tensors of its files without the others."""
+    state = shell.state_dict()
+    saved = {each: state[each] for kept in names.values() for each in kept}
+
+    def shapes(tensors: Mapping[str, Tensor]) -> Counter[tuple[str, tuple[int, ...]]]:
+        found = revert_weight_conversion(shell, dict(tensors))
+        return Counter((name, tuple(each.shape)) for name, each in found.items())
+
+    alone = sum((shapes({name: each}) for name, each in saved.items()), Counter())
+    return alone == shapes(saved)
+
+
+T = TypeVar("T")
+METADATA: Final = ".metadata"
+
+
+@dataclass(frozen=True)
+class _Written(WriteResult):
+    """Result of a write whose location has a type, so that it can be decoded."""
+
+    storage_data: _StorageInfo
+
+
+def _decoded(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
+    """Return a shape, or what torch has under a name: a dtype, a layout or a memory format."""
+    return kind(value) if kind is torch.Size else getattr(torch, value.removeprefix("torch."))
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=str)
+_PACKED: Final = msgspec.msgpack.Decoder(bytes)
+_PLANS: Final = msgspec.msgpack.Decoder(list[WriteItem], dec_hook=_decoded)
+_PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decoded)
+
+
+def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
+    """Write tensors, from whatever device they are on; all ranks call it together.
+
+    Each rank passes its part of each tensor, or all of it. The written files are synced.
+
+    Raises:
+        OSError: The disk failed.
+        PeerFailed: The disk of another rank failed.
+    """
+    writer, leads = _Writer(directory), peers.rank == 0
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+
+    def plan() -> SavePlan:
+        writer.set_up_storage_writer(leads)
+        state = {name: each.detach() for name, each in tensors.items()}
+        planner.set_up_planner(state, writer.storage_meta(), leads)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def write() -> list[WriteResult]:
+        written = writer.write_data(planner.finish_plan(plans[peers.rank]), planner)
+        written.wait()
+        return written.value()
+
+    own = run_on_all_ranks(peers, "checkpoint", plan)
+    # Every rank computes the same global plan, so that none has to be sent back.
+    plans, metadata = planner.create_global_plan(
+        [
+            SavePlan(items, planner_data={each.index.fqn: (each.index.fqn,) for each in items})
+            for items in _gather(own.items, _PLANS, peers)
+        ]
+    )
+    plans = writer.prepare_global_plan(plans)
+    parts = _gather(run_on_all_ranks(peers, "checkpoint", write), _PARTS, peers)
+
+    def finish() -> None:
+        if leads:
+            writer.finish(metadata, cast("list[list[WriteResult]]", parts))
+
+    run_on_all_ranks(peers, "checkpoint", finish)
+
+
+def _gather(own: Sequence[object], decoder: msgspec.msgpack.Decoder[T], peers: Peers) -> list[T]:
+    """Return the records of all ranks, decoded."""
+    return [decoder.decode(each) for each in peers.all_gather(_ENCODER.encode(own), _PACKED)]
+
+
+def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
+    """Fill tensors with what was saved under their names; all ranks call it together.
+
+    The number of ranks that saved them, and their sharding, make no difference.
+
+    Raises:
+        OSError: A file cannot be read, or does not contain these tensors.
+        PeerFailed: Another rank failed.
+    """
+    # A rank's reads depend on the files and on its own part alone: no collective is needed.
+    run_on_all_ranks(peers, "restore", lambda: _load(tensors, directory))
+
+
+def saved_names(directory: Path) -> frozenset[str]:
+    """Return the names of the saved tensors.
+
+    Raises:
+        OSError: The table of contents cannot be read, or is damaged.
+    """
+    return frozenset(_Reader(directory).read_metadata().state_dict_metadata)
+
+
+def saved_shapes(directory: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of every saved tensor.
+
+    Raises:
+        OSError: The table of contents cannot be read, or is damaged.
+    """
+    entries = _Reader(directory).read_metadata().state_dict_metadata
+    return {
+        name: (tuple(each.size), each.properties.dtype)
+        for name, each in entries.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
+
+
+class _Writer(FileSystemWriter):
+    """File writer whose output depends on the tensors alone, and whose errors name their cause."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        # It would name this directory, which is about to be renamed, and a random number
+        return None
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch closes the half-written archive, which fails in turn and hides the disk's error.
+            raise _disk_failure(error) from error
+
+
+class _Reader(FileSystemReader):
+    """File reader that executes no code when the table of contents is read."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:  # noqa: ANN401 -- its signature
+        with (Path(self.path) / METADATA).open("rb") as stream:
+            try:
+                metadata = _OnlyMetadata(stream).load()
+            except Exception as error:  # bytes that are not a pickle raise arbitrary exceptions
+                raise OSError(f"{self.path}/{METADATA}: {error!r}") from error
+        if not isinstance(metadata, Metadata) or "state_dict_metadata" not in vars(metadata):
+            raise OSError(f"{self.path}/{METADATA} holds a {type(metadata).__name__}")
+        metadata.storage_meta = StorageMeta()
+        return metadata
+
+
+class _OnlyMetadata(pickle.Unpickler):
+    """Unpickler that accepts the classes of the table of contents only."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:  # noqa: ANN401 -- as overridden
+        allowed = _MODULES.get(module_name)
+        if allowed is None or global_name not in allowed:
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong in it")
+        return super().find_class(module_name, global_name)
+
+
+_MODULES: Final = {
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, each in vars(torch).items() if type(each) is torch.dtype)},
+}
+
+
+def _load(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    reader = _Reader(directory)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(dict(tensors), storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
+    except CheckpointException as failed:
+        error, _ = next(iter(failed.failures.values()))
+        if isinstance(error, OSError):
+            raise error from failed
+        raise OSError(f"{type(error).__name__}: {error}") from failed
+
+
+def _disk_failure(error: BaseException) -> BaseException:
+    """Return the error of the disk that caused a failure, if there is one; else the failure."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return cause or error
+
 
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"

@@ -15,9 +15,8 @@ from torch import Tensor
 from offbeat.messages.training import StepResult
 from offbeat.plugins.megatron.context import ContextAttention, GatherTokens
 from offbeat.plugins.megatron.gradients import Gradients, Hooks
-from offbeat.plugins.megatron.optimizer import MainGradAdamW, RankOptimizer
-from offbeat.plugins.megatron.sharded_optimizer import ShardedAdamW
-from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
+from offbeat.plugins.megatron.optimizer import MainGradAdamW, RankOptimizer, ShardedAdamW
 from offbeat.trainers.model_trainer import learning_rate
 from offbeat.trainers.movement import Movement
 

@@ -11,7 +11,7 @@ from parity_cases import MegatronCut as Cut
 from torch import nn
 
 from offbeat.messages.fences import StepKey
-from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.ranks.peers import Peers
 

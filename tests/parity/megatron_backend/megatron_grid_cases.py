@@ -12,14 +12,14 @@ from parity_cases import TOKENS, Cut, MegatronCut, Outcome, Step
 from world import World
 
 from offbeat.models.loading import model_without_memory
+from offbeat.plugins.encoder_ranks.checks import largest_of_side
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.plugins.encoder_ranks.rank_bytes import largest_of_side
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.megatron.architecture import read_architecture
-from offbeat.plugins.megatron.rank_bytes import largest_rank
-from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.sides import Side
-from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.torch.model import freeze
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import pictured
 

@@ -16,7 +16,7 @@ from torch_backend.torch_bugs import Injected, PlantedUpdates
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
-from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.torch.sharding import own
 

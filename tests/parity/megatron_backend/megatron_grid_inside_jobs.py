@@ -20,7 +20,7 @@ from torch_backend import grid_jobs
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTrainer
 from offbeat.plugins.megatron.groups import tensor_group
-from offbeat.plugins.megatron.split_step import MegatronTrainer
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 
 HEAD = "head"

@@ -30,8 +30,8 @@ from offbeat.plugins.encoder_ranks.megatron.encoder import MegatronEncoderTraine
 from offbeat.plugins.encoder_ranks.megatron.language import LanguageSide, StageLane
 from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 from offbeat.plugins.megatron.mapping import TOWER
+from offbeat.plugins.megatron.megatron_trainer import BackendParts, MegatronTrainer, ModelSide
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer, ModelSide
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.sides import Side

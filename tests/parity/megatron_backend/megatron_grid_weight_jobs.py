@@ -12,12 +12,12 @@ from reshard_jobs import resharded
 from torch import Tensor
 
 from offbeat.messages.fences import StepKey
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
 from offbeat.plugins.megatron.optimizer import MOMENTS
-from offbeat.plugins.megatron.split_step import MegatronTrainer
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import named_weights

@@ -36,20 +36,20 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.plugins.megatron.boxed_state import BoxedState
+from offbeat.plugins.megatron.checks import rank_parameters
 from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 from offbeat.plugins.megatron.errors import UnsupportedLayout
 from offbeat.plugins.megatron.gradients import Gradients
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import is_router_bias
-from offbeat.plugins.megatron.rank_bytes import rank_parameters
+from offbeat.plugins.megatron.megatron_trainer import BackendParts, MegatronTrainer
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers, WorldBroken
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Manifest, release_digest
 

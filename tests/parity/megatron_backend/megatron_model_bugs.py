@@ -12,9 +12,9 @@ from torch import Tensor
 from offbeat.plugins.megatron.hf_files import hf_weights, view_of
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.mapping import boxes_of
+from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
 from offbeat.plugins.megatron.model import weights_of
 from offbeat.plugins.megatron.router import ExpertRouter
-from offbeat.plugins.megatron.split_step import MegatronTrainer
 from offbeat.trainers.expert_load import RouterLoad
 from offbeat.weight_sync.grid import ModelGrid
 

@@ -21,8 +21,8 @@ from parity_cases import MegatronCut as Cut
 from world import World
 
 from offbeat.plugins.megatron.architecture import read_architecture
+from offbeat.plugins.megatron.checks import rank_parameters
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.rank_bytes import rank_parameters
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import Families, bridge_nbytes
 

@@ -20,8 +20,8 @@ from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.sides import Side
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region

@@ -25,7 +25,7 @@ from offbeat.messages.media import media_of
 from offbeat.models.media_canaries import canary_prompts
 from offbeat.models.media_rules import media_rules
 from offbeat.plugins.megatron.architecture import read_architecture
-from offbeat.plugins.megatron.rank_bytes import largest_rank
+from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.grid import ModelGrid

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.plugins.float8.trained_pass import as_quantized, has_quantized
 from offbeat.plugins.megatron.architecture import read_architecture
-from offbeat.plugins.megatron.rank_bytes import largest_rank
+from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.grid import ModelGrid

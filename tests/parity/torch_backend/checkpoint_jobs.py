@@ -15,7 +15,7 @@ from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.sharded_state import load_shards, save_shards
+from offbeat.trainers.torch.state import load_shards, save_shards
 
 
 class RefusesToRename(Disk):

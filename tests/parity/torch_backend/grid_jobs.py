@@ -27,12 +27,12 @@ from offbeat.plugins.encoder_ranks.lane import LanePasses
 from offbeat.plugins.encoder_ranks.loading import GridLoader
 from offbeat.plugins.encoder_ranks.section import EncoderConfig
 from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
-from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.sharding import own, sharded_modules
+from offbeat.trainers.torch.torch_trainer import TorchParts
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import named_weights

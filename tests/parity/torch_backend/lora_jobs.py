@@ -14,8 +14,8 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.lora.adapters import Adapters
 from offbeat.plugins.lora.section import LoraConfig
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 LORA = LoraConfig(rank=4, alpha=8.0)

@@ -10,13 +10,12 @@ from transformers import PreTrainedModel
 
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.batches.packing import PackedRows
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch import forward
-from offbeat.trainers.torch.chunked_head import chunked_head
-from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
+from offbeat.trainers.torch.forward import chunked_head
+from offbeat.trainers.torch.logprobs import share_of, token_logprobs_and_entropies
 from offbeat.trainers.torch.sharding import own
-from offbeat.trainers.torch.vocabulary_rows import share_of
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.weight_sync.region import Region
 
 

@@ -11,15 +11,15 @@ from parity_cases import TOKENS, Step
 from world import World
 
 from offbeat.models.loading import model_without_memory
+from offbeat.plugins.encoder_ranks.checks import largest_of_side
 from offbeat.plugins.encoder_ranks.layout import Grid as RankGrid
-from offbeat.plugins.encoder_ranks.rank_bytes import largest_of_side
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.encoder_ranks.tower_plan import plans_of
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.sides import Side
-from offbeat.trainers.torch.freezing import frozen_parameters
+from offbeat.trainers.torch.model import frozen_parameters
+from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import Families

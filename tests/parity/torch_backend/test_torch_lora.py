@@ -15,8 +15,8 @@ from world import WorkerFailed, World
 
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.lora.lora import inject
+from offbeat.trainers.torch.activation_bytes import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
-from offbeat.trainers.torch.rank_bytes import largest_rank
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 

@@ -25,7 +25,7 @@ from world import WorkerFailed, World
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.torch.rank_bytes import largest_rank
+from offbeat.trainers.torch.activation_bytes import largest_rank
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid

@@ -23,9 +23,9 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.loading import ModelLoader
-from offbeat.trainers.torch.parts import TorchParts, WholeModel
+from offbeat.trainers.torch.logprobs import VocabularyShare
 from offbeat.trainers.torch.sharding import Weights, sharded_modules
-from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
+from offbeat.trainers.torch.torch_trainer import TorchParts, WholeModel
 from tests.support.image_text_models import exact_angles, exact_norms
 
 

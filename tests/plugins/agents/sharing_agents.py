@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.frames import RewardReply, framed
 from offbeat.environments.reward_value import NamedRewards
 

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
+from offbeat.messages.bad_json import DEEPEST
 from offbeat.messages.generation import SamplingParams
-from offbeat.messages.nesting import DEEPEST
-from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall, compact_json
+from offbeat.plugins.agents.endpoint.chat import (
+    ChatMessage,
+    ToolCall,
+    compact_json,
+    parse_tool_calls,
+)
 from offbeat.plugins.agents.endpoint.chat_bridge import TemplateRefused
 from offbeat.plugins.agents.endpoint.errors import RequestRefused
 from offbeat.plugins.agents.endpoint.renderer_bridge import RendererBridge
 from offbeat.plugins.agents.endpoint.requests import ChatRequest, decoded
 from offbeat.plugins.agents.endpoint.session import ChatTurn
-from offbeat.plugins.agents.endpoint.tool_calls import parse_tool_calls
 from tests.plugins.agents.test_renderer_bridge import Parsed, PlainRenderer
 from tests.support.agent_conversations import TOOL, user
 from tests.support.agent_endpoint import DrawnBytes, encode, session, template

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.messages.failures import RolloutFailed
-from offbeat.models.media_tokens import MediaTokens
+from offbeat.models.media_rules import MediaTokens
 from offbeat.plugins.agents.endpoint.chat import ChatMessage
 from offbeat.plugins.agents.endpoint.chat_bridge import BranchReason
 from offbeat.plugins.agents.endpoint.errors import LimitExceeded, SessionFinished

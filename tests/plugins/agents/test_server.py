@@ -18,7 +18,7 @@ from yarl import URL
 
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.models.media_tokens import MediaTokens
+from offbeat.models.media_rules import MediaTokens
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import SampleSession, SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge

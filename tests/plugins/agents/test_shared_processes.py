@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.killable import RewardFailed
 from offbeat.environments.reward_value import NamedRewards

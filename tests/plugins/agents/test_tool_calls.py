@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.plugins.agents.endpoint.tool_calls import parse_tool_calls
+from offbeat.plugins.agents.endpoint.chat import parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 

@@ -26,7 +26,7 @@ def test_a_process_that_runs_a_worker_and_its_agents_needs_no_ray() -> None:
     script = (
         "import sys\n"
         "sys.modules['ray'] = None\n"  # an import of it raises
-        "import offbeat.rollouts.worker, offbeat.plugins.agents.endpoint.worker_agents\n"
+        "import offbeat.rollouts.worker, offbeat.plugins.agents.endpoint.agent_groups\n"
         "import offbeat.plugins.agents.endpoint.agent_groups, offbeat.plugins.agents.endpoint.bridges\n"
         "print(*({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.unavailable import EnvironmentUnavailable
 
 Task = dict[str, Any]
 Message = dict[str, Any]

@@ -15,8 +15,7 @@ from offbeat.messages.finding import Finding, Level, size
 from offbeat.plugins.encoder_ranks.checks import check_encoder
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
 from offbeat.plugins.megatron.architecture import read_architecture
-from offbeat.plugins.megatron.checks import check_layout
-from offbeat.plugins.megatron.rank_bytes import largest_rank
+from offbeat.plugins.megatron.checks import check_layout, largest_rank
 from offbeat.plugins.tensor_ranks.plugin import PART
 from offbeat.plugins.tensor_ranks.tensor_parallel import cut_axis
 from offbeat.trainers.sides import Side, keep_side

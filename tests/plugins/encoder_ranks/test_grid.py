@@ -13,10 +13,17 @@ from torch import Tensor
 
 from offbeat.messages.failures import SchemaError
 from offbeat.models.media_rules import media_rules
-from offbeat.plugins.encoder_ranks.bridge import FIELDS, Bridge, Header, Kind
+from offbeat.plugins.encoder_ranks.bridge import (
+    FIELDS,
+    Bridge,
+    Header,
+    Kind,
+    digest_of,
+    list_digest,
+    matched,
+)
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch, ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.plugins.encoder_ranks.provenance import digest_of, list_digest, matched
 from offbeat.plugins.encoder_ranks.sides import inventory_of
 from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 from offbeat.trainers.errors import AbsentModule, UntrainableModel

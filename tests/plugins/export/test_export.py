@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.launch.commands.main import app
-from offbeat.plugins.export.exporting import StepRecords, write_csv
-from offbeat.plugins.export.mlflow_sink import MlflowSink
+from offbeat.plugins.export.exporting import MlflowSink, StepRecords, write_csv
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
 from offbeat.telemetry.records import MetricRecord, encode_line, read_metrics
 from tests.support.shown_run import ShownRun, empty, running, with_losses, without_numbers

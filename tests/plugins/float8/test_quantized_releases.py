@@ -19,7 +19,7 @@ from offbeat.plugins.float8.precision import (
     unquantized_modules,
 )
 from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, quantize
-from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.dtypes import WirePolicy

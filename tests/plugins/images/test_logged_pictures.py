@@ -2,8 +2,7 @@
 
 from offbeat.messages.media import media_of
 from offbeat.rollouts.log_table import build_table
-from offbeat.rollouts.media_log import media_log
-from offbeat.rollouts.rollout_log import LoggedGroup
+from offbeat.rollouts.rollout_log import LoggedGroup, media_log
 from tests.support.pictures import pixels
 from tests.unit.rollouts.test_rollout_log import finished
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from offbeat.models.media_tokens import TEXT_ALONE, MediaTokens
+from offbeat.models.media_rules import TEXT_ALONE, MediaTokens
 from offbeat.plugins.images.model_tokens import picture_tokens
 from tests.support.image_text_models import PLACEHOLDER, make, pictures, prompt_with
 

@@ -15,7 +15,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import media_of
 from offbeat.plugins.lora.adapters import Adapters
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
 from tests.support.split_steps import run_step

@@ -7,8 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.environments.protocol import (
+    EncodedPrompt,
+    EnvironmentUnavailable,
+    Episode,
+    MultiTurn,
+    Response,
+    SingleTurn,
+)
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

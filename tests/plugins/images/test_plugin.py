@@ -12,7 +12,7 @@ from offbeat.launch.checks.media import MediaChecks
 from offbeat.messages.no_media import NoMedia
 from offbeat.models.media_rules import TEXT_ONLY, media_rules
 from offbeat.plugins.images.plugin import MEDIA
-from offbeat.rollouts.media_log import MediaLog
+from offbeat.rollouts.rollout_log import MediaLog
 from tests.support.image_text_models import make
 
 PROMPTS: MediaPrompts = MEDIA

@@ -18,7 +18,7 @@ from offbeat.environments.protocol import (
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.models.media_tokens import MediaTokens
+from offbeat.models.media_rules import MediaTokens
 from offbeat.plugins.images.errors import STRAY_TOKEN, UNUSABLE
 from offbeat.plugins.images.families import PixelRules
 from offbeat.rollouts.columns import Columns

@@ -15,9 +15,9 @@ from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.lora.adapters import Adapters
+from offbeat.trainers.parts import TrainedWeights
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
-from offbeat.trainers.weights import TrainedWeights
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter, release_digest

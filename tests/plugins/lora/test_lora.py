@@ -19,8 +19,8 @@ from offbeat.plugins.lora.adapters import Adapters
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
-from offbeat.trainers.torch.sharded_state import saved_names
+from offbeat.trainers.torch.state import saved_names
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.model_families import family_model

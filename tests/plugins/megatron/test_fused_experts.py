@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.plugins.megatron.fused_experts import as_in_files, fused_place
+from offbeat.plugins.megatron.hf_files import as_in_files, fused_place
 from offbeat.weight_sync.region import Region
 
 EXPERTS, COLUMNS, HIDDEN = 3, 6, 5

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.plugins.megatron.architecture import Architecture
+from offbeat.plugins.megatron.checks import rank_buffers, rank_parameters
 from offbeat.plugins.megatron.errors import UnmappedParameter
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.mapping import TensorBox, boxes_of
-from offbeat.plugins.megatron.rank_bytes import rank_buffers, rank_parameters
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region, Shape
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.plugins.megatron.segments import list_row_parts
+from offbeat.plugins.megatron.attention import list_row_parts
 from offbeat.plugins.megatron.token_share import columns_of, list_column_ranges
 from offbeat.trainers.batches.packing import PADDING, Ints, visible
 from offbeat.trainers.torch.split_attention import attention_by_part

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.plugins.megatron.segments import list_row_parts
+from offbeat.plugins.megatron.attention import list_row_parts
 from offbeat.plugins.megatron.token_share import (
     columns_of,
     list_column_ranges,
     order_parts,
     token_share,
 )
-from offbeat.trainers.batches.attention_parts import AttentionPart
-from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
+from offbeat.trainers.batches.packing import PADDING, AttentionPart, PackedRows, visible
 
 
 @st.composite

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.busiest_sender import optimal_busiest
-from offbeat.plugins.planning.byte_account import account
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes, placed
+from offbeat.plugins.planning.sync_plan import account
 from offbeat.weight_sync.errors import LayoutRefused, PlanHasHole
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import PlacedTensor, Placement, Region

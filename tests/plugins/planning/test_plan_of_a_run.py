@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.commands.main import app
-from offbeat.plugins.planning.measured_run import measured_run, pace_per_token
 from offbeat.plugins.planning.prediction import NotPlanned, Pace, predict
-from offbeat.plugins.planning.run_plan import plan_run
+from offbeat.plugins.planning.run_plan import measured_run, pace_per_token, plan_run
 from offbeat.plugins.planning.shared_cores import SharedCores
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.plugins.simulation.loop import VirtualLoop

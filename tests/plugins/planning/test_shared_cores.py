@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.commands.main import app
-from offbeat.plugins.planning.measured_run import WallSeconds, core_use
 from offbeat.plugins.planning.prediction import predict
+from offbeat.plugins.planning.run_plan import WallSeconds, core_use
 from offbeat.plugins.planning.shared_cores import CoreUse, SharedCores
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.plugins.simulation.loop import VirtualLoop

@@ -34,7 +34,7 @@ from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.choose import torch_trainer_of
+from offbeat.trainers.torch.torch_trainer import torch_trainer_of
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"

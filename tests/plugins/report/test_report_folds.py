@@ -38,7 +38,7 @@ from offbeat.controller.run_stats import RunStats
 from offbeat.controller.stats_records import Aggregates
 from offbeat.messages.failures import Component
 from offbeat.plugins.report.group_rows import GroupRows
-from offbeat.plugins.report.packing import packed
+from offbeat.plugins.report.page import packed
 from offbeat.plugins.report.timeline import (
     IncidentKind,
     Timeline,

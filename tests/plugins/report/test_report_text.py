@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.report.examples import example_samples, pictures_of, rest_of
+from offbeat.plugins.report.document import example_samples, pictures_of, rest_of
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.runs.inputs import keep_tokenizer

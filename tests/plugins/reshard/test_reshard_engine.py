@@ -16,7 +16,7 @@ from offbeat.generators.engine_server import LoadOutcome
 from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
-from offbeat.plugins.verify_weights.verification import compare_served
+from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.weight_sync.chunks import named_weights
 from offbeat.weight_sync.served import ServedWeights
 from tests.support.loading import load, released

@@ -28,7 +28,7 @@ from offbeat.controller.events import (
     StepRefused,
     Unclaimed,
 )
-from offbeat.controller.steps_after import steps_after
+from offbeat.controller.ledger import steps_after
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.simulation.auditor import Violation, audit

@@ -20,8 +20,8 @@ from planted import (
 from planted.planting import BASE, Planted
 
 from offbeat.controller.controller import Controller
-from offbeat.plugins.simulation.audit_findings import Findings
 from offbeat.plugins.simulation.audit_survivors import Survivors
+from offbeat.plugins.simulation.audit_world import Findings
 from offbeat.plugins.simulation.auditor import Violation, audit
 from offbeat.plugins.simulation.draws import EpisodePlan, draw_plan
 from offbeat.plugins.simulation.episode import play

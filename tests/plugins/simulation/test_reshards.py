@@ -9,15 +9,14 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.events import EngineLost
-from offbeat.plugins.simulation.audit_fetches import AuditedFetches
-from offbeat.plugins.simulation.audit_findings import Findings
+from offbeat.plugins.simulation.audit_engines import AuditedFetches
+from offbeat.plugins.simulation.audit_world import Findings
 from offbeat.plugins.simulation.campaign import violations_of
-from offbeat.plugins.simulation.draws import draw_plan
+from offbeat.plugins.simulation.draws import ENCODER_FAULTS, draw_plan
 from offbeat.plugins.simulation.episode import EpisodeResult, play
 from offbeat.plugins.simulation.records import Ended, EngineDied, Fault, FetchBegan, FetchEnded
 from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.source_layout import SourceLayout, rank_name, source_plan
-from offbeat.plugins.simulation.transport_draws import ENCODER_FAULTS
 
 PLAIN = RunConfig(model=ModelConfig(path="none"), steps=12)
 BASE = RunConfig.model_validate({**PLAIN.model_dump(), "sync": {"transport": "reshard"}})

@@ -29,11 +29,11 @@ from offbeat.plugins.simulation.controller_ports import (
     SimulatedRollouts,
     SimulatedTrainer,
 )
+from offbeat.plugins.simulation.disk import SimulatedPayload
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.faults import Faults
 from offbeat.plugins.simulation.loop import VirtualLoop
 from offbeat.plugins.simulation.network import SimulatedNetwork
-from offbeat.plugins.simulation.payloads import SimulatedPayload
 from offbeat.plugins.simulation.processes import Process
 from offbeat.plugins.simulation.records import (
     EngineServes,

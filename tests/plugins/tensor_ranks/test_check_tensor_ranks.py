@@ -17,7 +17,7 @@ from transformers import (
 
 from offbeat.launch.checks.torch_ranks import check_data_ranks
 from offbeat.messages.finding import Finding, Level, size
-from offbeat.trainers.trainer_part import parts_of
+from offbeat.trainers.trainer_plugin import parts_of
 from tests.support.recipes import make_config
 
 SIZES: dict[str, Any] = {

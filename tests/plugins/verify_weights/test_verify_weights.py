@@ -22,18 +22,17 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.commands.main import app
-from offbeat.launch.weight_requests import answer, take_questions
+from offbeat.launch.read_backs import answer, take_questions
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.lora.adapters import Adapters
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.plugins.megatron.state import save_share
-from offbeat.plugins.verify_weights.legs import VerifiedRun, verify_engines
-from offbeat.plugins.verify_weights.verification import Leg, LegResult
+from offbeat.plugins.verify_weights.legs import Leg, LegResult, VerifiedRun, verify_engines
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.region import Region

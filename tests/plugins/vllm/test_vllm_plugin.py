@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.engine_plugin import find_engine
-from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.mixture import sampling_identity
 from offbeat.launch.backends import engine_class
 from offbeat.launch.environment import passed_on
 from offbeat.plugins.vllm.plugin import ENGINE

@@ -10,7 +10,7 @@ import torch
 from offbeat.messages.media import Media
 from offbeat.plugins.images.families import PixelRules
 from offbeat.plugins.images.pictures import MediaKind, Pictures
-from offbeat.plugins.vllm.prompt_inputs import PromptInputs
+from offbeat.plugins.vllm.engine import PromptInputs
 
 RULES = PixelRules(placeholder=9, size=(3, 4, 4), tokens=2)
 PROMPT = (1, 9, 9, 2, 9, 9, 3, 9)  # the last was sampled

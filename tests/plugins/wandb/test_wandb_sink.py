@@ -72,9 +72,9 @@ from structlog.testing import capture_logs
 
 from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.assembly import JsonlSink
+from offbeat.telemetry.hub import JsonlSink
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.tracker import SinkUnusable
 from offbeat.plugins.wandb.sink import WandbSink
 
 run_dir = Path(sys.argv[1])

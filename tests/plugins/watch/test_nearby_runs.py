@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.plugins.watch.server import CannotWatch, check_runs_are_here
-from offbeat.runs.nearby_runs import what_to_name
+from offbeat.runs.directory import what_to_name
 from offbeat.runs.past_run import NotARun, journal_of
 
 

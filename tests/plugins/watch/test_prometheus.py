@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from offbeat.plugins.watch.prometheus import last_record
+from offbeat.plugins.watch.server import last_record
 from tests.unit.runs.test_metrics_file import scored, step, written
 
 

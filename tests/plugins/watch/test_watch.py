@@ -21,9 +21,15 @@ from typer.testing import CliRunner
 
 from offbeat.launch.commands.main import app
 from offbeat.plugins.report.document import write_report
-from offbeat.plugins.watch.prometheus import exposition
 from offbeat.plugins.watch.runs import WatchedRuns, run_lines
-from offbeat.plugins.watch.server import COOKIE, MAX_CONNECTIONS, MAX_STREAMS, Access, WatchServer
+from offbeat.plugins.watch.server import (
+    COOKIE,
+    MAX_CONNECTIONS,
+    MAX_STREAMS,
+    Access,
+    WatchServer,
+    exposition,
+)
 from offbeat.runs.page_files import LinkRefused
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.summary import GroupCounts, Summary

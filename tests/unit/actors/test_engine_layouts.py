@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from offbeat.actors.engine_layouts import EngineLayouts
+from offbeat.actors.ray_trainer import EngineLayouts
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.weight_sync.engine_layout import EngineLayout

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offbeat.algorithms.custom_loss import CustomLoss, LossRefused
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
-from offbeat.algorithms.metrics import PartialReduction
+from offbeat.algorithms.tokens import PartialReduction
 from offbeat.config.sections.loss import ClippedPgLossConfig, CustomLossConfig
 
 CLIPPED = {name: each for name, each in SPECS.items() if isinstance(each, ClippedPgLossConfig)}

@@ -25,7 +25,7 @@ from offbeat.config.sections.loss import (
     LossConfig,
     SftLossConfig,
 )
-from offbeat.telemetry.metrics import METRICS
+from offbeat.telemetry.metric_table import METRICS
 
 BUCKET_OF = {0: "0", 1: "1", 2: "2_3", 3: "2_3", 4: "4_up", 5: "4_up", 100: "4_up"}
 MANY = (400, 300, 300, 1)

@@ -11,7 +11,7 @@ from loss_cases import SPECS, expected, keys_of, picked, tokens_of
 
 from offbeat.algorithms.divisors import denominator
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
-from offbeat.algorithms.metrics import PartialMetric, PartialReduction
+from offbeat.algorithms.tokens import PartialMetric, PartialReduction
 from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
 
 every_loss = pytest.mark.parametrize("config", SPECS.values(), ids=SPECS)

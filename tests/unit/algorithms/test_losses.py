@@ -10,7 +10,7 @@ from loss_cases import tokens_of
 
 from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.losses import LossTokens, clipped_pg
-from offbeat.algorithms.metrics import PartialReduction
+from offbeat.algorithms.tokens import PartialReduction
 from offbeat.config.sections.loss import ClippedPgLossConfig
 
 SPECS = [

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
 from offbeat.config.schema import known_keys
 from offbeat.config.secrets import REDACTED
 from offbeat.config.sections.generator import NoGeneratorConfig
-from offbeat.config.yaml_text import RecipeDumper
+from offbeat.config.yaml_text import RecipeDumper, to_yaml
 
 TRICKY = [
     "yes",

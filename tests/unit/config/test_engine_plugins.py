@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.engine_plugin import EnginePlugin, find_engine, known_engines
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
+from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.backends import engine_class
 from tests.support.installed_package import install_package, module_of
 
@@ -21,7 +21,7 @@ ENGINE = """
 from typing import Literal
 
 from offbeat.config.base import Config
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.config.engine_plugin import EnginePlugin
 from offbeat.config.sections.generator import PluginGeneratorConfig
 

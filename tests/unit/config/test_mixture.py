@@ -12,9 +12,9 @@ from offbeat.config.mixture import (
     environment_workers,
     evaluation_sets,
     prompt_paths,
+    sampling_identity,
 )
 from offbeat.config.run import RunConfig
-from offbeat.config.sampling_identity import sampling_identity
 
 AGENT: dict[str, Any] = {
     "environment": {"name": "agent", "target": "a:b", "workers": 2},

@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from offbeat.config.crosschecks import clashes
-from offbeat.config.dump import to_yaml
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.presets import PRESETS, PresetName, with_preset
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.loss import CispoLossConfig, GspoLossConfig
+from offbeat.config.yaml_text import to_yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 

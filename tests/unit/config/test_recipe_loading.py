@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.problems import ConfigError
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.yaml_text import to_yaml
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from offbeat.config.mixture import sampling_identity
 from offbeat.config.run import RunConfig
-from offbeat.config.sampling_identity import sampling_identity
 
 
 def identity(**sampling: Any) -> str:

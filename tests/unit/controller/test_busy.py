@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.engine_record import EngineRecord
-from offbeat.controller.health import Health
-from offbeat.controller.time_attribution import TimeAttribution
+from offbeat.controller.engine_record import EngineRecord, Health
+from offbeat.controller.observer import TimeAttribution
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 T, G = TrainerTime, GeneratorTime

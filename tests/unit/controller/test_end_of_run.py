@@ -9,7 +9,7 @@ from offbeat.controller.commands import Pause, Resume, Stop
 from offbeat.controller.errors import RunAborted, RunFailed, RunStalled
 from offbeat.controller.events import Checkpointed
 from offbeat.controller.lifecycle import RunPhase
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, StepResult
 from offbeat.messages.weights import WeightRelease

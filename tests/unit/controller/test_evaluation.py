@@ -9,7 +9,7 @@ import pytest
 from offbeat.controller.evaluation import PREVIEW_BYTES
 from offbeat.controller.events import AnyEvent, StepIntent
 from offbeat.controller.ledger import Ledger
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.groups import Prompt, RolloutTask, SampleStatus
 from offbeat.messages.media import Thumbnail
 from tests.support.fakes import FakeRollouts

@@ -2,8 +2,8 @@
 
 import pytest
 
+from offbeat.controller.engine_record import Health, IllegalHealth
 from offbeat.controller.fleet import Fleet
-from offbeat.controller.health import Health, IllegalHealth
 from offbeat.messages.weights import EngineState, WeightsAck
 
 NAMES = ("generator-0", "generator-1", "generator-2")

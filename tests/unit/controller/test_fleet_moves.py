@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from offbeat.controller.engine_record import Health, IllegalHealth
 from offbeat.controller.fleet import Fleet, NothingOutstanding
-from offbeat.controller.health import Health, IllegalHealth
 from offbeat.messages.weights import EngineState, WeightsAck
 
 NAMES = ("generator-0", "generator-1")

@@ -8,9 +8,8 @@ import pytest
 from offbeat.controller.events import AnyEvent, DropReason, Event, ReturnKind
 from offbeat.controller.group_moves import MOVES, GroupEnd, GroupMove, Place
 from offbeat.controller.journal.legality import contradiction
-from offbeat.controller.ledger import IllegalMove, Ledger
+from offbeat.controller.ledger import IllegalMove, Ledger, steps_after
 from offbeat.controller.moves_doc import updated
-from offbeat.controller.steps_after import steps_after
 from tests.support.ledger_model import receipt
 
 PAGE = Path(__file__).parents[3] / "docs" / "journal.md"

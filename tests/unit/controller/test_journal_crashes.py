@@ -26,8 +26,7 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.ledger import Ledger
-from offbeat.controller.steps_after import steps_after
+from offbeat.controller.ledger import Ledger, steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import WeightsAck
 from offbeat.run_files.disk import Disk

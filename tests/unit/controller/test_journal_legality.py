@@ -21,8 +21,7 @@ from offbeat.controller.events import (
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
-from offbeat.controller.ledger import Ledger
-from offbeat.controller.steps_after import steps_after
+from offbeat.controller.ledger import Ledger, steps_after
 from offbeat.messages.failures import OffbeatError
 from tests.support.ledger_model import receipt
 

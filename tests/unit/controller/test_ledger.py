@@ -13,7 +13,7 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.group_table import MOST_REASONS, OTHER_REASON
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
-from offbeat.testing.sampler_bench import RecordedLedger
+from offbeat.testing.samplers import RecordedLedger
 from tests.support.ledger_model import receipt
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
-from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
-from offbeat.controller.steps_after import steps_after
-from offbeat.controller.table_snapshot import TableSnapshot
+from offbeat.controller.group_table import TableSnapshot
+from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger, steps_after
 from offbeat.messages.weights import WeightsAck
 from tests.support.ledger_model import indices, receipt, recount, state_of
 

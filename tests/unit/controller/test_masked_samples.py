@@ -5,7 +5,7 @@ from typing import Any
 
 from offbeat.algorithms.advantages import ESTIMATORS
 from offbeat.controller.events import Dropped, Returned, StepApplied
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.messages.training import Chunk, ChunkResult
 from tests.support.fakes import FakeTrainer

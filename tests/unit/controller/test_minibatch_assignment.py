@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.controller.minibatches import MinibatchAssigner
+from offbeat.controller.train_step import MinibatchAssigner
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
 from tests.support.fakes import FakeTrainer

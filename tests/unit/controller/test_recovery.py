@@ -13,7 +13,7 @@ from offbeat.controller.run_stats import RunStats
 from offbeat.controller.stats_records import RunTotals
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.step_guard import StepCall
+from offbeat.trainers.backend import StepCall
 from tests.support import scenarios
 from tests.support.fakes import FakeTrainer
 from tests.support.virtual_time import run

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.room import BufferBounds
+from offbeat.controller.rollouts import BufferBounds
 from offbeat.controller.state import RunState
 from offbeat.transfer_queue.index import QueueIndex
 

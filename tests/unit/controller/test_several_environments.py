@@ -2,7 +2,7 @@
 
 from offbeat.controller.events import Committed
 from offbeat.environments.prompts import MixedPrompts, StubPrompts
-from offbeat.fakes.prompts import FakePrompts
+from offbeat.fakes.receipts import FakePrompts
 from offbeat.messages.groups import Prompt
 from tests.support.world import World
 

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from offbeat.environments.async_calls import AsyncCalls, CallLimits
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, RewardFault, unavailable
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from tests.support.virtual_time import run
 
 Reward = Callable[[dict[str, object], str], Awaitable[object]]

@@ -18,7 +18,7 @@ from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.installed_package import install_package
 
 PUZZLES = """
-from offbeat.config.clash import Clash
+from offbeat.config.problems import Clash
 from offbeat.config.environment_traits import EnvironmentTraits
 from offbeat.environments.environment_plugin import PluginOfEnvironments
 from offbeat.environments.prompts import ArithmeticPrompts

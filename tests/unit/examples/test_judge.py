@@ -13,7 +13,7 @@ from aiohttp import web
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.factory import make_environment
 from offbeat.environments.function_reward import FunctionReward
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from tests.support.environment_fakes import CharTokenizer, result, task
 

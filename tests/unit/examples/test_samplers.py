@@ -6,7 +6,7 @@ import pytest
 
 from examples.samplers.policies import CountingFifo, DiscardAtConsumption, ThresholdPerSync
 from offbeat.sampler.policy import Sampler
-from offbeat.testing.sampler_bench import SamplerBench
+from offbeat.testing.samplers import SamplerBench
 from tests.support.sampler_moves import SOME, DiscardingMoves
 
 G = 4

@@ -14,10 +14,9 @@ from examples.tiny_calculator import make_model as script
 from examples.tiny_calculator.calculator import CALCULATOR, calculate
 from examples.tiny_calculator.tasks import HELD_OUT, SEED, TRAINED, make_task, make_tasks
 from offbeat.plugins.agents.endpoint.bridges import TokenizerTemplate
-from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall
+from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall, parse_tool_calls
 from offbeat.plugins.agents.endpoint.chat_bridge import AnsweredChat, RenderedPrompt
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
-from offbeat.plugins.agents.endpoint.tool_calls import parse_tool_calls
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/tiny_calculator"

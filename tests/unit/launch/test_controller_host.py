@@ -13,7 +13,7 @@ from offbeat.controller.journal import FileJournal, open_journal, read_journal
 from offbeat.launch.controller_host import ControllerHost
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.telemetry.evaluation_files import EvaluationFiles
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 from offbeat.telemetry.summary import Summary
 from tests.support.virtual_time import InlineLoop, run
 from tests.support.world import World

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
+from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.dry_run import dry
 from offbeat.launch.environment import passed_on
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 
 MINIMAL = {"steps": 1, "model": {"path": "m"}}
 SECRET = "hf_abcdefghij"

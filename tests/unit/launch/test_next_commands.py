@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.resume_call import compose_resume_command
 from offbeat.launch.screen import next_commands
+from offbeat.launch.session import compose_resume_command
 from offbeat.telemetry.summary import GroupCounts, Summary
 
 FINISHED = Summary(

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.files import check_run_dir
-from offbeat.launch.resume_call import compose_resume_call
 from offbeat.launch.screen import next_commands
-from offbeat.launch.session import Session
+from offbeat.launch.session import Session, compose_resume_call
 from offbeat.messages.finding import Level
 from offbeat.runs.directory import SUMMARY, RunDirUnusable, locked, make_run_dir, reopen_run_dir
 from offbeat.telemetry.summary import GroupCounts, Summary

@@ -38,6 +38,6 @@ def test_what_every_runtime_shares_loads_no_ray() -> None:
     assert loaded_libraries(*SHARED) == []
 
 
-@pytest.mark.parametrize("module", ["offbeat.launch.driver", "offbeat.actors.ray_spool"])
+@pytest.mark.parametrize("module", ["offbeat.launch.driver", "offbeat.actors.ray_ports"])
 def test_what_is_of_ray_alone_loads_it(module: str) -> None:
     assert "ray" in loaded_libraries(module)

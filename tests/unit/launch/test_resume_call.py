@@ -8,8 +8,8 @@ import pytest
 
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
-from offbeat.launch.resume_call import compose_preview, compose_resume_call, compose_resume_command
 from offbeat.launch.run import RunInterrupted, TrainingFailed
+from offbeat.launch.session import compose_preview, compose_resume_call, compose_resume_command
 
 RUN: Final = Path("runs/mine")
 

@@ -12,14 +12,12 @@ from offbeat.config.by_value import PackedValue
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.launch.dry_run import dry
-from offbeat.launch.part_specs import environment_specs, trainer_specs
-from offbeat.launch.run_parts import MadePorts, RunSpec, assemble
+from offbeat.launch.run_parts import MadePorts, RunSpec, assemble, environment_specs, trainer_specs
 from offbeat.messages.groups import Spooled
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerReport
 from offbeat.telemetry.summary import Summary
 from offbeat.transfer_queue.schema import Columns
-from offbeat.transfer_queue.spool_holds import Hold
-from offbeat.transfer_queue.spool_reader import SpoolReader
+from offbeat.transfer_queue.spool_reader import Hold, SpoolReader
 from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.ledger_model import receipt
 from tests.support.recorded_runs import RecordedRun

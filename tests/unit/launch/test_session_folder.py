@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.launch.session_folder import session_folder
+from offbeat.launch.cluster import session_folder
 
 
 @pytest.fixture

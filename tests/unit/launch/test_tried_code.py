@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.tried_code import try_options
+from offbeat.launch.checks.user_code import try_options
 from offbeat.messages.finding import Finding, Level
 
 SOURCE = """

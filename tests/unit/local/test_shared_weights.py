@@ -19,7 +19,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.events import AnyEvent, Committed, Released, Served
 from offbeat.generators.spec import EngineSpec
 from offbeat.local.hosted import Hosted
-from offbeat.local.parts import make_rank, make_shared_engine
+from offbeat.local.parts import CpuClocks, make_rank, make_shared_engine
 from offbeat.local.shared_weights import SharedEngineServer, SharedRank, make_twin
 from offbeat.local.threads import WorkThread
 from offbeat.messages.failures import (
@@ -36,7 +36,6 @@ from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.training import TrainerState
 from offbeat.messages.weights import WeightRelease
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.chunks import ModuleSource

@@ -1,8 +1,7 @@
 import pytest
 
 from offbeat.messages.failures import StaleFence
-from offbeat.messages.fence_guard import FenceGuard
-from offbeat.messages.fences import Fence
+from offbeat.messages.fences import Fence, FenceGuard
 
 
 def test_the_first_fence_binds_the_run_and_may_repeat() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from offbeat.environments.protocol import (
     Environment,
+    EnvironmentUnavailable,
     Episode,
     MultiTurn,
     Response,
     SingleTurn,
 )
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.rollouts.calls import environment_code
 from offbeat.rollouts.failure_log import FailureLog
 from offbeat.run_files.files import FAILURES, FAILURES_BYTES, RunFiles
-from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.logs import Redactor
 from tests.support.environment_fakes import CharTokenizer, task
 
 SECRET = "hunter2-hunter2"

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.controller.receipts import refusal
-from offbeat.fakes.results import make_result
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import SampleStatus
 from offbeat.rollouts.samples import DrawnSample, packed_with_own_prompts
 from offbeat.rollouts.transcript import Transcript
+from offbeat.testing.environments import make_result
 from offbeat.transfer_queue import schema
 from tests.support.environment_fakes import task
 

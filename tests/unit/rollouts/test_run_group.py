@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.environments.built_in import Arithmetic, StubEnvironment
-from offbeat.environments.protocol import Environment, Episode, SingleTurn
+from offbeat.environments.protocol import Environment, EnvironmentUnavailable, Episode, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

@@ -10,7 +10,7 @@ from offbeat.config.sections.filters import FilterConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt, SampleStatus
-from offbeat.rollouts.truncation import by_length
+from offbeat.rollouts.worker import by_length
 from offbeat.sampler.filters import GroupFilter
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.schema import Columns

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.runs.unsaved import unsaved_steps
+from offbeat.runs.unfinished import unsaved_steps
 
 
 def latest(run_dir: Path, name: str) -> Path:

@@ -9,11 +9,10 @@ import pytest
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
-from offbeat.sampler.build import build_sampler
+from offbeat.sampler.build import SamplerNotLoaded, build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
-from offbeat.sampler.custom import SamplerNotLoaded
 from offbeat.sampler.policy import Admission
-from offbeat.testing.sampler_bench import SamplerBench
+from offbeat.testing.samplers import SamplerBench
 
 G, STALENESS = 2, 1
 MINE = """

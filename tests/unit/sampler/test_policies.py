@@ -13,7 +13,7 @@ from offbeat.sampler.policy import Admission, Sampler
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
-from offbeat.testing.sampler_bench import SamplerBench
+from offbeat.testing.samplers import SamplerBench
 
 G = 2  # groups per step
 POLICIES: list[Callable[[int], Sampler]] = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.ready_first import ReadyFirst
-from offbeat.testing.sampler_bench import SamplerBench
+from offbeat.testing.samplers import SamplerBench
 
 NOW = 3  # the trainer's version
 

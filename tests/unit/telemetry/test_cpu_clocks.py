@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from offbeat.telemetry.cpu_clocks import CpuClocks
+from offbeat.local.parts import CpuClocks
 
 
 def burn(cpu_s: float) -> None:

@@ -15,7 +15,7 @@ from offbeat.telemetry.evaluation_files import (
     read_evaluated_row,
     read_evaluation,
 )
-from offbeat.telemetry.metrics import METRICS, declared_name
+from offbeat.telemetry.metric_table import METRICS, declared_name
 
 
 def evaluated(due: int = 120) -> EvaluatedVersion:

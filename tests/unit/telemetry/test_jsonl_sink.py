@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.telemetry.assembly import JsonlSink
+from offbeat.telemetry.hub import JsonlSink
 from offbeat.telemetry.records import MetricRecord, decode_line, encode_line, read_metrics
 
 

@@ -15,8 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.config.run import RunConfig
-from offbeat.telemetry.logs import JsonLinesLog, configure_logging, json_line, log_to
-from offbeat.telemetry.redaction import REDACTED, Redactor
+from offbeat.telemetry.logs import (
+    REDACTED,
+    JsonLinesLog,
+    Redactor,
+    configure_logging,
+    json_line,
+    log_to,
+)
 
 CANARY = 'canary-"7f3a\\9c'
 

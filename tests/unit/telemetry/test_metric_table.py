@@ -1,7 +1,6 @@
 from pathlib import Path
 
-from offbeat.telemetry.metric_table import ROWS
-from offbeat.telemetry.metrics import METRICS, undeclared
+from offbeat.telemetry.metric_table import METRICS, ROWS, undeclared
 from offbeat.telemetry.metrics_doc import document
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from offbeat.telemetry.process import pause_collections
+from offbeat.telemetry.logs import pause_collections
 
 
 def test_no_collection_searches_what_was_made_in_a_pause() -> None:

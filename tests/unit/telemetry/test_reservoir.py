@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.telemetry.reservoir import Reservoir
+from offbeat.controller.progress import Reservoir
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50))

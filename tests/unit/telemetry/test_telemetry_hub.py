@@ -10,12 +10,10 @@ from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
 from offbeat.config.run import RunConfig
-from offbeat.telemetry.assembly import run_telemetry
-from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.hub import Telemetry, run_telemetry
 from offbeat.telemetry.records import read_metrics
-from offbeat.telemetry.sinks import SinkUnusable
 from offbeat.telemetry.spool import SinkCounts
-from offbeat.telemetry.tracker import TrackedRun
+from offbeat.telemetry.tracker import SinkUnusable, TrackedRun
 
 DOWN = ConnectionError("down")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.telemetry.metrics import METRICS
+from offbeat.telemetry.metric_table import METRICS
 from offbeat.telemetry.time_accounting import (
     Bottleneck,
     FleetTimeAccount,

@@ -9,7 +9,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.launch.checks.software import check_trackers
 from offbeat.launch.dry_run import dry
-from offbeat.telemetry.assembly import run_telemetry
+from offbeat.telemetry.hub import run_telemetry
 from offbeat.telemetry.tracker import TrackedRun
 from tests.support.installed_package import TRACKER, install_package
 

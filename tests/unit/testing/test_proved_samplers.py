@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.sampler.build import SamplerNotLoaded
 from offbeat.sampler.checked_sampler import SamplerBroken
-from offbeat.sampler.custom import SamplerNotLoaded
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Admission, OutstandingGroup, View
 from offbeat.sampler.ready_first import ReadyFirst

@@ -33,10 +33,10 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_load import normalised_scores
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.loading import ModelLoader
-from offbeat.trainers.torch.parts import TorchParts
+from offbeat.trainers.torch.model import freeze
 from offbeat.trainers.torch.routing import check_routers, routers_of
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.split_steps import Step, run_step, worst_relative_error

@@ -29,7 +29,7 @@ from transformers import (
 from offbeat.config.loss_spec import LossSpec
 from offbeat.plugins.megatron.architecture import architecture_flops, read_architecture
 from offbeat.trainers.batches.packing import flatten, pack, rows_of, visible_in
-from offbeat.trainers.batches.rows import plan_rows
+from offbeat.trainers.batches.planner import plan_rows
 from offbeat.trainers.flops import PassTimer, known_peak, tokens_and_pairs
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.step_sums import PassWork, RankSums, StepSums, StepTotals

@@ -15,7 +15,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.sharded_state import saved_names
+from offbeat.trainers.torch.state import saved_names
 from tests.support.chunks import in_chunk
 from tests.support.split_steps import (
     MakeTrainer,

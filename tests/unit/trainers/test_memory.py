@@ -8,7 +8,7 @@ import torch
 
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.training import StepResult
-from offbeat.telemetry.metrics import METRICS
+from offbeat.telemetry.metric_table import METRICS
 from offbeat.trainers.batches.packing import PackedRows, rows_of
 from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens

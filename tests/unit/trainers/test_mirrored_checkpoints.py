@@ -8,8 +8,7 @@ import pytest
 from offbeat.messages.failures import CheckpointFailed
 from offbeat.run_files.files import RunFiles
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.mirrored import MirroredCheckpoints
-from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.checkpoints.rank_store import MirroredCheckpoints, RankCheckpoints
 from offbeat.trainers.ranks.peers import SingleRank
 
 IDENTITY = Identity("stub", "a stub", "f" * 32)

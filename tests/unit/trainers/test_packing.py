@@ -14,8 +14,8 @@ from offbeat.trainers.batches.packing import (
     visible,
     visible_in,
 )
-from offbeat.trainers.batches.planner import MicrobatchPlanner
-from offbeat.trainers.batches.rows import (
+from offbeat.trainers.batches.planner import (
+    MicrobatchPlanner,
     PackedRow,
     best_response_tokens,
     plan_flat_microbatches,

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from offbeat.trainers.parts import shared_digest, weights_digest
 from offbeat.trainers.ranks.peers import (
     PeerFailed,
     SingleRank,
@@ -16,7 +17,6 @@ from offbeat.trainers.ranks.peers import (
     run_on_all_ranks,
     write_on_first_rank,
 )
-from offbeat.trainers.weights import shared_digest, weights_digest
 
 T = TypeVar("T")
 RANKS = 3

@@ -522,7 +522,7 @@ from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.fakes.trainer import make_stub_rank
-from offbeat.trainers.torch.choose import make_torch_rank
+from offbeat.trainers.torch.torch_trainer import make_torch_rank
 
 model, folder = sys.argv[1:]
 for backend, make in (("stub", make_stub_rank), ("torch", make_torch_rank)):

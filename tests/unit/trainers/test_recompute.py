@@ -12,8 +12,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.model import decoder_layers, load_model
-from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.trainers.torch.model import decoder_layers, load_model, recompute_layers
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 

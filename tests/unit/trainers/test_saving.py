@@ -22,7 +22,7 @@ from transformers import (
 
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.model import load_model
-from offbeat.trainers.torch.saving import save_model
+from offbeat.trainers.torch.state import save_model
 from offbeat.weight_sync.chunks import named_weights
 
 T = TypeVar("T")

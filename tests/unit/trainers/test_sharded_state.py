@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.torch.sharded_state import (
+from offbeat.trainers.torch.state import (
     METADATA,
     load_shards,
     save_shards,

@@ -14,12 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import CohereConfig, CohereForCausalLM, MistralConfig, MistralForCausalLM
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.trainers.batches.attention_parts import list_tree_parts
-from offbeat.trainers.batches.packing import PackedRows, flatten, pack, visible_in
-from offbeat.trainers.batches.rows import plan_flat_microbatches, plan_rows
+from offbeat.trainers.batches.packing import PackedRows, flatten, list_tree_parts, pack, visible_in
+from offbeat.trainers.batches.planner import plan_flat_microbatches, plan_rows
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.chunked_head import chunked_head
-from offbeat.trainers.torch.forward import has_plain_head
+from offbeat.trainers.torch.forward import chunked_head, has_plain_head
 from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.trainers.torch.split_attention import SPLIT, attention_by_part, split_attention

@@ -14,7 +14,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.trainers.checkpoints.state_files import opened_tensors, save_tensors
+from offbeat.trainers.checkpoints.weight_files import opened_tensors, save_tensors
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk

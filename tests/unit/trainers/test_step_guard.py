@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from offbeat.fakes.step_keys import StepKeys
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.step_guard import StepCall, StepGuard
+from offbeat.trainers.backend import StepCall, StepGuard
 
 
 def key(step: int, attempt: int = 1, seq: int = 0) -> StepKey:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from offbeat.algorithms.losses import LossSums
-from offbeat.algorithms.metrics import PartialMetric, PartialReduction
+from offbeat.algorithms.tokens import PartialMetric, PartialReduction
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.trainers.ranks.peers import SingleRank

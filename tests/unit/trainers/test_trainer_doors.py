@@ -5,9 +5,14 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.doors import NoSuchPlugin
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
-from offbeat.trainers.trainer_part import choose_trainer, parts_of, replace_parts
-from offbeat.trainers.trainer_plugin import find_trainer, known_trainers
+from offbeat.trainers.torch.torch_trainer import TorchParts
+from offbeat.trainers.trainer_plugin import (
+    choose_trainer,
+    find_trainer,
+    known_trainers,
+    parts_of,
+    replace_parts,
+)
 from tests.support.recipes import make_config
 
 

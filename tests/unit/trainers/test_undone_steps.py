@@ -15,8 +15,8 @@ from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.parts import LossOf, Updates
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.parts import TorchParts
 from offbeat.trainers.torch.passes import TorchPasses
+from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
 from tests.support.split_steps import Step, run_step

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from offbeat.trainers.checkpoints.model_directory import replaced
-from offbeat.trainers.checkpoints.weight_files import write_weights
+from offbeat.trainers.checkpoints.weight_files import replaced, write_weights
 
 INDEX = "model.safetensors.index.json"
 BOUND = 400

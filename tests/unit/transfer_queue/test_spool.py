@@ -20,7 +20,7 @@ from offbeat.transfer_queue.spool import (
     segment_name,
     sweep,
 )
-from offbeat.transfer_queue.spool_holds import Holds
+from offbeat.transfer_queue.spool_reader import Holds
 
 Columns = dict[str, NDArray[np.generic]]
 

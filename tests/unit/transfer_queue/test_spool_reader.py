@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from offbeat.messages.groups import Receipt
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import SpoolWriter
-from offbeat.transfer_queue.spool_holds import Hold
-from offbeat.transfer_queue.spool_reader import SpoolReader
+from offbeat.transfer_queue.spool_reader import Hold, SpoolReader
 from tests.support.ledger_model import receipt as made
 
 

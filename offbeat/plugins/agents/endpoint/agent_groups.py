@@ -12,6 +12,8 @@
 
 A failed sample is retried and masked as ``rollout.on_failed_sample`` says, branches are trained or
 masked as ``rollout.branches`` says. In an evaluation, which trains nothing, they are allowed.
+
+Makes the agents of an environment worker.
 """
 
 import asyncio
@@ -19,14 +21,18 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import structlog
 
-from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.environment_plugin import Agent
+from offbeat.config.limits import max_sample_tokens
+from offbeat.config.run import RunConfig
+from offbeat.environments.environment_plugin import Agent, AgentClient
 from offbeat.environments.reward_value import NamedRewards
+from offbeat.generators.end_tokens import end_ids_of
 from offbeat.messages.failures import FailureKind, OffbeatError
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt
@@ -34,6 +40,7 @@ from offbeat.messages.text import printable
 from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
+from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import (
@@ -248,3 +255,30 @@ class AgentGroups:
             "the conversation, unchanged"
         )
         raise failed(task, FailureKind.DATA, BRANCHES, detail)
+
+
+def make_agents(
+    config: RunConfig,
+    tokenizer: Any,  # noqa: ANN401 -- of transformers
+    working_dir: Path,
+    began_with: Mapping[str, str],
+    stop_token_ids: Sequence[int],
+) -> "AgentGroups":
+    """Create the endpoint and the agent processes of a worker; nothing is started yet.
+
+    Raises:
+        BadEnvironment: As ``make_bridge``: no conversation can be encoded.
+    """
+    # Packages that other environments do without.
+    from offbeat.plugins.agents.endpoint.bridges import bridge_renderer, make_bridge  # noqa: PLC0415
+    from offbeat.plugins.agents.endpoint.session import SessionLimits  # noqa: PLC0415
+
+    environment = config.environment
+    ends = [*end_ids_of(config.model.path), *stop_token_ids]
+    bridge = make_bridge(tokenizer, bridge_renderer(environment), ends)
+    agent = make_agent(environment, working_dir, began_with, model_path=config.model.path)
+    rollout = config.rollout
+    limits = SessionLimits(
+        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)
+    )
+    return AgentGroups(agent, bridge, limits, rollout.branches)

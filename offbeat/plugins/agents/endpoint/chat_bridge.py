@@ -11,8 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
-from offbeat.plugins.agents.endpoint.tool_calls import ParsedCall
+from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, ParsedCall, Tools
 
 
 class TemplateRefused(Exception):

@@ -12,7 +12,13 @@ from typing import Any
 import msgspec
 
 from offbeat.generators.stop_strings import text_before_stop
-from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
+from offbeat.plugins.agents.endpoint.chat import (
+    NO_VARIABLES,
+    ChatMessage,
+    ParsedCall,
+    Tools,
+    is_flat_enough,
+)
 from offbeat.plugins.agents.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
@@ -22,7 +28,6 @@ from offbeat.plugins.agents.endpoint.chat_bridge import (
     TemplateRefused,
 )
 from offbeat.plugins.agents.endpoint.template_bridge import ChatTemplate
-from offbeat.plugins.agents.endpoint.tool_calls import ParsedCall, is_flat_enough
 
 Objects = list[dict[str, Any]]
 """Messages, or tools, as the library takes them."""

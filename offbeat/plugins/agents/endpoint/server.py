@@ -39,8 +39,14 @@ from offbeat.plugins.agents.endpoint.connections import Connection, Connections
 from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
 from offbeat.plugins.agents.endpoint.http import answer_to_version, expected, refusal_of, too_long
 from offbeat.plugins.agents.endpoint.requests import ChatRequest, TokenRequest, decoded
-from offbeat.plugins.agents.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
-from offbeat.plugins.agents.endpoint.shared_calls import SharedCalls
+from offbeat.plugins.agents.endpoint.session import (
+    Branch,
+    ChatTurn,
+    SampleSession,
+    SharedCalls,
+    TokenTurn,
+    Turn,
+)
 
 SOCKET: Final = "endpoint.sock"
 UNNAMED: Final = "starting.sock"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from offbeat.generators.stop_strings import text_before_stop
-from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
+from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Tools, parse_tool_calls
 from offbeat.plugins.agents.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
@@ -18,7 +18,6 @@ from offbeat.plugins.agents.endpoint.chat_bridge import (
     ParsedAnswer,
     RenderedPrompt,
 )
-from offbeat.plugins.agents.endpoint.tool_calls import parse_tool_calls
 
 
 class ChatTemplate(Protocol):

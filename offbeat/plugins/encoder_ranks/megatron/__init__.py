@@ -5,6 +5,4 @@ the extra ``megatron``.
 
     language    side of a language rank: megatron-core's decoder without a tower
     encoder     trainer of an encoder rank: the tower, sharded over encoder ranks
-    choose      what makes the trainer of a rank
-    optimizer   state of the tower's optimizer in the form of the language ranks'
 """

@@ -1,4 +1,7 @@
-"""Side of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
+"""Side of a language rank: megatron-core's decoder, whose features come from an encoder rank.
+
+Chooses the trainer of a rank if the vision tower has its own ranks, next to megatron-core.
+"""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # megatron-core has no types; torch declares some functions without.
@@ -6,6 +9,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,23 +18,30 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.messages.media import Media
 from offbeat.models.media_passes import Features
 from offbeat.models.media_rules import MediaRules
-from offbeat.plugins.encoder_ranks.exchange import Exchange, prove_sides
+from offbeat.plugins.encoder_ranks.bridge import Exchange, prove_sides
 from offbeat.plugins.encoder_ranks.lane import LanePasses
-from offbeat.plugins.encoder_ranks.megatron.encoder import architecture_with_tower
+from offbeat.plugins.encoder_ranks.layout import side_grid
+from offbeat.plugins.encoder_ranks.loading import side_mesh
+from offbeat.plugins.encoder_ranks.megatron.encoder import (
+    MegatronEncoderTrainer,
+    architecture_with_tower,
+)
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART
-from offbeat.plugins.encoder_ranks.weights import side_mesh
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.freezing import FrozenWeights
 from offbeat.plugins.megatron.groups import embedding_ranks_group
 from offbeat.plugins.megatron.layout import ParallelLayout
+from offbeat.plugins.megatron.megatron_trainer import BackendParts, MegatronTrainer, ModelSide
 from offbeat.plugins.megatron.passes import MegatronPasses
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.split_step import ModelSide
 from offbeat.plugins.megatron.tower import FeatureSource
+from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.sides import Side
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
@@ -99,3 +110,10 @@ class LanguageSide(ModelSide):
             passes, self._exchange, self._lane_group, trained=self._trains_tower
         )
         return self._passes
+
+
+def grid_trainer_kind(trainer: ModelTrainerConfig, rank: int) -> Callable[..., ModelTrainer]:
+    """Return what makes the trainer of a rank: language ranks come first."""
+    if side_grid(trainer).side_of(rank) is Side.TOWER:
+        return MegatronEncoderTrainer
+    return partial(MegatronTrainer, parts=BackendParts(side=LanguageSide))

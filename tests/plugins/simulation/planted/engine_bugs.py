@@ -3,10 +3,9 @@
 import msgspec
 from planted.planting import Planted, become
 
-from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.engine_record import EngineRecord, Health
 from offbeat.controller.engines import EnginePump
 from offbeat.controller.fleet import Fleet
-from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.simulation.schedule import PlannedFault

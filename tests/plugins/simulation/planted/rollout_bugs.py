@@ -16,7 +16,7 @@ from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.plugins.simulation.payloads import SimulatedPayload
+from offbeat.plugins.simulation.disk import SimulatedPayload
 from offbeat.transfer_queue.index import QueueIndex
 
 MASKS = {"on_failed_sample": "mask", "min_valid_samples": 1}

@@ -6,9 +6,9 @@ from planted.planting import Planted, become, killed_at
 
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.ledger import StepsAfter
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.step_metrics import StepMetricsBuilder
-from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import TrainerState
 from offbeat.plugins.simulation.controller_ports import SimulatedJournal

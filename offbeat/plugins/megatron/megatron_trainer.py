@@ -1,6 +1,8 @@
 """Megatron trainer of one rank, with tensor, pipeline, context, data and expert parallelism.
 
 A rank receives its data-parallel share of the groups; ranks of one replica receive the same.
+
+Chooses the megatron trainer of a rank, and the source of its weights.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -17,6 +19,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from torch import nn
 
+from offbeat.config.base import of_kind
 from offbeat.config.limits import microbatch_tokens
 from offbeat.models.loading import check_files
 from offbeat.models.media_rules import MediaRules
@@ -42,19 +45,26 @@ from offbeat.plugins.megatron.model import (
     transformer_config,
     weights_of,
 )
-from offbeat.plugins.megatron.optimizer import BufferUpdates, MainGradAdamW, RankOptimizer
+from offbeat.plugins.megatron.optimizer import (
+    BufferUpdates,
+    MainGradAdamW,
+    RankOptimizer,
+    ShardedAdamW,
+)
 from offbeat.plugins.megatron.passes import MegatronPasses
 from offbeat.plugins.megatron.router import ExpertRouter
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.plugins.megatron.tower import FeatureSource, attach_tower, features_by, tower_of
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.model_trainer import ModelTrainer, RankOptions
-from offbeat.trainers.parts import Passes, RankFacts
+from offbeat.trainers.parts import Passes, RankFacts, shared_digest
+from offbeat.trainers.ranks.assembly import in_steps, rank_options, shards_of, source_of
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.trainers.weights import shared_digest
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.trainer_plugin import choose_trainer
+from offbeat.weight_sync.transport import WeightSource
 
 
 class ModelSide:
@@ -286,3 +296,19 @@ class MegatronTrainer(ModelTrainer):
         named = self.gathering.all_tensors(weights_of(model))
         self._check_initial(shared_digest(named, self.peers))
         return self._forward_of(model, model)
+
+
+def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, WeightSource]:
+    """Create the trainer of a rank, and the source of its weights."""
+    trainer = make_megatron_trainer(spec, peers)
+    metas = list(trainer.model_state.metas())
+    if shards := shards_of(spec, metas, trainer.held_regions, peers):
+        return trainer, shards
+    return trainer, source_of(spec, metas, trainer.named_weights)
+
+
+def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:
+    """Create the trainer of a rank: of one side if the vision tower has separate ranks."""
+    config = of_kind(MegatronTrainerConfig, spec.config.trainer)
+    kind: Callable[..., ModelTrainer] = choose_trainer(spec.config, peers.rank, MegatronTrainer)
+    return kind(spec.config.model.path, trainer=in_steps(spec, config), **rank_options(spec, peers))
