@@ -203,7 +203,7 @@ layers: $(DEV_STAMP)
 	$(BIN)/lint-imports --no-logo
 
 docs: $(DOCS_STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The wheel is built from the source distribution, and tried outside of the repository.
 dist: $(DIST_STAMP)

@@ -4,9 +4,12 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from offbeat.launch.commands.main import app
 from tests.support.architecture import PAGES as PAGES_OF_TABLES
 from tests.support.architecture import traced
 
@@ -19,6 +22,15 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
 )
+
+
+def command_names(group: Any, before: str = "") -> set[str]:
+    """Names of all commands of a group, such as ``train`` and ``config show``."""
+    names = set[str]()
+    for name, command in group.commands.items():
+        is_group = hasattr(command, "commands")
+        names |= command_names(command, f"{name} ") if is_group else {before + name}
+    return names
 
 
 def defined_names(path: Path) -> set[str]:
@@ -78,6 +90,20 @@ def test_the_site_has_a_place_for_every_page() -> None:
     listed = re.findall(r"^ +- (?:\w+: )?([\w-]+\.md)$", navigation, re.MULTILINE)
     assert set(listed) >= {path.name for path in (ROOT / "docs").glob("*.md")}
     assert len(listed) == len(set(listed))
+    assert re.findall(r"^  - (\w+):$", navigation, re.MULTILINE) == [
+        "Start",
+        "Guides",
+        "Reference",
+        "Internals",
+    ]
+
+
+@pytest.mark.plugins  # some commands are of plug-ins
+def test_the_page_of_commands_has_a_section_for_each() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    assert set(re.findall(r"^## offbeat (.+)$", page, re.MULTILINE)) == command_names(
+        get_command(app)
+    )
 
 
 def test_every_room_is_in_the_map() -> None:
