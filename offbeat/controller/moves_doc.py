@@ -1,7 +1,6 @@
 """The moves of a group in ``docs/journal.md``: ``python -m offbeat.controller.moves_doc``."""
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,26 +11,12 @@ END: Final = "<!-- End of what is generated. -->\n"
 
 
 def section() -> str:
-    """Return the diagram and the table, between the two marks."""
-    edges = "".join(f"  {edge}\n" for edge in _edges())
+    """Return the table, between the two marks."""
     rows = "".join(
         f"| {_places(move)} | `{move.event.__name__}` | {move.enters} | {move.when} |\n"
         for move in MOVES
     )
-    return (
-        f"{BEGIN}```mermaid\nstateDiagram-v2\n{edges}```\n\n"
-        f"| from | record | to | when |\n|---|---|---|---|\n{rows}{END}"
-    )
-
-
-def _edges() -> Iterator[str]:
-    """Yield each arrow of the diagram once, with the records that it represents."""
-    labels: dict[tuple[str, str], dict[str, None]] = {}
-    for move in MOVES:
-        for place in sorted(move.leaves) or ["[*]"]:
-            labels.setdefault((place, move.enters), {})[move.event.__name__] = None
-    for (leaves, enters), records in labels.items():
-        yield f"{leaves} --> {enters}: {', '.join(records)}"
+    return f"{BEGIN}| from | record | to | when |\n|---|---|---|---|\n{rows}{END}"
 
 
 def _places(move: GroupMove) -> str:
