@@ -281,7 +281,7 @@ $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 	@touch $@
 
 $(BROWSER_STAMP): $(DEV_STAMP)
-	@$(PIP) --editable '.[browser]'
+	@$(PIP) --editable '.[browser,docs]'
 	@touch $@
 
 $(DOCS_STAMP): $(RUN_STAMP)

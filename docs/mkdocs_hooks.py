@@ -25,6 +25,9 @@ PAGES: Final = {
 }
 """Pages that are not in ``docs/`` under their name, and the name that they have in the site."""
 
+SEARCHED_FIRST: Final = ("commands.md", "configuration.md")
+"""Pages that explain a name; the search shows them before pages that mention it."""
+
 _LINK: Final = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -40,6 +43,8 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs calls it 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - mkdocs calls it so
     """Rewrite the links of a page for its place in the site."""
     name = page.file.src_uri
+    if name in SEARCHED_FIRST:
+        page.meta["search"] = {"boost": 4}
     source = next((path for path, own in PAGES.items() if own == name), DOCS / name)
     folder = source if source.is_dir() else source.parent
     parts = _FENCE.split(markdown)

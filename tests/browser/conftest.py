@@ -1,7 +1,11 @@
-"""A headless Chromium; the tests are skipped by name where there is none."""
+"""A headless Chromium, and the site; the tests are skipped by name where there is none."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, help="directory for the images of docs/report.md")
+    parser.addoption("--site", type=Path, help="directory of a built site; default: build one")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +63,36 @@ def pages(program: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 @pytest.fixture(scope="module")  # while it runs, no other test of the process can run a loop
 def browser(program: str, pages: dict[str, Path]) -> Iterator[Any]:
     """Chromium. It is started after the runs are written: both want the thread's event loop."""
+    with _chromium(program) as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="session")
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the built site."""
+    built = request.config.getoption("--site")
+    if built is not None:
+        return built.resolve()
+    pytest.importorskip("material", reason="the extra docs is not installed")
+    directory = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(directory)],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def site_browser(program: str, site: Path) -> Iterator[Any]:
+    """Chromium for the pages of the site, which needs no run."""
+    with _chromium(program) as chromium:
+        yield chromium
+
+
+@contextmanager
+def _chromium(program: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # pyright: ignore[reportMissingImports] -- an extra
 
     with sync_playwright() as playwright:
