@@ -29,6 +29,8 @@ SEARCHED_FIRST: Final = ("commands.md", "configuration.md")
 """Pages that explain a name; the search shows them before pages that mention it."""
 
 _LINK: Final = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+_TEXT: Final = re.compile(r"(?<=>)[^<]+(?=<)")
+_CELL: Final = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -52,6 +54,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401
         part if part.startswith("```") else _LINK.sub(lambda each: _link(each, folder, name), part)
         for part in parts
     )
+
+
+def on_post_page(output: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs calls it so
+    """Let names in a table's cell break after a dot, a slash, a dash or an underscore."""
+    return _CELL.sub(lambda cell: _TEXT.sub(_breakable, cell.group()), output)
+
+
+def _breakable(text: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w)([./_=(-]+)(?=[^\W\d_])", r"\1<wbr>", text.group())
 
 
 def _link(found: re.Match[str], folder: Path, name: str) -> str:

@@ -25,11 +25,19 @@ _CUT_CELLS = """
   const right = Math.ceil(cell.getBoundingClientRect().right) - 1;
   const inner = cell.scrollWidth > cell.clientWidth + 1;
   for (let box = cell.parentElement; box; box = box.parentElement) {
-    if (getComputedStyle(box).overflowX === "visible") continue;
+    const overflow = getComputedStyle(box).overflowX;
+    if (overflow === "auto" || overflow === "scroll") break;  // a reader can scroll to it
+    if (overflow === "visible") continue;
     if (right > box.getBoundingClientRect().right) return [cell.innerText.slice(0, 60)];
   }
   return inner ? [cell.innerText.slice(0, 60)] : [];
 })
+"""
+
+_TABLES_THAT_SCROLL = """
+() => [...document.querySelectorAll(".md-typeset__scrollwrap")].map(
+  wrap => wrap.scrollWidth > wrap.clientWidth + 1
+)
 """
 
 
@@ -128,6 +136,7 @@ def test_every_page_fits_cuts_no_column_and_fetches_from_the_site_only(
     context = site_browser.new_context(viewport={"width": width, "height": height})
     page = context.new_page()
     requests, messages, faults = list[str](), list[str](), list[str]()
+    scrolls = list[bool]()
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: messages.append(str(error)))
     for path in html_pages(site):
@@ -137,10 +146,13 @@ def test_every_page_fits_cuts_no_column_and_fetches_from_the_site_only(
         )
         sideways = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         cut = page.evaluate(_CUT_CELLS)
+        scrolls += page.evaluate(_TABLES_THAT_SCROLL)
         faults += [f"{path.name}: {sideways} px sideways"] if sideways > 0 else []
         faults += [f"{path.name}: cut: {cell}" for cell in cut]
     context.close()
     assert faults == []
+    assert len(scrolls) > 100
+    assert sum(scrolls) <= (0 if size == DESKTOP else len(scrolls) // 6)
     assert messages == []
     assert {url for url in requests if not url.startswith(site.as_uri())} == set()
 
