@@ -21,6 +21,8 @@ PAGES: Final = {
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
     ROOT / "SECURITY.md": "security.md",
+    ROOT / "ROADMAP.md": "roadmap.md",
+    ROOT / "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     DOCS / "decisions": "decisions/index.md",
 }
 """Pages that are not in ``docs/`` under their name, and the name that they have in the site."""
