@@ -1,7 +1,7 @@
 """Base class of the trainers of all backends: a split train step, and a state that can be saved.
 
 A backend implements how a step is begun, accumulated, finished and undone, and how its state is
-stored. The order of calls (``step_guard``) and the counters are implemented here.
+stored. This module implements the order of the calls (``step_guard``) and the counters.
 
 Order of the calls of a split train step, the same for every backend. Pure.
 
@@ -10,12 +10,12 @@ Order of the calls of a split train step, the same for every backend. Pure.
     OPEN             only repeats         the next one, or repeats     closes
     BROKEN           refused              only repeats                 closes
 
-A repeat is a key that already has a reply; the stored reply is returned and nothing runs. Replies
+A repeat is a key that already has a reply. The stored reply is returned and nothing runs. Replies
 are kept until the next attempt begins. A call that raises may have left half a microbatch in the
-gradients: the attempt is BROKEN, and an abort is the only way on.
+gradients. The attempt is then BROKEN, and only an abort is accepted.
 
-Attempts increase over the whole run, steps need not: a restored trainer repeats older steps.
-So the attempt alone decides which of two keys is newer.
+Attempts increase over the whole run. Steps may repeat, because a restored trainer repeats older
+steps. So only the attempt decides which of two keys is newer.
 """
 
 import enum
@@ -75,7 +75,7 @@ class StepGuard:
     def __init__(self) -> None:
         self._state = _State.CLOSED
         self._last = (0, 0)  # (step, attempt) of the newest attempt that was begun or aborted
-        # Of that attempt, in order of seq
+        # Replies of that attempt, in order of seq
         self._replies: dict[StepKey, tuple[StepCall, object]] = {}
 
     @property
@@ -84,12 +84,12 @@ class StepGuard:
         return self._state is not _State.CLOSED
 
     def once(self, key: StepKey, call: StepCall, work: Callable[[], T]) -> T:
-        """Return the stored reply of a repeated key; else run ``work``, if this call is next.
+        """Return the stored reply of a repeated key, else run ``work`` if this call is next.
 
         Raises:
             StepAlreadyOpen: A begin while another attempt is open.
             StepOutOfOrder: Not the next call, or a key whose reply belongs to another call.
-            Exception: Whatever ``work`` raised; nothing but an abort is accepted after it.
+            Exception: Any error of ``work``. After it, only an abort is accepted.
         """
         if key in self._replies:
             answered, reply = self._replies[key]
@@ -109,10 +109,10 @@ class StepGuard:
         return reply
 
     def abort(self, key: StepKey) -> bool:
-        """Close the open attempt; True if there was one, whose work the caller then undoes.
+        """Close the open attempt. Return True if one was open: the caller then undoes its work.
 
-        The key's attempt and all before it can never be begun again. An abort of an older attempt
-        than the open one is late, and does nothing.
+        The key's attempt and all before it can never be begun again. An abort of an attempt older
+        than the open one is late and does nothing.
         """
         if key.attempt < self._last[1]:
             return False
@@ -122,7 +122,7 @@ class StepGuard:
         return was_open
 
     def close(self) -> None:
-        """Discard the open attempt, if any, and all replies: they belong to weights that are gone.
+        """Discard the open attempt, if any, and all replies, which belong to discarded weights.
 
         Older attempts than the newest are still refused.
         """
@@ -163,7 +163,7 @@ class LogprobRequest(TypedDict, total=False):
     """Models under which log-probabilities are computed."""
 
     policy: Required[bool]
-    """The weights that are trained."""
+    """The trained weights."""
 
     reference: Required[bool]
     """The initial weights."""
@@ -172,7 +172,7 @@ class LogprobRequest(TypedDict, total=False):
     """Logprobs are of softmax(logits / temperature)."""
 
     teacher: str | None
-    """The model of this directory, which never changes; None, the default: no teacher."""
+    """Directory of the teacher model, which never changes. None, the default: no teacher."""
 
 
 def requested_columns(request: LogprobRequest) -> list[str]:
@@ -195,9 +195,9 @@ class _Counters(msgspec.Struct, frozen=True):
 class TrainerBackend(ABC):
     """The trainer of one rank. Not safe to call from two threads.
 
-    A call that raises before the optimizer runs leaves weights and moments as they were: after an
-    abort the step may be tried again. A finish that raises may have changed some of them already:
-    then only ``load_state`` or ``reset`` make the trainer whole.
+    A call that raises before the optimizer runs leaves weights and moments unchanged: the step may
+    be retried after an abort. A finish that raises may have changed some of them. Then only
+    ``load_state`` or ``reset`` restore a consistent trainer.
     """
 
     def __init__(self) -> None:
@@ -229,15 +229,14 @@ class TrainerBackend(ABC):
     ) -> ChunkResult:
         """Add the gradients of a chunk to the sums of the open step.
 
-        With several optimizer steps per step the groups are checked and kept, and ``finish`` trains
-        them: each minibatch may have groups of all chunks.
+        With several optimizer steps per step, this call only checks and keeps the groups.
+        ``finish`` trains them, because a minibatch may have groups of all chunks.
 
         Args:
             key: The next key of the step.
-            chunk: This rank's groups (``make_chunk``), with the columns that the
-                loss needs.
+            chunk: This rank's groups (``make_chunk``), with the columns that the loss needs.
             advantages: One value per sample of each group.
-            minibatches: Minibatch of each group, from 0; empty: all are of the first.
+            minibatches: Minibatch of each group, from 0. Empty: all belong to the first.
         """
         parts = minibatches or (0,) * len(chunk)
         return self._guard.once(
@@ -248,7 +247,8 @@ class TrainerBackend(ABC):
         """Normalise and clip the gradients, check them, and update the weights.
 
         If the result is not ``applied``, weights, moments and schedule are unchanged. With several
-        optimizer steps it is applied if one of them was; a minibatch that cannot be is passed over.
+        optimizer steps, it is ``applied`` if at least one of them was. Minibatches that cannot be
+        applied are skipped.
         """
         self._current_digest = None
         result = self._guard.once(key, StepCall.FINISH, self._finish)
@@ -257,7 +257,7 @@ class TrainerBackend(ABC):
         return result
 
     def abort_train_step(self, key: StepKey) -> None:
-        """Discard the open step, if any; the trainer is as it was before the step was begun."""
+        """Discard the open step, if any, and restore the trainer's state before that step."""
         if self._guard.abort(key):
             self._drop()
 
@@ -268,7 +268,10 @@ class TrainerBackend(ABC):
         loss: LossSpec,
         minibatches: Sequence[int] = (),
     ) -> StepResult:
-        """Run a whole step in one call, with the result of any split. No step may be open."""
+        """Run a whole step in one call.
+
+        The result equals that of any split. No step may be open.
+        """
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
         self._current_digest = None
@@ -293,10 +296,10 @@ class TrainerBackend(ABC):
             (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
 
     def load_state(self, directory: Path) -> None:
-        """Load what ``save_state`` wrote; the next steps are bit for bit those of the saved trainer.
+        """Load the state that ``save_state`` wrote.
 
-        An open step is discarded. If this raises, the trainer holds neither the old nor the new
-        state.
+        The next steps are bit for bit those of the saved trainer. An open step is discarded. If
+        this raises, the trainer holds neither the old nor the new state.
         """
         self._close()
         self._current_digest = None
@@ -308,7 +311,7 @@ class TrainerBackend(ABC):
         """Return to the initial model: version 0, a new optimizer, no open step.
 
         Raises:
-            InitialWeightsChanged: ``model.path`` holds other weights than when this was made.
+            InitialWeightsChanged: ``model.path`` no longer holds the weights it had at creation.
         """
         self._close()
         self._current_digest = None
@@ -317,7 +320,7 @@ class TrainerBackend(ABC):
         self.steps_applied, self.last_applied = 0, None
 
     def current_digest(self) -> str:
-        """Return ``weights_digest()``, computed at the first call after a change of the weights.
+        """Return ``weights_digest()``, computed at the first call after the weights changed.
 
         All ranks call it together.
         """
@@ -326,13 +329,13 @@ class TrainerBackend(ABC):
         return self._current_digest
 
     def _check_initial(self, digest: str) -> None:
-        """Refuse weights of ``model.path`` other than those that this trainer was made with."""
+        """Raise if ``model.path`` no longer holds the weights of this trainer's creation."""
         if digest != self.initial_digest:
             raise InitialWeightsChanged(self.initial_digest, digest)
 
     @contextmanager
     def _undone_if_raised(self) -> Generator[None]:
-        """Undo an open step if the block raises, whose error goes on whatever becomes of that."""
+        """Roll back the open step if the block raises. Re-raise even if the rollback fails."""
         try:
             yield
         except BaseException:
@@ -343,12 +346,16 @@ class TrainerBackend(ABC):
         self._guard.close()
         self._drop()
 
-    # --- of each backend -------------------------------------------------------------------------
+    # --- implemented by each backend
+    # ---------------------------------------------------------------
 
     @property
     @abstractmethod
     def identity(self) -> Identity:
-        """Return the identity of this trainer's state; only a trainer of an equal one loads it."""
+        """Return the identity of this trainer's state.
+
+        Only a trainer with the same one loads it.
+        """
 
     @property
     @abstractmethod
@@ -358,7 +365,7 @@ class TrainerBackend(ABC):
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Return the number of weights; tied weights count once."""
+        """Return the number of weights. Tied weights count once."""
 
     @abstractmethod
     def prepare_logprobs(
@@ -371,8 +378,8 @@ class TrainerBackend(ABC):
             request: The models to compute them under.
 
         Returns:
-            For each group, ``policy_logprobs``, ``reference_logprobs`` and ``teacher_logprobs``,
-            whichever was requested: [N] float32 each, one value per response token of the group.
+            For each group, the requested columns of ``policy_logprobs``, ``reference_logprobs`` and
+            ``teacher_logprobs``: [N] float32 each, one value per response token of the group.
         """
 
     @property
@@ -389,11 +396,12 @@ class TrainerBackend(ABC):
     def top_logprobs(
         self, prompts: Sequence[Sequence[int]], count: int, *, quantize: str | None = None
     ) -> TopLogprobs:
-        """Return the most probable next tokens after prompts of equal length, by the current weights.
+        """Return the most probable next tokens after prompts of equal length.
 
-        With ``quantize``, a name of ``sync.quantize``, each matrix that it quantizes has the values
-        that engines compute with. All ranks call it together; the result of rank 0 counts. Weights
-        and gradients of an open step stay.
+        The current weights are used. ``quantize`` is a name of ``sync.quantize``: with it, each
+        matrix that it quantizes has the values that engines compute with. All ranks call it
+        together, and the result of rank 0 counts. Weights and gradients of an open step are
+        unchanged.
         """
 
     @abstractmethod
@@ -428,14 +436,15 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def _initialise(self) -> None:
-        """Restore weights and optimizer as the constructor left them."""
+        """Restore the weights and optimizer that the constructor created."""
 
 
 def logged_failure(undo: Callable[[], None]) -> None:
-    """Call ``undo`` at the end of a step whose outcome is known, and only log what it raises.
+    """Call ``undo`` at the end of a step with a known outcome, and only log its errors.
 
-    An error of the step would be masked otherwise, and an applied update be taken for a failed one,
-    which is tried again. The next step begins by discarding gradients too, and raises there.
+    Otherwise the error would mask an error of the step, or make an applied update look failed, and
+    that update would be retried. The next step discards gradients first, and raises there if that
+    fails again.
     """
     try:
         undo()

@@ -10,7 +10,7 @@ class UntrainableModel(FixableError):
 
 
 class UnfitColumns(OffbeatError):
-    """A group whose columns cannot be trained; ``place`` is its index among a rank's groups."""
+    """A group whose columns cannot be trained. ``place`` is its index among a rank's groups."""
 
     place: int
     column: str
@@ -41,7 +41,7 @@ class PartPackageMissing(OffbeatError):
 
 
 class CheckpointMismatch(OffbeatError):
-    """An intact checkpoint that this trainer cannot load. It is left as it is."""
+    """An intact checkpoint that this trainer cannot load. It is not moved or changed."""
 
     checkpoint: str
     what: str

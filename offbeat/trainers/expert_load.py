@@ -1,9 +1,9 @@
-"""Load of the experts of a model: counts of an open step, losses and biases that balance it.
+"""Load of a model's experts: token counts of an open step, and balancing losses and biases.
 
-A loss over the counts of a microbatch would depend on how a step is cut and laid out. Here the shares
-of the experts are constants during a step, those of the last applied one, so that the loss is a plain
-sum over tokens like every other. Counted are the response tokens in rows: each is there once however
-a step is packed, which is not so for prompts, that samples may share, and padding.
+A loss over the counts of a microbatch would depend on how a step is split and laid out. Here the
+experts' shares are constant during a step: they come from the last applied step. So the loss is a
+plain sum over tokens, like every other loss. Only response tokens in rows are counted, because each
+occurs once however a step is packed. Padding and prompts, which samples may share, do not.
 
 Legend: L layers with experts, E experts, K experts per token, T tokens.
 """
@@ -27,12 +27,13 @@ SHARES: Final = "expert_shares"
 
 
 def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
-    """Return what each token weighs in the losses of routers, in float64: as much as in the policy loss.
+    """Return the weight of each token in the router losses, in float64, as in the policy loss.
 
     Args:
-        sample_tokens: ``PackedRows.sample_tokens_RT``, or some of it, of any shape. Tokens that do not
-            count have 0 there, and here.
-        normalize: Of the recipe's loss. A trained token weighs 1, or its part of its sample's mean.
+        sample_tokens: ``PackedRows.sample_tokens_RT``, or part of it, of any shape. Tokens that do
+            not count have 0 there and in the result.
+        normalize: The recipe's loss normalization. A trained token weighs 1, or its part of its
+            sample's mean.
     """
     tokens = torch.from_numpy(sample_tokens).double()
     if normalize == "sequences":
@@ -41,9 +42,9 @@ def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
 
 
 class ExpertLoad:
-    """Counts of all layers over one optimizer step, and the shares of the last applied one.
+    """Counts of all layers over one optimizer step, and the shares of the last applied step.
 
-    Every rank has one and counts the tokens that it routes, each token on one rank.
+    Every rank has one and counts the tokens that it routes. Each token is counted on one rank.
     """
 
     def __init__(
@@ -58,21 +59,21 @@ class ExpertLoad:
 
         Args:
             layers: Number of layers with experts, in the whole model.
-            experts: Number of experts of each.
+            experts: Number of experts per layer.
             config: Weights of the losses, and rate of the biases.
-            device: Where routers compute.
-            ranks: Those that hold the model; None: all of the world.
+            device: Device where routers compute.
+            ranks: Ranks that hold the model. None: the whole world.
         """
         self.config, self._ranks = config, ranks
         self._shares_LE = torch.full(
             (layers, experts), 1 / experts, dtype=torch.float64, device=device
         )
-        self._tokens_LE = torch.zeros_like(self._shares_LE)  # a token counts once per expert of it
+        self._tokens_LE = torch.zeros_like(self._shares_LE)  # a token counts once per chosen expert
         self._sums_LM = self._shares_LE.new_zeros(layers, len(LoadSums._fields))
         self._metrics: dict[str, float] = {}
 
     def layer(self, index: int) -> "RouterLoad":
-        """Return the part of one layer, which shares its memory."""
+        """Return the part of one layer. It shares this object's memory."""
         rows = self._shares_LE[index], self._tokens_LE[index], self._sums_LM[index]
         return RouterLoad(self.config, *rows)
 
@@ -82,16 +83,18 @@ class ExpertLoad:
         self._sums_LM.zero_()
 
     def apply(self, biases: Sequence[tuple[int, Tensor]]) -> None:
-        """End an applied optimizer step: set shares and metrics, and move biases. All ranks call it.
+        """End an applied optimizer step: set shares and metrics, and update biases.
+
+        All ranks call it.
 
         Args:
-            biases: Index of the layer and bias [E] of every router of this rank that has one.
+            biases: Layer index and bias [E] of each router of this rank that has a bias.
         """
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._tokens_LE, group=self._ranks)
             dist.all_reduce(self._sums_LM, group=self._ranks)
         mean_L1 = self._tokens_LE.mean(-1, keepdim=True)
-        is_counted_L = mean_L1[:, 0] > 0  # in a step of one-token responses nothing is
+        is_counted_L = mean_L1[:, 0] > 0  # false in a step of one-token responses
         if bool(is_counted_L.all()):
             self._shares_LE.copy_(self._tokens_LE / self._tokens_LE.sum(-1, keepdim=True))
             self._metrics = self._measured(mean_L1)
@@ -103,7 +106,7 @@ class ExpertLoad:
         self.begin()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of the last applied optimizer step, once."""
+        """Return the metrics of the last applied optimizer step and clear them."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -122,7 +125,7 @@ class ExpertLoad:
     # --- the state -------------------------------------------------------------------------------
 
     def state(self) -> Tensor:
-        """Return the shares [L, E]: the tensor itself, equal on all ranks."""
+        """Return the shares [L, E]: the tensor itself, with equal values on all ranks."""
         return self._shares_LE
 
     def reset(self) -> None:
@@ -154,13 +157,13 @@ class RouterLoad:
     def count(
         self, logits_TE: Tensor, scores_TE: Tensor, chosen_TK: Tensor, weight_T: Tensor
     ) -> None:
-        """Add the tokens of a microbatch. Nothing is read from the device.
+        """Add the tokens of a microbatch, without reading from the device.
 
         Args:
             logits_TE: Logits of the experts.
             scores_TE: Scores of the experts, which add up to 1.
             chosen_TK: Indices of the experts of each token.
-            weight_T: ``loss_weights``. Each token with a weight counts as one, whatever it is.
+            weight_T: ``loss_weights``. Each token with a nonzero weight counts as one.
         """
         wide_T = (weight_T > 0).to(self._tokens_E.dtype)
         each_TK = wide_T[:, None].expand_as(chosen_TK)
@@ -179,10 +182,12 @@ class RouterLoad:
     def with_losses(
         self, weights: Tensor, logits_TE: Tensor, scores_TE: Tensor, weight_T: Tensor
     ) -> Tensor:
-        """Return the weights unchanged, whose backward pass adds the gradients of the router's losses.
+        """Return the weights unchanged.
 
-        They are sums over tokens, each times its ``loss_weights``, divided with all gradients when the
-        step ends.
+        Their backward pass adds the gradients of the router losses.
+
+        The losses are sums over tokens, each times its ``loss_weights``. They are divided at the
+        end of the step, with all gradients.
         """
         balance, flatness = self._config.load_balancing_coef, self._config.z_loss_coef
         if not self._config.has_losses:
@@ -203,7 +208,7 @@ def _flatness(logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
 
 
 def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
-    """Return scores of experts that add up to 1, in float32, or float64 for logits of it."""
+    """Return expert scores that add up to 1, in float32, or float64 for float64 logits."""
     wide_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     if not sigmoid:
         return wide_TE.softmax(-1)
@@ -212,7 +217,7 @@ def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
 
 
 class _AddedLoss(torch.autograd.Function):
-    """Adds a loss beside the values that are returned: its gradient is 1 wherever theirs is read."""
+    """Adds a loss to returned values: the loss has gradient 1 wherever their gradient is read."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:  # noqa: ANN401 -- torch's

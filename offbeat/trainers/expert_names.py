@@ -3,10 +3,10 @@
     apart       ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
     together    ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
 
-Experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj`` when they are
-together. A trainer uses one of the two forms, and so does an engine. Both functions of a pair
-iterate over the tensors in the same order, pass through tensors that are no experts or already have
-the wanted form, and keep the experts of one layer in memory at a time.
+Fused experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj``. A trainer uses
+one of the two forms, and so does an engine. Both functions of a pair iterate over the tensors in
+the same order. They pass through tensors that are not experts or already have the wanted form. They
+keep the experts of only one layer in memory at a time.
 
 Legend: E experts, I columns of one, H hidden.
 """
@@ -63,7 +63,7 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
 
 
 def named_apart(named: Iterable[Named]) -> Iterator[Named]:
-    """Yield tensors with the matrices of each expert as tensors of their own ([I, H], [H, I])."""
+    """Yield tensors with the matrices of each expert as separate tensors ([I, H], [H, I])."""
     for name, tensor in named:
         found = _TOGETHER.fullmatch(name)
         if found is None or tensor.ndim != _TOGETHER_AXES:
@@ -77,14 +77,17 @@ def named_apart(named: Iterable[Named]) -> Iterator[Named]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """A naming of experts: its conversion of the tensors, and of their regions."""
+    """A naming of experts: how it converts the tensors and their regions."""
 
     named: Callable[[Iterable[Named]], Iterator[Named]]
     regions: Callable[[Iterable[TensorRegion], Mapping[str, Shape]], Iterator[TensorRegion]]
-    """(regions under the trainer's names, whole shapes by those names) -> under these names."""
+    """(regions by the trainer's names, whole shapes by those names) -> regions by these names."""
 
     def metas(self, metas: Iterable[Meta]) -> Iterator[Meta]:
-        """Yield name, shape and dtype of each tensor that ``named`` yields; an empty dtype: float32."""
+        """Yield name, shape and dtype of each tensor that ``named`` yields.
+
+        Empty dtype: float32.
+        """
         without_memory = (
             (name, torch.empty(shape, dtype=getattr(torch, dtype or "float32"), device="meta"))
             for name, shape, dtype in metas
@@ -149,10 +152,10 @@ _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 
 
 def _form(experts: str, matrices: Collection[tuple[str, int]]) -> tuple[int, bool]:
-    """Return the number of experts, and whether they have a gate.
+    """Return the number of experts and whether they have a gate.
 
     Raises:
-        UnjoinedExperts: A matrix exists for some of them only.
+        UnjoinedExperts: A matrix exists only for some of them.
     """
     count = 1 + max(number for _, number in matrices)
     is_gated = any(kind == "gate" for kind, _ in matrices)
@@ -164,12 +167,12 @@ def _form(experts: str, matrices: Collection[tuple[str, int]]) -> tuple[int, boo
 
 
 def _experts_of(name: str) -> str:
-    """Return the name prefix of the layer whose expert this tensor belongs to; empty if none."""
+    """Return the layer's name prefix if the tensor belongs to an expert, else an empty string."""
     found = _APART.fullmatch(name)
     return "" if found is None else found[1]
 
 
 def _place(name: str) -> tuple[str, int]:
     found = _APART.fullmatch(name)
-    assert found is not None  # noqa: S101 -- ``_experts_of`` has said so
+    assert found is not None  # noqa: S101 -- ``_experts_of`` has checked it
     return found[3], int(found[2])

@@ -1,10 +1,10 @@
-"""Floating-point operations of passes over packed rows, their time, and the most that a device can do.
+"""FLOPs of passes over packed rows, their time, and the peak of a device.
 
-The count is that of model FLOPs utilisation (PaLM, arXiv:2204.02311, appendix B): of a matrix 2 per
-weight and token forward, 2 for the gradient of its input and 2 for that of a trained weight; of a pair
-of tokens 4 per dimension of every head forward, and twice that backward. Unlike there, only pairs
-attend that a causal mask shows, and of a layer of experts those count that a token is sent to.
-Recomputation, padding and operations between the products do not count.
+The count follows model FLOPs utilisation (PaLM, arXiv:2204.02311, appendix B). Per weight of a
+matrix and token: 2 forward, 2 for the gradient of its input, and 2 for the gradient of a trained
+weight. Per pair of tokens and dimension of a head: 4 forward and 8 backward. Unlike in PaLM, only
+the pairs under a causal mask count, and only the experts that a token is sent to. Recomputation,
+padding and operations between the products do not count.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ PER_WEIGHT: Final = 6
 
 PER_FROZEN_WEIGHT: Final = 4
 PER_DIMENSION: Final = 6
-"""FLOPs per pair of tokens and dimension of a head: of queries and keys for the score, or of values."""
+"""FLOPs per token pair and head dimension: of queries and keys for the score, or of values."""
 
 PEAKS: Final = (
     ("H200", torch.bfloat16, 989e12),
@@ -43,12 +43,13 @@ PEAKS: Final = (
     ("RTX 4090", torch.bfloat16, 165e12),
     ("RTX 4090", torch.float32, 82.6e12),
 )
-"""FLOP/s by part of the device's name and dtype, dense, from the makers' data sheets; float32 without
-TF32. The first entry that fits counts."""
+"""Dense FLOP/s by part of the device's name and dtype, from the makers' data sheets.
+
+float32 is without TF32. The first entry that matches counts."""
 
 
 def known_peak(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the maker's FLOP/s of a device in a dtype; None where the table does not have it."""
+    """Return the maker's FLOP/s of a device in a dtype, or None if the table lacks it."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -57,11 +58,11 @@ def known_peak(device: torch.device, dtype: torch.dtype) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """FLOPs of one forward and backward pass of a model, by what is computed."""
+    """FLOPs of one forward and backward pass of a model, by unit of work."""
 
     token: float
-    place: float  # whose logits are computed
-    pair: float  # of tokens of which one attends to the other
+    place: float  # with computed logits
+    pair: float  # one token attends to the other
 
     def of(self, packed: PackedRows) -> float:
         """Return the FLOPs of a microbatch."""
@@ -70,13 +71,13 @@ class ModelFlops:
 
 
 def count_work(microbatches: Sequence[PackedRows], flops: ModelFlops | None) -> tuple[int, float]:
-    """Return the tokens of microbatches without padding, and their FLOPs; 0 if these are not known."""
+    """Return tokens of microbatches without padding, and their FLOPs, 0 if not known."""
     tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
     return tokens, 0.0 if flops is None else sum(map(flops.of, microbatches))
 
 
 def tokens_and_pairs(packed: PackedRows) -> tuple[int, int]:
-    """Return the tokens of a microbatch without padding, and its pairs that attend."""
+    """Return the number of tokens without padding, and of token pairs that attend."""
     if packed.trees:
         pairs = 0
         for tree in packed.trees:
@@ -98,10 +99,10 @@ def _causal(tokens: int) -> int:
 
 
 class PassTimer:
-    """Clock of passes on a device, which runs from when it is made until ``stop``.
+    """Clock of passes on a device. It runs from its creation until ``stop``.
 
-    On CUDA a call returns before its work is done, so that the device itself marks begin and end, and
-    nothing waits for them before the seconds are read.
+    On CUDA a call returns before its work is done. So the device itself marks begin and end, and
+    the host only waits for them when the seconds are read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -109,7 +110,7 @@ class PassTimer:
         self._begin, self._end = self._mark(), None
 
     def stop(self) -> None:
-        """Mark the end of what was computed since the timer was made."""
+        """Mark the end of the computation since the timer was created."""
         self._end = self._mark()
 
     def seconds(self) -> float:

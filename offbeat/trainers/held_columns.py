@@ -1,6 +1,6 @@
 """Columns of the groups of a call, which a rank receives with the call or ahead of it.
 
-Knows no torch: the stub and the process of the controller import it.
+Does not import torch, because the stub and the controller process import it.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,31 @@ Places = Sequence[Sequence[tuple[int, int]]]
 
 
 class HeldColumns:
-    """Buffer for columns that arrive ahead of their call; it holds those of one call at most."""
+    """Buffer for columns that arrive ahead of their call.
+
+    It holds the columns of one call at most.
+    """
 
     def __init__(self) -> None:
         self._key: tuple[int, int] | None = None
         self._payloads = tuple[Sequence[Columns], ...]()
 
     def put(self, fence: Fence, number: int, payloads: tuple[Sequence[Columns], ...]) -> None:
-        """Keep the payloads of call ``number`` of this controller: each one counts from 1."""
+        """Keep the payloads of call ``number`` of this controller.
+
+        Each controller counts from 1.
+        """
         self._key, self._payloads = (fence.incarnation, number), payloads
 
     def take(self, fence: Fence, number: int) -> tuple[Sequence[Columns], ...] | None:
-        """Remove and return the payloads of that call; None if they did not arrive."""
+        """Remove and return the payloads of that call, or None if they did not arrive."""
         arrived, payloads = self._key == (fence.incarnation, number), self._payloads
         self._key, self._payloads = None, ()
         return payloads if arrived else None
 
 
 class MissingColumns:
-    """Placeholder for a chunk whose columns did not arrive; reading it raises."""
+    """Placeholder for a chunk whose columns did not arrive. Reading it raises."""
 
     def __init__(self, rank: int, during: str) -> None:
         self._rank, self._during = rank, during
@@ -48,7 +54,7 @@ class MissingColumns:
         raise ColumnsMissing(self._rank, self._during)
 
     def unbind(self, _dim: int) -> NoReturn:
-        """Raise: this is how a chunk is read."""
+        """Raise: reading a chunk calls this method."""
         raise ColumnsMissing(self._rank, self._during)
 
 
@@ -80,7 +86,7 @@ def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Column
 def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     """Return the columns of each group of a chunk as read-only numpy views.
 
-    They may be in memory that other processes read, and a tensor does not know that.
+    They may be in memory that other processes read, and tensors cannot be read-only.
 
     Raises:
         ColumnsMissing: They did not arrive.

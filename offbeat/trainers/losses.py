@@ -1,4 +1,4 @@
-"""Losses of a rank by name: the built-in ones, and the user's own, loaded and proved."""
+"""Losses of a rank by name: the built-in ones and the user's, which is loaded and checked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ _NAME_FIX: Final = "Name it module:function, the module being importable from th
 
 
 def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
-    """Return the losses by name. The one of ``algorithm.loss.target`` is imported and proved.
+    """Return the losses by name. The loss of ``algorithm.loss.target`` is imported and checked.
 
     Raises:
         LossRefused: It cannot be imported, or lacks a property that training needs.
@@ -39,7 +39,7 @@ def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
 
 
 def load_custom_loss(config: CustomLossConfig, working_dir: Path, device: str) -> CustomLoss:
-    """Return the loss of ``algorithm.loss.target``, imported, and proved on a device of torch.
+    """Import the loss of ``algorithm.loss.target``, check it on a torch device, and return it.
 
     Raises:
         LossRefused: It cannot be imported, or lacks a property that training needs.

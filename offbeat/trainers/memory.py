@@ -1,8 +1,8 @@
 """Peak memory of a rank in each phase of a step.
 
-On CUDA it is the memory allocated by torch's allocator; on the CPU the resident memory of the
-process, which includes libraries and memory that was freed but not returned. It costs microseconds
-per call.
+On CUDA this is the memory that torch's allocator allocated. On the CPU it is the resident memory of
+the process, including libraries and memory that was freed but not returned. A call costs
+microseconds.
 """
 
 import resource
@@ -21,7 +21,7 @@ from offbeat.trainers.cpu_time import with_summed_cpu
 _METRIC: Final = "memory/peak_{}_bytes"
 _PREFIX: Final = _METRIC.partition("{")[0]
 RESERVED: Final = "reserved"
-"""Name beside those of the phases: what the allocator held, in use or not."""
+"""Name next to the phases: memory that the allocator held, in use or not."""
 _PHASES: Final = {
     "prepare_logprobs": "logprobs",
     "begin": "train",
@@ -30,7 +30,7 @@ _PHASES: Final = {
     "publish": "publish",
     "checkpoint": "checkpoint",
 }
-"""Phase by the trainer rank's name of a call. Other calls are not measured."""
+"""Phase by the call names of the trainer rank. Other calls are not measured."""
 
 
 class Meter(Protocol):
@@ -45,7 +45,10 @@ class Meter(Protocol):
         ...
 
     def reserved(self) -> int | None:
-        """Return the most bytes since ``start`` that the allocator held, in use or not; None: not known."""
+        """Return the most bytes that the allocator held since ``start``, in use or not.
+
+        Return None if it is not known.
+        """
         ...
 
 
@@ -53,14 +56,14 @@ class PeakMemory:
     """Collects the peak memory per phase of a step, over all sections of the phase."""
 
     def __init__(self, meter: Meter | None) -> None:
-        """Use ``meter``; without one the report is empty."""
+        """Use ``meter``. Without one, the report is empty."""
         self._meter = meter
         self._peaks = dict[str, int]()
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
 
     @contextmanager
     def during(self, call: str) -> Generator[None]:
-        """Count the work inside the block to the phase of ``call``, whether it raises or not."""
+        """Count the work inside the block to the phase of ``call``, even if it raises."""
         phase = _PHASES.get(call)
         if self._meter is None or phase is None:
             yield
@@ -77,7 +80,7 @@ class PeakMemory:
         self._peaks[name] = max(self._peaks.get(name, 0), value)
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Return the metrics of all phases since the last report; the same report for the same key."""
+        """Return metrics of all phases since the last report, or the same ones for the same key."""
         if self._reported[0] != key:
             named = {_METRIC.format(name): float(peak) for name, peak in self._peaks.items()}
             self._reported, self._peaks = (key, named), {}
@@ -85,14 +88,14 @@ class PeakMemory:
 
 
 def meter_of(trainer: TrainerConfig) -> Meter | None:
-    """Return the memory meter for a rank of this trainer; None for the stub, which has no model."""
+    """Return the memory meter for a rank of this trainer, or None for the stub, without a model."""
     if trainer.backend == "stub":
         return None
     return CudaMeter() if trainer.device.startswith("cuda") else ResidentMeter()
 
 
 def with_highest(ranks: Sequence[StepResult]) -> StepResult:
-    """Return the result of rank 0 with the highest memory peaks and the CPU time of all ranks."""
+    """Return rank 0's result with the highest memory peaks and summed CPU time of all ranks."""
     first, metrics = ranks[0], dict(ranks[0].metrics)
     for rank in ranks[1:]:
         for name, value in rank.metrics.items():
@@ -102,20 +105,20 @@ def with_highest(ranks: Sequence[StepResult]) -> StepResult:
 
 
 class CudaMeter:
-    """Measures the bytes of tensors on this process's CUDA device."""
+    """Measures bytes of tensors on this process's CUDA device."""
 
     def start(self) -> None:
-        import torch  # noqa: PLC0415 -- whoever imports this module need not load it
+        import torch  # noqa: PLC0415 -- importers of this module need not load it
 
         torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
-        import torch  # noqa: PLC0415 -- whoever imports this module need not load it
+        import torch  # noqa: PLC0415 -- importers of this module need not load it
 
         return torch.cuda.max_memory_allocated()
 
     def reserved(self) -> int | None:
-        import torch  # noqa: PLC0415 -- whoever imports this module need not load it
+        import torch  # noqa: PLC0415 -- importers of this module need not load it
 
         return torch.cuda.max_memory_reserved()
 
@@ -123,12 +126,12 @@ class CudaMeter:
 class ResidentMeter:
     """Measures the resident bytes of this process.
 
-    Where the kernel does not let a process reset its high-water mark, or is not Linux, the peak is
-    the highest since the process started: then no phase is lower than one before it.
+    The peak counts from the start of the process if it is not on Linux, or if the kernel forbids
+    resetting the high-water mark. Then no phase is lower than an earlier one.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
-        """Read the kernel's directory of a process, which may be absent."""
+        """Read ``process``, the kernel's directory of a process. It may be missing."""
         self._mark, self._status = process / "clear_refs", process / "status"
         self._can_start = self._status.exists() and self._mark.exists()
 
@@ -148,5 +151,5 @@ class ResidentMeter:
         return largest if sys.platform == "darwin" else largest * 1024
 
     def reserved(self) -> int | None:
-        """Return None: resident memory has in it what the allocator keeps."""
+        """Return None, because resident memory includes the memory that the allocator keeps."""
         return None

@@ -1,6 +1,6 @@
 """Trainer of a real model, built from parts: one rank's split step over sums of gradients.
 
-Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
+Gradients accumulate as raw sums over microbatches. At the end they are divided once, by the valid
 tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
 chunks or assigned to ranks, and ``train`` is the same step in one call.
 """
@@ -58,12 +58,12 @@ from offbeat.weight_sync.wire_format import find_wire_format
 
 
 def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:
-    """Return the learning rate of the step that follows ``applied`` steps, of ``total`` in the run.
+    """Return the learning rate of the step after ``applied`` of ``total`` steps in the run.
 
-    Warm-up rises linearly from 0 and reaches the peak with step ``warmup_steps``; linear and cosine
-    then fall to reach ``min_learning_rate`` when the last step is done, and ``wsd`` does so over
+    Warm-up rises linearly from 0 and reaches the peak at step ``warmup_steps``. Linear and cosine
+    then fall and reach ``min_learning_rate`` when the last step is done. ``wsd`` falls within
     ``decay_steps``, by ``1 - sqrt`` (arXiv:2405.18392, section 3.1; Megatron-LM's ``minus_sqrt``).
-    Without a minimum no step is taken at 0 before the end.
+    Without a minimum, no step before the end has rate 0.
     """
     if applied < config.warmup_steps:
         return config.learning_rate * (applied + 1) / config.warmup_steps
@@ -91,17 +91,17 @@ class RankOptions(TypedDict, total=False):
     """Number of steps at which the learning-rate schedule ends."""
 
     seed: int
-    """Seed of the library's generators, for weights that the files lack; 0 by default."""
+    """Seed of the library's generators, for weights missing in the files. 0 by default."""
 
     peers: Peers | None
-    """The ranks of the world, whose process group exists; None, the default: one rank."""
+    """The ranks of the world, whose process group exists. None, the default: one rank."""
 
     losses: Mapping[str, Loss]
-    """Losses by the name a recipe uses; by default the built-in ones."""
+    """Losses by the name that a recipe uses. By default the built-in ones."""
 
 
 class TrainedGroups(NamedTuple):
-    """One rank's groups of a chunk, as its loss reads them; None without groups."""
+    """One rank's groups of a chunk, in the form that its loss reads. None without groups."""
 
     batch: Batch
     inputs_of: Callable[[PackedRows, Tensor, Tensor], LossTokens]
@@ -109,7 +109,7 @@ class TrainedGroups(NamedTuple):
 
 
 def _advantage_sums(batch: Batch, advantages: Advantages) -> AdvantageSums:
-    """Return those of the samples that are trained, in float64."""
+    """Return the advantage sums of the trained samples, in float64."""
     each = np.concatenate([np.asarray(part, np.float64) for part in advantages])
     trained = each[batch.wanted_samples]
     return AdvantageSums(float(len(trained)), float(np.square(trained).sum()))
@@ -118,22 +118,23 @@ def _advantage_sums(batch: Batch, advantages: Advantages) -> AdvantageSums:
 class ModelTrainer(TrainerBackend):
     """One rank's trainer of a model, built from parts: passes, updates and state.
 
-    Every rank of a world makes one, and all make the same calls in the same order, each with its
-    own share of the groups, which may be empty. Results are equal on all ranks, but for
+    Every rank of a world creates one. All make the same calls in the same order, each with its own
+    share of the groups, which may be empty. Results are equal on all ranks, except for
     ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
 
     One step, from the loss to the optimizer:
 
     1. ``_begin``: sums of zero, no gradients.
     2. ``_accumulate``, per chunk: ``Passes.cut`` packs the share into microbatches.
-    3. ``Passes.add_gradients``: the forward pass of each microbatch gives the logprobs and entropies,
-       ``loss_of`` a sum over tokens, not a mean; ``backward`` adds its gradients. The sums go to
-       ``StepSums``.
+    3. ``Passes.add_gradients``: the forward pass of each microbatch returns logprobs and entropies.
+       ``loss_of`` returns a sum over tokens, not a mean. ``backward`` adds its gradients.
+       ``StepSums`` receives the sums.
     4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per optimizer step.
-    5. ``Updates.step``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
+    5. ``Updates.step``: the optimizer divides the gradients by ``totals.denominator``, clips,
+       steps.
 
-    With several optimizer steps (``LossSpec.optimizer_steps``), 2 checks and holds the groups, and 4
-    repeats 3 to 5 for each minibatch of each epoch.
+    With several optimizer steps (``LossSpec.optimizer_steps``), 2 only checks and holds the groups.
+    Then 4 repeats 3 to 5 for each minibatch of each epoch.
     """
 
     # Every backend sets these
@@ -144,10 +145,10 @@ class ModelTrainer(TrainerBackend):
     def __init__(
         self, model_path: str | Path, optimizer: OptimizerConfig, **options: Unpack[RankOptions]
     ) -> None:
-        """Load nothing yet.
+        """Store the arguments. The constructor loads nothing.
 
         Args:
-            model_path: Hugging Face directory. The KL penalty pulls towards this model.
+            model_path: Hugging Face directory. Its model is the reference of the KL penalty.
             optimizer: The learning-rate schedule.
             options: The model and the world of ranks.
         """
@@ -159,15 +160,15 @@ class ModelTrainer(TrainerBackend):
         self._seed = options.get("seed", 0)
         self._losses = options.get("losses", LOSSES)
         self._dtype = torch_dtype(options["model"].dtype)
-        self._sums: StepSums | None = None  # of the open step
-        self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
+        self._sums: StepSums | None = None  # sums of the open step
+        self._held = HeldGroups(1)  # groups of the open step if it has several updates
 
     def prepare_logprobs(
         self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Compute log-probabilities like the base class.
 
-        Gradients of an open step stay. Reference and teacher are loaded when they are first needed.
+        Gradients of an open step are unchanged. Reference and teacher are loaded at first use.
         """
         batch, microbatches = self.passes.agree(
             "prepare_logprobs", lambda: self.passes.cut(read_groups(chunk), only_trained=False)
@@ -199,7 +200,7 @@ class ModelTrainer(TrainerBackend):
 
     @property
     def expert_load(self) -> ExpertLoad | None:
-        """Return the load of the experts; None of a model without them."""
+        """Return the load of the experts, or None for a model without experts."""
         return self.passes.facts.expert_load
 
     # --- the state -------------------------------------------------------------------------------
@@ -217,7 +218,10 @@ class ModelTrainer(TrainerBackend):
         return self.model_state.parameters
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
+        """Yield whole weights by Hugging Face name, in a fixed order, tied ones once.
+
+        All ranks call it together.
+        """
         return self.model_state.named_weights()
 
     def held_regions(self) -> list[TensorRegion]:
@@ -238,7 +242,7 @@ class ModelTrainer(TrainerBackend):
         self.model_state.reset()
 
     def current_digest(self) -> str:
-        """Return the digest like the base class; all ranks compute it if one of them has to."""
+        """Return the digest like the base class. All ranks compute it if one of them has to."""
         (is_unknown,) = self.peers.all_reduce_max([self._current_digest is None])
         if is_unknown:
             self._current_digest = None
@@ -271,7 +275,7 @@ class ModelTrainer(TrainerBackend):
             if sums.loss.optimizer_steps == 1:
                 result = self._add_groups(chunk, advantages, sums)
             else:
-                # Raises now for groups that cannot be trained, while the step may still be aborted.
+                # Raises now if groups cannot be trained, while the step may still be aborted
                 trained, _, result = self._read(chunk, advantages, sums)
                 of_chunk = AdvantageSums() if trained is None else trained.advantage_sums
                 self._held.add(chunk, advantages, minibatches, of_chunk)
@@ -282,7 +286,7 @@ class ModelTrainer(TrainerBackend):
     def _add_groups(
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> ChunkResult:
-        """Add gradients and sums of this rank's groups; all ranks call it together."""
+        """Add gradients and sums of this rank's groups. All ranks call it together."""
 
         def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
             assert trained is not None  # noqa: S101 -- only groups have wanted tokens
@@ -355,7 +359,7 @@ class ModelTrainer(TrainerBackend):
         )
 
     def _sums_of_updates(self) -> Iterator[StepSums]:
-        """Yield the sums of each optimizer step while its gradients are there; all ranks together."""
+        """Yield the sums of each optimizer step while its gradients exist. All ranks call it."""
         step = self._step
         if step.loss.optimizer_steps == 1:
             yield step
@@ -372,7 +376,7 @@ class ModelTrainer(TrainerBackend):
         return sums.totals(self.peers, contributes=self.passes.facts.leads_replica)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
+        """Return the gradient norm and why no update was made (equal on all ranks)."""
         if totals.refusal:
             return 0.0, totals.refusal
         applied, norm, movement = self.updates.step(totals.denominator, rate)
@@ -390,10 +394,10 @@ class ModelTrainer(TrainerBackend):
         self._close_sums()
 
     def _close_sums(self) -> None:
-        self._sums, self._held = None, HeldGroups(1)  # whatever becomes of the gradients
+        self._sums, self._held = None, HeldGroups(1)  # even if discarding the gradients fails
         self.updates.drop_gradients()
 
     @property
     def _step(self) -> StepSums:
-        assert self._sums is not None  # noqa: S101 -- the guard lets nothing through otherwise
+        assert self._sums is not None  # noqa: S101 -- the guard checks this before the call
         return self._sums

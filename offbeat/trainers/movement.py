@@ -1,9 +1,10 @@
 """Check that an optimizer step changed some of the weights that it updates.
 
-If the optimizer updates other tensors than the model computes with, or the learning rate is below
-the resolution of float32, a run still looks like training: a finite loss, a gradient norm, new
-versions of the same weights. Up to 64 elements of each tensor are copied before the step and
-compared after it, so the check costs two small copies per step, whatever the size of the model.
+The check finds an optimizer that updates other tensors than the model computes with. It also finds
+a learning rate below the resolution of float32. Such a run still looks like training: a finite
+loss, a gradient norm, new versions of the same weights. Up to 64 elements of each tensor are copied
+before the step and compared after it. So the check costs two small copies per step, for any model
+size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ class Movement(NamedTuple):
     """Comparison of one rank's sampled weights before and after a step."""
 
     moved: bool  # a sampled element has another value than before the step
-    expected: int  # sampled elements that had a gradient; counted only when none moved
+    expected: int  # sampled elements that had a gradient; only counted when none moved
 
 
 _MOVEMENTS: Final = msgspec.msgpack.Decoder(Movement)
@@ -32,7 +33,7 @@ NOT_UPDATED: Final = Movement(moved=False, expected=0)
 
 
 class UpdateResult(NamedTuple):
-    """Result of an optimizer step. The weights were updated if and only if ``applied``."""
+    """Result of an optimizer step. The weights were updated only if ``applied`` is true."""
 
     applied: bool
     grad_norm: float  # after normalisation, before clipping
@@ -48,7 +49,7 @@ class MovementProbe:
         self._before = _sample(self._updated)
 
     def after(self, gradients: Sequence[Tensor | None]) -> Movement:
-        """Compare the sample with the weights. ``gradients``: those applied, in tensor order."""
+        """Compare the sample with the weights. ``gradients`` lists the applied ones by tensor."""
         if not torch.equal(self._before, _sample(self._updated)):
             return Movement(moved=True, expected=0)
         expected = sum(

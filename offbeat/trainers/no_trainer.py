@@ -1,4 +1,4 @@
-"""Trainer port of an evaluation, whose engines serve the weights that they loaded."""
+"""Trainer port of an evaluation. Its engines serve the weights that they loaded."""
 
 import asyncio
 from typing import NoReturn
@@ -10,7 +10,7 @@ from offbeat.weight_sync.served import loaded_digest
 
 
 class NoTrainer:
-    """Trainer of a run that trains nothing: it has version 0, and its release travels nowhere."""
+    """Trainer of a run that trains nothing. It has version 0, and no engine fetches its release."""
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
@@ -29,13 +29,13 @@ class NoTrainer:
         return await self.state(fence)
 
     async def restart(self) -> None:
-        """Do nothing: there is no process."""
+        """Do nothing, because no process runs."""
 
     async def close(self) -> None:
-        """Do nothing: there is no process."""
+        """Do nothing, because no process runs."""
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        """Do nothing: no step is open."""
+        """Do nothing, because no step is open."""
 
     async def _digest(self) -> str:
         return await asyncio.get_running_loop().run_in_executor(None, loaded_digest, self._path)

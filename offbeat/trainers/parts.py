@@ -1,6 +1,6 @@
 """Interfaces of the parts that a rank's trainer is built from: passes, updates and state.
 
-A backend builds the parts; a plug-in replaces one of them, or wraps it.
+A backend builds the parts. A plug-in replaces or wraps one of them.
 
 Dtype and digest of a model's weights, the same for every backend.
 """
@@ -45,11 +45,11 @@ class RankFacts:
     """Facts about a rank and its model that do not change."""
 
     device: torch.device
-    vocabulary: int  # token ids that a prompt may contain
+    vocabulary: int  # number of token ids that a prompt may contain
     media_rules: MediaRules
-    replica: int  # number of the replica, whose ranks train the same groups
+    replica: int  # number of the replica; its ranks train the same groups
     leads_replica: bool  # whether the rank adds its replica's sums to the sums of the step
-    expert_load: ExpertLoad | None  # of a model with experts
+    expert_load: ExpertLoad | None  # only for a model with experts
 
 
 class Passes(ABC, Generic[M]):
@@ -61,65 +61,65 @@ class Passes(ABC, Generic[M]):
     facts: RankFacts
 
     def begin_step(self) -> None:
-        """Prepare for a step; nothing by default."""
+        """Prepare for a step. Does nothing by default."""
 
     def begin_update(self) -> None:
-        """Prepare for the first microbatch of an optimizer step; nothing by default."""
+        """Prepare for the first microbatch of an optimizer step. Does nothing by default."""
 
     def undo(self) -> None:
-        """Undo what passes since ``begin_update`` changed, except for gradients; nothing by default."""
+        """Undo changes by passes since ``begin_update``, except gradients. Nothing by default."""
 
     def measure(self) -> dict[str, float]:
-        """Return metrics of the passes of a step, at its end; none by default."""
+        """Return metrics of the passes of a step, at its end. Empty by default."""
         return {}
 
     @abstractmethod
     def cut(self, groups: Sequence[Columns], *, only_trained: bool) -> tuple[Batch | None, list[M]]:
-        """Return this rank's groups as a batch, and its microbatches; None if it has no tokens."""
+        """Return this rank's groups as a batch, None if it has no tokens, and its microbatches."""
 
     @abstractmethod
     def agree(self, during: str, read: Callable[[], tuple[T, list[M]]]) -> tuple[T, list[M]]:
-        """Return what ``read`` returned, its microbatches followed by padding.
+        """Return the result of ``read``, its microbatches followed by padding.
 
-        Afterwards ranks that compute together have equally many microbatches.
+        Ranks that compute together then have equally many microbatches.
 
         Raises:
-            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
+            Exception: The error of ``read``, on this rank. Other ranks raise ``PeerFailed``.
         """
 
     @abstractmethod
     def load(self, column: str, teacher: str | None) -> object:
-        """Return the model of a column of logprobs, loaded at the first call.
+        """Return the model that computes a column of logprobs. The first call loads it.
 
-        ``teacher``: the directory of the teacher, for its column.
+        ``teacher`` is the directory of the teacher, for the teacher's column.
         """
 
     @abstractmethod
     def logprobs(
         self, column: str, count: int, microbatches: Sequence[M], request: LogprobRequest
     ) -> NDArray[np.float32]:
-        """Return [count] log-probabilities, without gradients, under the model of a column."""
+        """Return [count] log-probabilities under the model of a column, without gradients."""
 
     @abstractmethod
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        """Return the most probable next tokens after prompts, by the current weights."""
+        """Return the most probable next tokens after prompts, under the current weights."""
 
     @abstractmethod
     def add_gradients(self, microbatches: Sequence[M], loss_of: LossOf, loss: LossSpec) -> None:
         """Run forward and backward passes. ``loss_of`` is not called for padding."""
 
     def count_work(self, microbatches: Sequence[M]) -> tuple[int, float] | None:
-        """Return tokens and flops of microbatches; None if the time of the rank does not count."""
+        """Return tokens and FLOPs of microbatches, or None if this rank's time does not count."""
         del microbatches
         return None
 
     def router_biases(self) -> list[tuple[int, Tensor]]:
-        """Return this rank's routers that choose experts by a bias: index of the layer, and bias [E]."""
+        """Return layer index and bias [E] of this rank's routers that choose experts by a bias."""
         return []
 
 
 class Updates(Protocol):
-    """Gradients of an optimizer step, and the update that they make."""
+    """Gradients of an optimizer step, and the update that uses them."""
 
     def begin(self) -> None:
         """Prepare for the first microbatch of an optimizer step, without gradients."""
@@ -135,13 +135,13 @@ class Updates(Protocol):
 
 
 class ModelState(ABC):
-    """Weights of a model and state of its optimizer, of which each rank holds a part.
+    """Weights of a model and state of its optimizer. Each rank holds a part.
 
     All ranks make the same calls together.
     """
 
     identity: Identity
-    """It is equal under every layout of ranks: a state may be loaded under another."""
+    """Equal under every layout of ranks, because a state may be loaded under another layout."""
 
     @property
     @abstractmethod
@@ -151,11 +151,11 @@ class ModelState(ABC):
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Return the number of weights; tied weights count once."""
+        """Return the number of weights. Tied weights count once."""
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once."""
+        """Yield whole weights by Hugging Face name, in a fixed order. Tied ones occur once."""
 
     @abstractmethod
     def metas(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
@@ -167,17 +167,17 @@ class ModelState(ABC):
 
     @abstractmethod
     def quantized(self, wire_format: WireFormat) -> AbstractContextManager[None]:
-        """Return a context in which the matrices of a format have the values that engines compute with."""
+        """Return a context that gives a format's matrices the values that engines compute with."""
 
     @abstractmethod
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
-        """Write a Hugging Face directory with the tokenizer of the model path; atomic.
+        """Write a Hugging Face directory, atomically, with the tokenizer of the model path.
 
-        Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and the tensors gathered with
-        them. An existing directory is replaced.
+        Rank 0 writes. It holds the tensors of one file of ``file_bytes`` and the tensors gathered
+        with them. An existing directory is replaced.
 
         Raises:
-            OSError: The disk of rank 0 failed, and what was at ``directory`` is unchanged.
+            OSError: The disk of rank 0 failed. ``directory`` is unchanged.
             PeerFailed: Rank 0 failed.
         """
 
@@ -187,18 +187,18 @@ class ModelState(ABC):
 
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Load this rank's part of a state, of any layout of ranks."""
+        """Load this rank's part of a state that any layout of ranks saved."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore weights and optimizer as they were when the trainer was made."""
+        """Restore the weights and optimizer from the trainer's creation."""
 
 
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 
 
 class TrainedWeights(Protocol):
-    """Some weights of a model, which may be sharded over several ranks, in a fixed order."""
+    """Some weights of a model, in a fixed order. They may be sharded over several ranks."""
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by name. All ranks iterate together."""
@@ -214,14 +214,14 @@ class TrainedWeights(Protocol):
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a name in a recipe."""
+    """Return the torch dtype for a dtype name of a recipe."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
 
 
 def shared_digest(weights: Iterable[tuple[str, Tensor]], peers: Peers, base: str = "") -> str:
-    """Return ``weights_digest`` on all ranks, which call it together; only rank 0 hashes.
+    """Return ``weights_digest`` on all ranks, which call it together. Only rank 0 hashes.
 
-    Gathering the weights may need all ranks, so the others iterate too, and copy nothing.
+    Gathering the weights may need all ranks. So the other ranks iterate too, without copying.
     """
     if peers.rank:
         deque(weights, maxlen=0)
@@ -230,9 +230,9 @@ def shared_digest(weights: Iterable[tuple[str, Tensor]], peers: Peers, base: str
 
 
 def weights_digest(weights: Iterable[tuple[str, Tensor]], base: str = "") -> str:
-    """Return the xxh3-128 digest over names and bytes of all weights, in their order.
+    """Return the xxh3-128 digest over names and bytes of all weights, in order.
 
-    ``base``: digest of the model that they are adapters of, if they are.
+    ``base`` is the digest of the base model if the weights are adapters.
     """
     digest = xxhash.xxh3_128(base.encode())
     for name, tensor in weights:

@@ -1,7 +1,7 @@
-"""One trainer rank, of any backend: fence, classified failures, a log of trained groups, independent of the ledger.
+"""One trainer rank, of any backend: fence, classified failures, a log of trained groups.
 
-The caller makes one call at a time, in the order of the controller's calls: the split step relies on
-that order.
+The log is independent of the ledger. The caller makes one call at a time, in the order of the
+controller's calls. The split step relies on that order.
 """
 
 import time
@@ -60,9 +60,9 @@ class TrainedLog:
     """Append-only log of the applied steps and restores of one trainer.
 
     It has a line ``{"step", "attempt", "version", "prompt_indices"}`` per applied step, and
-    ``{"restored": version}`` per rewind: what was trained for later versions before such a line is
-    undone. A line that the disk refuses is missing, with a warning: the step has been applied, or
-    the trainer restored, nevertheless.
+    ``{"restored": version}`` per rewind. A rewind line undoes the training for later versions
+    before it. If the disk refuses a line, the line is missing and a warning is logged. The step is
+    applied, or the trainer restored, nevertheless.
     """
 
     def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class TrainedLog:
 
 
 def trained_log(place: WriteLocation) -> TrainedLog:
-    """Create the log of rank 0. It is in the run directory, wherever this process runs."""
+    """Create the log of rank 0. It is in the run directory, on any machine."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
         file = LineFile(place.directory / "logs" / name)
@@ -101,12 +101,12 @@ MakeRank = Callable[[Peers], tuple[TrainerBackend, WeightSource]]
 class TrainerRank:
     """One trainer rank: a split step and a weight source.
 
-    It starts with the initial model, version 0; ``restore`` loads the state of a run. A finish that
-    raises (``TrainStepFailed`` during finish) may leave weights of no version: then only a restore
-    helps.
+    It starts with the initial model, version 0. ``restore`` loads the state of a run. A finish that
+    raises (``TrainStepFailed`` during finish) may leave weights that match no version. Then only a
+    restore helps.
 
-    Several ranks first form a process group: rank 0 is called with ``listen``, then all of them
-    with ``join``. They get the same calls in the same order, each with its share of the groups, and
+    Several ranks first form a process group: rank 0 is called with ``listen``, then all ranks with
+    ``join``. They receive the same calls in the same order, each with its share of the groups, and
     execute each call together. After ``WorldBroken``, only new processes can continue.
     """
 
@@ -119,13 +119,13 @@ class TrainerRank:
         *,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """Create the rank, and its model too if it is the only rank.
+        """Create the rank, and its model if it is the only rank.
 
         Args:
             spec: Spec of the rank.
             make: Creates the trainer and the source of its weights, once all ranks have joined.
             place: Location where this process writes.
-            address: Returns the address at which other machines reach this one; called only if
+            address: Returns the address at which other machines reach this one. Called only if
                 needed.
             cpu_clock: Returns the CPU seconds of the rank.
         """
@@ -134,7 +134,7 @@ class TrainerRank:
         self._address = address
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = None if spec.rank else trained_log(place)
-        # By call: a repeated one counts once
+        # By call, because a repeated one counts once
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._columns = HeldColumns()
         self._canaries = Canaries(spec.config)
@@ -149,12 +149,12 @@ class TrainerRank:
     # --- several ranks ---------------------------------------------------------------------------
 
     def identity(self, fence: Fence) -> tuple[str, str]:
-        """Return the names of this incarnation and of its process group, empty before it joins."""
+        """Return the names of this incarnation and its process group, empty before it joins."""
         self._guard.check(fence)
         return self._incarnation, self._world
 
     def listen(self, fence: Fence) -> StoreAddress:
-        """Start the store of a new world on rank 0; return its address and key."""
+        """Start the store of a new world on rank 0. Return its address and key."""
         self._guard.check(fence)
         return self._entry.listen()
 
@@ -162,8 +162,8 @@ class TrainerRank:
         """Join the other ranks, and create this rank's part of the model with them.
 
         Raises:
-            WorldBroken: Not all joined in time; the same processes may try again.
-            Exception: This rank cannot make its part; later calls raise it again at once.
+            WorldBroken: Not all joined in time. The same processes may try again.
+            Exception: This rank cannot create its part. Later calls raise it again at once.
         """
         self._guard.check(fence)
         self._entry.join(at, partial(self._enter, at.world))
@@ -181,7 +181,7 @@ class TrainerRank:
         self._world = world
 
     def _admit(self, fence: Fence) -> None:
-        """Accept a call of the present controller; raise if the ranks have not joined yet."""
+        """Accept a call of the present controller. Raise if the ranks have not joined yet."""
         self._guard.check(fence)
         if not self._world:
             raise ActorLost(f"trainer rank {self._rank}", "a call", "it has not met the others")
@@ -211,7 +211,7 @@ class TrainerRank:
         )
 
     def about(self, fence: Fence) -> tuple[str, int, int]:
-        """Return this incarnation's name, and the handles of a published release and of its delta."""
+        """Return this incarnation's name, and the handles of a published release and its delta."""
         self._admit(fence)
         return self._incarnation, self._sender.handles, self._sender.delta_handles
 
@@ -220,8 +220,8 @@ class TrainerRank:
     ) -> tuple[Any, ...]:
         """Publish a snapshot: ``(release without handles, handle, handle, ...)``.
 
-        The handles of its delta follow those of the release; None where there is no delta. With a
-        layout, releases are cut for it from here on. Training may continue at once.
+        The handles of its delta follow the release's handles, or None without a delta. With a
+        layout, this and later releases are cut for it. Training may continue at once.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.PUBLISH)
@@ -235,8 +235,8 @@ class TrainerRank:
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
         """Receive the columns of the next call with groups, which refers to them by ``number``.
 
-        With several ranks, a lost object prevents this call only. The rank then reports the loss
-        inside the next call, for which the other ranks would otherwise wait in vain.
+        With several ranks, a lost object prevents only this call. The rank then reports the loss
+        inside the next call. Otherwise the other ranks would wait for it in vain.
         """
         self._guard.check(fence)
         self._columns.put(fence, number, payloads)
@@ -246,7 +246,7 @@ class TrainerRank:
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
         """Return ``(column names, bytes of each group)``, and the columns written, per group.
 
-        Without groups there are no names.
+        Without groups, the names are empty.
 
         Raises:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
@@ -267,7 +267,7 @@ class TrainerRank:
         return (names, tuple(payload_bytes(columns) for columns in written)), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        """Open the step after the version that these ranks have, and no other.
+        """Open the step that follows the version of these ranks. Refuse any other step.
 
         A rank that was restarted without the controller's knowledge has the initial model.
         """
@@ -296,11 +296,11 @@ class TrainerRank:
         Args:
             fence: Fence of the controller.
             key: The next key of the step.
-            prompt_indices: Those of the whole chunk, not of the share.
-            advantages: Those of the share's groups.
-            minibatches: Minibatch of each of the share's groups; empty: there is one.
+            prompt_indices: Prompt indices of the whole chunk, not only of the share.
+            advantages: Advantages of the share's groups.
+            minibatches: Minibatch of each of the share's groups. Empty: all are in one.
             places: Location of each group's columns in the payloads.
-            sent: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
+            sent: Number of the ``hold`` that sent the payloads. 0: they are arguments of this call.
             payloads: Lists of columns.
 
         Raises:
@@ -333,7 +333,7 @@ class TrainerRank:
         """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
 
         Raises:
-            TrainStepFailed: These are not the weights of ``step``: a rank was restarted.
+            TrainStepFailed: The weights are not those of ``step``, because a rank was restarted.
         """
         self._admit(fence)
         self._check_holds(step, TrainerCall.SAVE)
@@ -351,7 +351,7 @@ class TrainerRank:
 
         Raises:
             CheckpointFailed: The disk refused a write.
-            TrainStepFailed: The weights are of another version: a rank was restarted.
+            TrainStepFailed: The weights have another version, because a rank was restarted.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.CHECKPOINT)
@@ -364,13 +364,13 @@ class TrainerRank:
         return self._together("checkpoint", save)
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Load the newest checkpoint that verifies, or the initial model; newer ones are set aside.
+        """Load the newest checkpoint that verifies, or the initial model. Set newer ones aside.
 
-        An open step is dropped. The next begin may be of any step, its attempt a new one.
+        An open step is dropped. The next begin may be of any step, with a new attempt.
 
         Raises:
-            CheckpointMismatch: That checkpoint is of another model, backend or schema.
-            CheckpointFailed: It could not be read, or contains other weights than its digest.
+            CheckpointMismatch: That checkpoint belongs to another model, backend or schema.
+            CheckpointFailed: It could not be read, or its weights do not match its digest.
         """
         self._admit(fence)
         self._prompt_indices = {}
@@ -412,7 +412,7 @@ class TrainerRank:
         sent: int,
         payloads: Sequence[Sequence[Columns]],
     ) -> "TensorDictBase":
-        """Return the groups as the trainer receives them.
+        """Return the groups in the form that the trainer receives.
 
         Missing columns raise when they are read, inside the call of all ranks.
         """
@@ -426,7 +426,7 @@ class TrainerRank:
             raise TrainStepFailed(self._rank, version, during, f"it holds version {applied}")
 
     def _together(self, during: str, work: Callable[[], T]) -> T:
-        """Run ``work``, which all ranks do; losing another rank raises ``WorldBroken``."""
+        """Run ``work`` on all ranks together. Losing another rank raises ``WorldBroken``."""
         try:
             with self._memory.during(during):
                 return work()
@@ -438,7 +438,7 @@ class TrainerRank:
     def _classified(
         self, call: TrainerCall, step: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run ``work``; convert its unexpected errors to a failure of this rank in this step."""
+        """Run ``work``. Convert its unexpected errors to a failure of this rank in this step."""
         try:
             return self._together(call, lambda: work(*args, **kwargs))
         except UnfitColumns as unfit:

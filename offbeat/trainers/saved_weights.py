@@ -1,4 +1,4 @@
-"""Weights of a checkpoint or a Hugging Face directory, whichever backend wrote it, by name.
+"""Weights of a checkpoint or a Hugging Face directory, from any backend, by name.
 
 state_N   of the torch trainer: its weights in the names of transformers, masters of 16-bit ones
 state_N   of a trainer of a plug-in: the names of the model's files
@@ -7,8 +7,8 @@ adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT'
 
 Choice of the weight names that the engines of a run load, checked before the first step.
 
-An embedded engine is a module of transformers and has exactly the weights of that module. An engine
-of a plug-in may load the names of the model's files, which may contain more than is trained.
+An embedded engine is a module of transformers and has exactly the module's weights. An engine of a
+plug-in may load the names of the model's files, which may contain more than is trained.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -54,7 +54,7 @@ def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bo
     """Return the naming of a trainer's weights for an engine that is a module of transformers.
 
     Raises:
-        UntrainableModel: No known naming yields the weights of that module.
+        UntrainableModel: No known naming yields the weights of the module.
     """
     wanted = module_shapes(path, remote_code=remote_code)
     tried = _shapes_by_naming(metas)
@@ -71,8 +71,8 @@ def names_for_files(
 ) -> ExpertNames:
     """Return the naming of a trainer's weights for an engine that loads the names of model files.
 
-    Without safetensors files there is nothing to compare with: then the names stay as they are, and
-    the engine rejects unknown ones at the first sync.
+    Without safetensors files, there are no names to compare. Then the names are unchanged, and the
+    engine rejects unknown names at the first sync.
 
     Raises:
         UntrainableModel: No known naming yields names that are all in the files.
@@ -86,7 +86,7 @@ def names_for_files(
 
 
 def names_that_fit(metas: Sequence[Meta], wanted: Shapes) -> ExpertNames:
-    """Return the naming under which all weights are among ``wanted``; that of the trainer if none."""
+    """Return the naming under which all weights are in ``wanted``, else the trainer's naming."""
     for names, made in _shapes_by_naming(metas):
         if not _lacking(made, wanted):
             return names
@@ -102,7 +102,7 @@ def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
 
 
 def file_shapes(path: str | Path) -> Shapes:
-    """Return name and shape of every tensor of a directory's safetensors files, from their headers."""
+    """Return name and shape of every tensor in a directory's safetensors headers."""
     shapes = dict[str, tuple[int, ...]]()
     for file in sorted(Path(path).glob("*.safetensors")):
         with opened_tensors(file) as opened:
@@ -112,7 +112,7 @@ def file_shapes(path: str | Path) -> Shapes:
 
 
 def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]:
-    """Return the shapes by name under each naming; a naming that is not applicable is left out."""
+    """Return the shapes by name under each naming that is applicable."""
     made = list[tuple[ExpertNames, Shapes]]()
     for names in (AS_THEY_ARE, APART, TOGETHER):
         try:
@@ -149,7 +149,7 @@ _CONFIG: Final = "config.json"
 
 
 class NoSavedWeights(OffbeatError):
-    """A directory that holds no weights to compare."""
+    """A directory without weights to compare."""
 
     path: str
     problem: str
@@ -162,7 +162,7 @@ class NoSavedWeights(OffbeatError):
 
 
 class SavedWeights:
-    """Weights of a directory, each read when it is iterated over."""
+    """Weights of a directory. Each is read when the iteration reaches it."""
 
     def __init__(
         self, path: Path, shapes: Callable[[], Shapes], named: Callable[[], Iterator[Named]]
@@ -171,7 +171,7 @@ class SavedWeights:
         self._shapes = shapes()
 
     def named_like(self, wanted: Shapes) -> Iterator[Named]:
-        """Yield all weights with experts together or apart, as they are in ``wanted``."""
+        """Yield all weights, with experts together or apart as in ``wanted``."""
         metas = [(name, shape, "") for name, shape in self._shapes.items()]
         return names_that_fit(metas, wanted).named(self.named())
 
@@ -183,7 +183,7 @@ class SavedWeights:
 
     @property
     def has_adapters(self) -> bool:
-        """Return whether the weights are adapters alone."""
+        """Return whether the weights are only adapters."""
         return any(part.names_addition(name) for part in known_parts() for name in self._shapes)
 
 
@@ -191,7 +191,7 @@ def saved_weights(path: Path) -> SavedWeights:
     """Return the weights of a checkpoint or of a Hugging Face directory.
 
     Raises:
-        NoSavedWeights: It holds none.
+        NoSavedWeights: It has no weights.
         OSError: A file cannot be read.
     """
     if (path / METADATA).is_file():
@@ -209,9 +209,9 @@ def saved_weights(path: Path) -> SavedWeights:
 
 
 def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """Return a function per tensor of a directory's safetensors files, which reads it.
+    """Return a function per tensor of a directory's safetensors files that reads the tensor.
 
-    An output head that the directory's config ties to the embedding is left out.
+    An output head that the directory's config ties to the embedding is omitted.
     """
     found = dict[str, Callable[[], Tensor]]()
     for file in sorted(path.glob("*.safetensors")):
@@ -259,7 +259,7 @@ def _of_torch_state(path: Path) -> Iterator[Named]:
 
 
 def _file_name(key: str) -> str:
-    """Return the name of a weight; one that a part of a trainer added may have another one in files."""
+    """Return a weight's name in files. Parts of a trainer may rename weights that they added."""
     name = key.removeprefix(_WEIGHT)
     renamed = (part.name_in_files(name) for part in known_parts())
     return next((each for each in renamed if each is not None), name)

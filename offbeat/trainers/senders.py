@@ -1,6 +1,6 @@
 """Sender of each ``sync.transport``, and the canaries that a trainer adds to some releases.
 
-A process imports only the code that its transport needs.
+A process imports only the code for its transport.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ from offbeat.weight_sync.wire_format import find_wire_format
 
 
 class SharedSource(Source, Protocol):
-    """Weight source of which every rank has a part."""
+    """Weight source of which every rank holds a part."""
 
     def take_part(self) -> None:
-        """Take part in the gathering while rank 0 iterates over all chunks."""
+        """Join the gathering while rank 0 iterates over all chunks."""
         ...
 
 
 class NullSender:
-    """Sender of every rank but rank 0: it takes part in the gathering and sends nothing."""
+    """Sender of every rank except rank 0. It joins the gathering and sends nothing."""
 
     handles = delta_handles = 0
 
@@ -53,14 +53,14 @@ class NullSender:
         return PublishedRelease(self._source.manifest, "", ())
 
     def forget(self) -> None:
-        """Do nothing: rank 0 keeps the base."""
+        """Do nothing, because rank 0 keeps the base."""
 
     def close(self) -> None:
-        """Do nothing: no thread was started."""
+        """Do nothing, because no thread was started."""
 
 
 class Canaries:
-    """Adds a canary to every ``sync.canary_interval``-th release of a process, the first included.
+    """Adds a canary to the first and every ``sync.canary_interval``-th release of a process.
 
     All ranks call ``add`` together, for every release that they publish.
     """
@@ -74,7 +74,7 @@ class Canaries:
         given = config.sync.canary_tolerance
         self._is_fixed = given is not None
         self._tolerance = given or tolerance(*dtypes, rounds_activations=rounds)
-        # Another engine is asked for text alone: it would take placeholders for tokens
+        # Other engines are asked only for text, because they would read placeholders as tokens
         self._with_media = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
 
@@ -101,13 +101,13 @@ class Canaries:
 def make_sender(
     spec: TrainerSpec, source: WeightSource, host: Callable[[], str], incarnation: str, peers: Peers
 ) -> Sender:
-    """Create the sender of a rank; all ranks create theirs together.
+    """Create the sender of a rank. All ranks create theirs together.
 
     Args:
         spec: Spec of the rank.
-        source: Weights of the rank: with several ranks a ``ShardSource`` if every rank sends, else a
-            ``SharedSource``.
-        host: Returns the address at which other machines reach this one; called only if needed.
+        source: Weights of the rank. With several ranks, a ``ShardSource`` if every rank sends, else
+            a ``SharedSource``.
+        host: Returns the address at which other machines reach this one. Called only if needed.
         incarnation: Incarnation of this process.
         peers: All ranks.
     """

@@ -1,8 +1,8 @@
-"""The two sides of an image-text model, by module, and a model that holds one of them alone."""
+"""The two sides of an image-text model, by module, and a model that holds only one of them."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# transformers leaves what a model is made of untyped.
+# transformers leaves the parts of models untyped.
 
 import enum
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Side(enum.StrEnum):
 
 
 class HeldElsewhere(nn.Module):
-    """Stands for a module held elsewhere; it has no weights, and raises when it is called."""
+    """Placeholder for a module held elsewhere. It has no weights, and raises when it is called."""
 
     def __init__(self, name: str, held: Side) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def tower_modules(model: PreTrainedModel) -> list[str]:
     """Return the names of the largest modules without a part of the decoder or the output head.
 
     Raises:
-        UntrainableModel: A tensor stands beside decoder and tower, in neither of them.
+        UntrainableModel: A tensor belongs neither to the decoder nor to the tower.
     """
     language = {id(model.get_decoder()), id(output_head(model))}
 
@@ -60,7 +60,7 @@ def tower_modules(model: PreTrainedModel) -> list[str]:
 
 
 def keep_side(model: PreTrainedModel, side: Side) -> None:
-    """Replace the modules of the other side, so that names and weights are those of ``side`` alone."""
+    """Replace the modules of the other side, so that only ``side`` has names and weights."""
     if side is Side.LANGUAGE:
         dropped = tower_modules(model)
     else:

@@ -11,13 +11,13 @@ from offbeat.weight_sync.rendezvous.frames import StoreAddress
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """Settings of a trainer rank. Picklable; the rank reads no other settings."""
+    """Settings of a trainer rank. Picklable. The rank reads no other settings."""
 
     config: RunConfig
     run_dir: str
     rank: int = 0
     ranks: int = 1
-    sharing: Sharing | None = None  # None: there is only one machine
+    sharing: Sharing | None = None  # None: only one machine exists
     working_dir: str = ""  # searched first for the user's loss
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # digests the run began with
     values: tuple[PackedValue, ...] = ()  # a loss that the user gave by value
@@ -30,7 +30,7 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorldRendezvous:
-    """Address of the store at which the ranks of one world meet. Rank 0 runs the store."""
+    """Address of the store through which the ranks of one world join. Rank 0 runs the store."""
 
     world: str  # unique name of this world
     store: StoreAddress

@@ -1,8 +1,8 @@
 """Sums of a step over its microbatches and ranks, normalised only when the step ends.
 
-Nothing is read from the device until then: one transfer per step, and one collective.
+Nothing is read from the device until then. A step needs one transfer and one collective.
 
-Minibatches of a step with several optimizer steps: their groups, and the result of all of them.
+Minibatches of a step with several optimizer steps: their groups, and their combined result.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -38,12 +38,12 @@ _COMBINE = {PartialReduction.MIN: torch.minimum, PartialReduction.MAX: torch.max
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """Work of the forward and backward passes of a rank, padding left out, and its time."""
+    """Work of the forward and backward passes of a rank, without padding, and its time."""
 
     tokens: int  # 0 if another rank of the replica counts them
     flops: float
     seconds: float
-    replica: int  # whose tokens they were
+    replica: int  # replica of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class RankSums:
     sequences: int
     loss: float
     metrics: dict[str, tuple[PartialReduction, float]]
-    divisor: tuple[float, ...]  # the sums that ``divisors.denominator`` takes
+    divisor: tuple[float, ...]  # sums that ``divisors.denominator`` reads
     spread: SpreadRows | None = None  # None: no staleness was known
-    work: PassWork | None = None  # None: it is not known
+    work: PassWork | None = None  # None: unknown
 
 
 _RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
@@ -64,7 +64,7 @@ _RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Sums of a whole step over all ranks; equal on each of them."""
+    """Sums of a whole step over all ranks, with equal values on each rank."""
 
     config: LossConfig
     ranks: Sequence[RankSums]
@@ -79,13 +79,13 @@ class StepTotals:
 
     @property
     def denominator(self) -> float:
-        """Return the divisor of loss and gradients; 0 without valid tokens."""
+        """Return the divisor of loss and gradients, or 0 without valid tokens."""
         return denominator(self.config, (each.divisor for each in self.ranks))
 
     def speed(self, peak: float | None) -> dict[str, float]:
-        """Return metrics of the speed of a device, mean over all ranks; empty if it is not known.
+        """Return metrics of device speed, mean over all ranks. Empty if the speed is unknown.
 
-        ``peak``: FLOP/s of a device at most; None: not known.
+        ``peak`` is the highest FLOP/s of a device. None: unknown.
         """
         work = [each.work for each in self.ranks if each.work is not None]
         seconds = _device_seconds(work)
@@ -102,12 +102,12 @@ class StepTotals:
 
     @property
     def loss(self) -> float:
-        """Return the normalised loss; 0 if the denominator is 0."""
+        """Return the normalised loss, or 0 if the denominator is 0."""
         return sum(each.loss for each in self.ranks) / (self.denominator or 1.0)
 
     @property
     def refusal(self) -> str:
-        """Return why the optimizer must not apply this step; empty if it may."""
+        """Return why the optimizer must not apply this step, or an empty string if it may."""
         if not self.tokens:
             return "no valid tokens"
         if not self.denominator:
@@ -116,7 +116,7 @@ class StepTotals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, reduced by their kinds; those with divisor 0 are left out."""
+        """Return the metrics, reduced by kind. Metrics with divisor 0 are omitted."""
         if not self.tokens:
             return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
@@ -145,7 +145,7 @@ class StepTotals:
 
 
 def _device_seconds(work: Sequence[PassWork]) -> float:
-    """Return the seconds of all devices: those of a replica wait for each other until its last is done."""
+    """Return the seconds of all devices. Each device of a replica counts until its last is done."""
     seconds_by_replica = dict[int, list[float]]()
     for each in work:
         seconds_by_replica.setdefault(each.replica, []).append(each.seconds)
@@ -157,7 +157,7 @@ class StepSums:
     """The running sums of one rank's step."""
 
     loss: LossSpec
-    of_batch: AdvantageSums | None = None  # of a minibatch: those of the rank's whole share
+    of_batch: AdvantageSums | None = None  # for a minibatch: sums of the rank's whole share
     replica: int = 0  # ranks of one replica compute the same tokens together
     tokens: int = 0  # with loss mask set
     sequences: int = 0  # with a valid token
@@ -183,18 +183,18 @@ class StepSums:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
     def count_chunk(self, tokens: int, sequences: int, compute_s: float) -> None:
-        """Count a chunk whose microbatches were added, with the time that they took."""
+        """Count a chunk whose microbatches were added, with their compute time."""
         self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 
     def add_work(self, tokens: int, flops: float, seconds: Callable[[], float]) -> None:
-        """Add what passes of the replica computed, padding left out; ``seconds`` is called at the end."""
+        """Add work of the replica's passes, without padding. The step's end calls ``seconds``."""
         self._passes.append((tokens, flops, seconds))
 
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
-        """Return the sums over all ranks that contribute; all ranks call it together, once.
+        """Return the sums over all ranks that contribute. All ranks call it together, once.
 
-        Of the others only the time of their passes counts.
+        For other ranks, only the time of their passes counts.
         """
         gathered = peers.all_gather(self.own() if contributes else self._time_alone(), _RANK_SUMS)
         return StepTotals(self.loss.config, [each for each in gathered if each is not None])
@@ -231,7 +231,7 @@ class StepSums:
 
 
 class UpdateOutcome(NamedTuple):
-    """One optimizer step; equal on all ranks."""
+    """One optimizer step, equal on all ranks."""
 
     totals: StepTotals
     grad_norm: float
@@ -265,20 +265,20 @@ class HeldGroups:
             self._advantages[minibatch].append(values)
 
     def in_order(self, epochs: int) -> Iterator[tuple[TensorDictBase, Advantages]]:
-        """Yield the minibatches in order, ``epochs`` times; one without groups is yielded too.
+        """Yield the minibatches in order, ``epochs`` times, including minibatches without groups.
 
-        Every rank has as many, so that ranks that compute together stay together.
+        Every rank yields equally many, so ranks that compute together stay in step.
         """
         for _ in range(epochs):
             yield from zip(map(stack_groups, self._groups), self._advantages, strict=True)
 
 
 def combined_outcome(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> UpdateOutcome:
-    """Return the optimizer steps of a step of the run as one, which is applied if any of them was.
+    """Combine the optimizer steps of a step of the run. The result is applied if any of them was.
 
-    Loss and metrics are those of all applied steps together, each token counting alike; the norm is
-    their mean. What compares trainer and engine by the age of tokens is of the first one alone: the
-    weights of the others are no version that an engine has.
+    Loss and metrics cover all applied steps, with each token weighted equally. The norm is their
+    mean. Metrics that compare trainer and engine by token age come only from the first step,
+    because no engine has the weights of the later ones.
     """
     if len(outcomes) == 1:
         return outcomes[0]
@@ -296,7 +296,7 @@ def combined_outcome(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> Updat
 
 
 def update_metrics(outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
-    """Return how many optimizer steps a step of the run took, where it was to take several.
+    """Return counts of applied optimizer steps and refused minibatches, if a step has several.
 
     A minibatch without a group, as in a short last batch, counts as neither.
     """

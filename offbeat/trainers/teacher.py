@@ -8,7 +8,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TeacherMismatch(OffbeatError):
-    """The teacher of a recipe reads other tokens than the model that is trained."""
+    """The teacher of a recipe has another tokenizer than the trained model."""
 
     teacher: str
     student: str

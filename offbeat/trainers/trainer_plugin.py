@@ -1,10 +1,10 @@
-"""Interface of a backend of the trainer that a plug-in brings.
+"""Interface of a trainer backend that a plug-in provides.
 
 The models of a recipe import this module, so it imports none of them.
 
 Bytes that a trainer rank holds throughout a step, by kind.
 
-Interface of a part of a trainer that a plug-in exchanges, in a section of ``trainer``.
+Interface of a part of a trainer that a plug-in replaces, in a section of ``trainer``.
 
 The models of a recipe import this module, so it imports none of them.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TrainerPlugin(ABC):
-    """Trains a model by another library than torch."""
+    """Trains a model with another library than torch."""
 
     section: "type[ModelTrainerConfig]"
     """Model of section ``trainer`` with this backend."""
@@ -50,16 +50,16 @@ class TrainerPlugin(ABC):
     """Why it cannot run in the process of ``runtime.backend=local``."""
 
     loads_parts: ClassVar[bool] = False
-    """Whether each rank loads its part of the model, so that none has to hold the whole model."""
+    """Whether each rank loads only its part of the model, so no rank must hold the whole model."""
 
     gathers_everywhere: ClassVar[bool] = False
     """Whether every rank gathers the whole model before rank 0 sends it, encoder ranks too."""
 
     cuts_heads: ClassVar[bool] = False
-    """Whether tensor ranks beyond the number of key-value heads hold a part of a head each."""
+    """Whether tensor ranks beyond the number of key-value heads each hold a part of a head."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together; a dry run does without them."""
+        """Yield incompatible settings. A dry run ignores them."""
         del config
         yield from ()
 
@@ -68,7 +68,7 @@ class TrainerPlugin(ABC):
 
         Args:
             config: The recipe.
-            gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+            gpu: Memory of a rank's GPU in bytes. None: unknown, or the ranks are on the CPU.
         """
         del config, gpu
         yield from ()
@@ -82,7 +82,7 @@ class TrainerPlugin(ABC):
         del model, patterns
 
     def picture_families(self) -> Sequence[str]:
-        """Return the families of models, as ``model_type`` names them, that it trains with pictures."""
+        """Return the model families (``model_type``) that it trains with pictures."""
         return ()
 
     @abstractmethod
@@ -90,11 +90,11 @@ class TrainerPlugin(ABC):
         """Return the parallel sizes of the language model's ranks.
 
         Raises:
-            LayoutRefused: They do not go together.
+            LayoutRefused: The sizes are incompatible.
         """
 
     def held_by_rank(self, config: "RunConfig") -> "RankBytes | None":
-        """Return the bytes of the rank that holds most of the recipe's model; None: not known.
+        """Return the bytes of the rank that holds most of the recipe's model, or None if unknown.
 
         Raises:
             UntrainableModel: It cannot train the model.
@@ -103,21 +103,21 @@ class TrainerPlugin(ABC):
         return None
 
     def prepare_process(self, config: "RunConfig", stack: ExitStack) -> None:
-        """Import the library of a rank, which has the process for itself.
+        """Import the library of a rank. The rank is alone in its process.
 
         Args:
             config: The recipe.
-            stack: Is closed at the end of the process.
+            stack: Closed at the end of the process.
         """
         del config, stack
 
     @abstractmethod
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "ModelTrainer":
-        """Create the trainer of a rank, in a process that is prepared for it."""
+        """Create the trainer of a rank in a prepared process."""
 
     @abstractmethod
     def make_rank(self, spec: "TrainerSpec", peers: "Peers") -> "tuple[ModelTrainer, WeightSource]":
-        """Create the trainer of a rank, and the source of its weights."""
+        """Create the trainer of a rank and the source of its weights."""
 
     def wrote_state(self, path: Path) -> bool:
         """Return whether a directory holds a state of this backend."""
@@ -125,7 +125,7 @@ class TrainerPlugin(ABC):
         return False
 
     def read_weights(self, path: Path) -> "Iterator[Named]":
-        """Yield the weights of such a state, with the names of the model's files."""
+        """Yield the weights of such a state, under the names of the model's files."""
         del path
         yield from ()
 
@@ -134,7 +134,7 @@ def find_trainer(backend: str) -> TrainerPlugin | None:
     """Return the plug-in of a backend, or None if the core has the backend.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     if backend in CORE_BACKENDS:
         return None
@@ -142,13 +142,13 @@ def find_trainer(backend: str) -> TrainerPlugin | None:
 
 
 def known_trainers() -> dict[str, TrainerPlugin]:
-    """Return the backends that plug-ins of this package bring, by name."""
+    """Return the backends that plug-ins of this package provide, by name."""
     return cast("dict[str, TrainerPlugin]", plugins_of("trainer"))
 
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Bytes that a rank holds throughout a step; activations come on top."""
+    """Bytes that a rank holds throughout a step, without activations."""
 
     weights: int
     gradients: int
@@ -163,7 +163,7 @@ T = TypeVar("T")
 
 
 class AddedModules(NamedTuple):
-    """Names of the modules that replace a linear module, and compute it and an addition to it."""
+    """Names of the modules that replace a linear module: its matrix, and an addition to it."""
 
     matrix: str
     """Linear module with the matrix of the model."""
@@ -176,7 +176,9 @@ class AddedModules(NamedTuple):
 
 
 class TrainerPart(ABC):
-    """Exchanges a part of a trainer where the recipe uses it: by default, where it has its section.
+    """Replaces a part of a trainer if the recipe uses it.
+
+    By default, it does if it has its section.
 
     Methods with a recipe are called only then.
     """
@@ -185,43 +187,43 @@ class TrainerPart(ABC):
     """Name of its section below ``trainer``."""
 
     section: type[Config] | None = None
-    """Model of its section; None: keys of the core say whether it is used."""
+    """Model of its section. None: keys of the core decide whether it is used."""
 
     doc: str = ""
     """Documentation of its section."""
 
     backend: ClassVar[str | None] = None
-    """Name of the only backend that has the section; None: every backend of a model has it."""
+    """Name of the only backend with the section. None: every backend of a model has it."""
 
     is_fixed: ClassVar[bool] = False
     """Whether the section cannot change when a run resumes."""
 
     has_common_name: ClassVar[bool] = False
-    """Whether other libraries have a section of this name, too: an unknown key may mean it."""
+    """Whether other libraries also have a section of this name. Then an unknown key may mean it."""
 
     packages: ClassVar[Mapping[str, str]] = {}
     """Packages that only this part needs, with the extra of offbeat that installs each."""
 
     freezes_model: ClassVar[bool] = False
-    """Whether it freezes the model and trains weights next to it: its additions."""
+    """Whether it freezes the model and trains weights next to it (its additions)."""
 
     additions: ClassVar[str] = ""
-    """Word of findings for what it trains next to the model."""
+    """Word for its additions in findings."""
 
     size_key: ClassVar[str] = ""
-    """Key of the recipe that says how large its additions are."""
+    """Recipe key for the size of its additions."""
 
     def is_used(self, trainer: Config) -> bool:
         """Return whether a section ``trainer`` uses this part."""
         return getattr(trainer, self.key, None) is not None
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together, in a dry run neither."""
+        """Yield settings that are incompatible, even in a dry run."""
         del config
         yield from ()
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together unless stubs stand for the devices."""
+        """Yield settings that are incompatible unless stubs replace the devices."""
         del config
         yield from ()
 
@@ -230,13 +232,13 @@ class TrainerPart(ABC):
 
         Args:
             config: The recipe.
-            gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+            gpu: Memory of a rank's GPU in bytes. None: unknown, or the ranks are on the CPU.
         """
         del config, gpu
         yield from ()
 
     def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> Iterator[Finding]:
-        """Yield findings about a model without memory, which stays as it is."""
+        """Yield findings about a model without memory. The model is not changed."""
         del config, model
         yield from ()
 
@@ -245,7 +247,7 @@ class TrainerPart(ABC):
 
         Raises:
             PartPackageMissing: A package of this part cannot be imported.
-            UntrainableModel: The model takes none.
+            UntrainableModel: The model does not support additions.
         """
         del config, model
 
@@ -253,64 +255,67 @@ class TrainerPart(ABC):
         """Return the number of parameters of its additions to a model without memory.
 
         Raises:
-            UntrainableModel: The model takes none.
+            UntrainableModel: The model does not support additions.
         """
         del config, model
         return 0
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Return the parts of the torch trainer of a rank, with its own in the place of some."""
+        """Return the parts of a rank's torch trainer, with its own parts in place of some."""
         del config, rank
         return parts
 
     def choose_trainer(self, config: "RunConfig", rank: int) -> Callable[..., Any] | None:
-        """Return what makes a rank's trainer, if its backend is a plug-in; None: the backend's class."""
+        """Return the factory of a rank's trainer if a plug-in has its backend, else None.
+
+        None selects the backend's class.
+        """
         del config, rank
         return None
 
     def make_source(self, spec: "TrainerSpec", trainer: Any) -> "WeightSource | None":  # noqa: ANN401 -- of its class
-        """Return the source of a rank's weights; None: the source of the backend.
+        """Return the source of a rank's weights, or None for the backend's source.
 
         Args:
-            spec: What the rank is built from.
-            trainer: The rank's trainer, of the class that it chose.
+            spec: Spec of the rank.
+            trainer: The rank's trainer, of the class that this part chose.
         """
         del spec, trainer
         return None
 
     def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
-        """Return the modules that replace a linear module of a model; None: it replaced none of this name."""
+        """Return the modules that replace a linear module, or None if it is not replaced."""
         del model, module
         return None
 
     def name_in_files(self, parameter: str) -> str | None:
-        """Return the name in files of a parameter of its additions; None: the parameter is not one."""
+        """Return the name in files of a parameter of its additions, else None."""
         del parameter
         return None
 
     def names_addition(self, name: str) -> bool:
-        """Return whether a tensor of this name in files is one of its additions."""
+        """Return whether a tensor of this name in files belongs to its additions."""
         del name
         return False
 
 
 def parts_of(config: "RunConfig") -> list[TrainerPart]:
-    """Return the parts that a recipe exchanges."""
+    """Return the parts that a recipe replaces."""
     return [part for part in known_parts() if part.is_used(config.trainer)]
 
 
 def known_parts() -> list[TrainerPart]:
-    """Return the parts that plug-ins of this package bring."""
+    """Return the parts that plug-ins of this package provide."""
     return [*cast("dict[str, TrainerPart]", plugins_of("trainer_part")).values()]
 
 
 def freezing_part(config: "RunConfig") -> TrainerPart | None:
-    """Return the part that trains weights next to the model, which it freezes, if there is one."""
+    """Return the part that freezes the model and trains weights next to it, or None."""
     return next((part for part in parts_of(config) if part.freezes_model), None)
 
 
 def choose_trainer(config: "RunConfig", rank: int, default: Callable[..., T]) -> Callable[..., T]:
-    """Return what makes a rank's trainer, which a part may exchange."""
+    """Return the factory of a rank's trainer. A part may replace it."""
     chosen: Callable[..., Any] = default
     for part in parts_of(config):
         chosen = part.choose_trainer(config, rank) or chosen
@@ -318,13 +323,13 @@ def choose_trainer(config: "RunConfig", rank: int, default: Callable[..., T]) ->
 
 
 def replace_parts(config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-    """Return the parts of the torch trainer of a rank, some of which plug-ins replace."""
+    """Return the parts of a rank's torch trainer. Plug-ins replace some of them."""
     for part in parts_of(config):
         parts = part.replace_parts(config, rank, parts)
     return parts
 
 
 def make_source(spec: "TrainerSpec", trainer: object) -> "WeightSource | None":
-    """Return the source of a rank's weights that a part makes; None: the source of the backend."""
+    """Return the source of a rank's weights that a part makes, or None for the backend's source."""
     made = (part.make_source(spec, trainer) for part in parts_of(spec.config))
     return next((source for source in made if source is not None), None)

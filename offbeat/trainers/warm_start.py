@@ -1,6 +1,6 @@
-"""Weights of a training checkpoint as the model directory that another run begins with.
+"""Writes the weights of a training checkpoint as the initial model directory of another run.
 
-No optimizer state is taken over: moments belong to the gradients of the run that they are from.
+Optimizer state is not copied, because moments belong to the gradients of the earlier run.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _STUB: Final = "stub"
 
 
 class UnfitWeights(FixableError):
-    """A directory whose weights a run cannot begin with."""
+    """A directory whose weights cannot start a run."""
 
     form = "model.weights={} {}. {}"
 
@@ -41,15 +41,15 @@ class FoundWeights:
 
     version: int
     backend: str
-    model: str  # as the checkpoint describes it
+    model: str  # the checkpoint's description
     tensors: int
 
 
 def found_weights(checkpoint: Path, model: Path) -> FoundWeights:
-    """Return what is in a training checkpoint, from its manifest and its names and shapes alone.
+    """Describe a training checkpoint. Only its manifest, names and shapes are read.
 
     Raises:
-        UnfitWeights: It is no training checkpoint, or not one of the model.
+        UnfitWeights: It is not a training checkpoint, or belongs to another model.
         CheckpointCorrupt, CheckpointMismatch: Its manifest cannot be read, or a file is missing.
         OSError: The disk cannot read.
     """
@@ -62,14 +62,14 @@ def found_weights(checkpoint: Path, model: Path) -> FoundWeights:
 
 
 def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
-    """Write a model directory: the checkpoint's weights, and all else of ``model``. Atomic.
+    """Write a model directory: the checkpoint's weights, and all other files of ``model``. Atomic.
 
     The checkpoint's files are verified first. A few tensors are in memory at a time.
 
     Raises:
         UnfitWeights, CheckpointCorrupt, CheckpointMismatch: ``found_weights`` refuses the
             checkpoint, or a file has another digest.
-        OSError: The disk failed; there is no ``target`` then.
+        OSError: The disk failed, and no ``target`` was written.
     """
     found_weights(checkpoint, model)
     verify(checkpoint, _manifest(checkpoint).files)
@@ -117,7 +117,7 @@ def _wanted(model: Path) -> Shapes:
 
 
 def _compare(checkpoint: Path, held: Shapes, wanted: Shapes, model: Path) -> None:
-    """Refuse weights that are not those of the model's files, naming the first difference."""
+    """Refuse weights that differ from the model's files, naming the first difference."""
     stored = {name_in_files(name, wanted): shape for name, shape in held.items()}
     fix = f"Set model.path to the model that its run began with, not {model}"
     for name in sorted(wanted.keys() | stored.keys()):

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint, and the checks of its files against it.
 
-``manifest.json`` is an envelope: the manifest as it was written, and the digest of those bytes. So
-a flipped bit is detected wherever it is, in a file or in the record of its digest.
+``manifest.json`` is an envelope: the bytes of the manifest, and their digest. So a flipped bit is
+always detected, in a file or in the record of its digest.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from offbeat.trainers.errors import CheckpointMismatch
 
 MANIFEST: Final = "manifest.json"
 SCHEMA: Final = 2
-"""Version of the checkpoint format; another one is refused."""
+"""Version of the checkpoint format. Other versions are refused."""
 _BLOCK_BYTES: Final = 4 * 2**20
 
 
 class CheckpointCorrupt(OffbeatError):
-    """A file of a checkpoint is not what was written."""
+    """A file of a checkpoint differs from the written file."""
 
     file: str
     problem: str
@@ -31,7 +31,7 @@ class CheckpointCorrupt(OffbeatError):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Backend and model that a state belongs to; only an equal trainer can load it."""
+    """Backend and model that a state belongs to. Only a trainer with an equal identity loads it."""
 
     backend: str
     model: str  # for messages
@@ -57,7 +57,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all files but the manifest."""
+        """Return the bytes of all files except the manifest."""
         return sum(each.nbytes for each in self.files)
 
 
@@ -71,7 +71,7 @@ class _OnlySchema(msgspec.Struct, frozen=True):
 
 
 Describe = Callable[[Path, Sequence[str]], Sequence[FileRecord]]
-"""Reads files like ``describe``, in one process or distributed over several."""
+"""Reads files like ``describe``, in one process or distributed over several processes."""
 
 
 def describe(directory: Path, names: Sequence[str]) -> tuple[FileRecord, ...]:
@@ -96,7 +96,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
 
     Raises:
         CheckpointCorrupt: The manifest or a file is missing or damaged.
-        CheckpointMismatch: Its schema is another one.
+        CheckpointMismatch: It has another schema.
         OSError: The disk cannot read.
     """
     file = directory / MANIFEST
@@ -131,7 +131,7 @@ def verify(directory: Path, files: Sequence[FileRecord], describe: Describe = de
     """Read these files of a directory and compare their digests.
 
     Raises:
-        CheckpointCorrupt: Naming the file and both digests.
+        CheckpointCorrupt: A digest differs. Names the file and both digests.
         OSError: The disk cannot read.
     """
     got = {each.name: each.digest for each in describe(directory, [each.name for each in files])}
@@ -143,7 +143,7 @@ def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> 
     """Refuse a checkpoint that is stored under the name of another version.
 
     Raises:
-        CheckpointCorrupt: Naming the version that it contains.
+        CheckpointCorrupt: Names the version that it contains.
     """
     if manifest.version != named:
         raise CheckpointCorrupt(str(directory), f"it holds version {manifest.version}")
@@ -153,7 +153,7 @@ def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity)
     """Refuse the state of another backend or another model.
 
     Raises:
-        CheckpointMismatch: Naming the difference and the fix.
+        CheckpointMismatch: Names the difference and the fix.
     """
     stored = manifest.identity
     if stored.backend != own.backend:

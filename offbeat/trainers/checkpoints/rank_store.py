@@ -1,15 +1,15 @@
 """The checkpoint store that all ranks of a world share.
 
-Rank 0 decides what is written and what is loaded; all write and read together, in a directory that
-all of them see, and each reads back and digests a share of the files. Rank 0 leads: it broadcasts
-an order, all ranks carry it out, and all gather the outcomes. The other ranks follow until rank 0
-broadcasts that the work is done. A failure of one rank is a failure of all.
+All ranks write and read together, in a directory that all of them see. Each reads back and digests
+a share of the files. Rank 0 leads: it decides which checkpoints are written and loaded, and
+broadcasts an order. All ranks execute the order, and all gather the outcomes. The other ranks
+follow until rank 0 broadcasts that the work is done. If one rank fails, all fail.
 
 Checkpoints of a trainer on a machine without access to the run directory: local, with a copy.
 
-The run directory is authoritative. Before a rewind its checkpoints are fetched to this machine;
-after a save or a rewind it is made equal to this machine. For one rank only: several ranks write
-one checkpoint together.
+The run directory is authoritative. Before a rewind, its checkpoints are fetched to this machine.
+After a save or a rewind, it is made equal to this machine. This is for one rank only, because
+several ranks write one checkpoint together.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class _Order(msgspec.Struct, frozen=True, tag=True):
-    """Order to digest a share of the named files each; without names, to write each its own files."""
+    """Order to digest a share of the named files each. Without names: write each its own files."""
 
     directory: str
     names: Sequence[str] | None = None
 
 
 class _Done(msgspec.Struct, frozen=True, tag=True):
-    """End of the work, with the result of rank 0 as msgpack; None if it failed."""
+    """End of the work, with the result of rank 0 as msgpack, or None if it failed."""
 
     result: bytes | None
 
@@ -53,7 +53,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
     records: Sequence[FileRecord] = ()
     failure: str | None = None
-    by_other: bool = False  # the failure is a message that another rank failed
+    by_other: bool = False  # the failure only reports that another rank failed
 
 
 _BYTES: Final = msgspec.msgpack.Decoder(int)
@@ -74,7 +74,7 @@ class RankCheckpoints:
         peers: Peers,
         disk: Disk | None = None,
     ) -> None:
-        """Open the store on rank 0; the arguments are those of ``CheckpointStore``."""
+        """Open the store on rank 0. The arguments are described at ``CheckpointStore``."""
         self._peers = peers
         self._store = CheckpointStore(
             root, identity, keep=keep, rank=peers.rank, describe=self._order, disk=disk
@@ -82,7 +82,7 @@ class RankCheckpoints:
         self._write: Write | None = None  # this rank's part of an order to write
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
-        """Save like ``CheckpointStore.save``; ``write`` is called on all ranks, or on none.
+        """Save like ``CheckpointStore.save``. ``write`` is called on all ranks, or on none.
 
         Raises:
             CheckpointFailed: On rank 0, and on the rank whose disk failed.
@@ -96,7 +96,7 @@ class RankCheckpoints:
         return self._named(version, lambda: self._run("checkpoint", lead, _BYTES))
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
-        """Rewind like ``CheckpointStore.rewind``; all ranks return the same."""
+        """Rewind like ``CheckpointStore.rewind``. All ranks return the same."""
 
         def lead() -> CheckpointManifest | None:
             stored = self._store.rewind(at_most)
@@ -106,7 +106,7 @@ class RankCheckpoints:
         return None if found is None else self._store.with_directory(found)
 
     def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
-        """Load a checkpoint on all ranks; if one fails, all raise.
+        """Load a checkpoint on all ranks. If one fails, all raise.
 
         Raises:
             CheckpointFailed: It could not be read.
@@ -119,17 +119,17 @@ class RankCheckpoints:
         run_on_all_ranks(self._peers, "restore", read)
 
     def _named(self, version: int, work: Callable[[], T]) -> T:
-        """Run ``work``; an error of the disk becomes a ``CheckpointFailed`` naming rank and version."""
+        """Run ``work``. Convert disk errors to ``CheckpointFailed`` with rank and version."""
         try:
             return work()
         except OSError as error:
             raise CheckpointFailed(self._peers.rank, version, str(error)) from error
 
     def _run(self, during: str, lead: Callable[[], T], decoder: "msgspec.msgpack.Decoder[T]") -> T:
-        """Run ``lead`` on rank 0, which gives orders to all; return its result on all ranks.
+        """Run ``lead`` on rank 0, which sends orders to all. Return its result on all ranks.
 
         Raises:
-            Exception: What ``lead`` raised, on rank 0; on another rank, what failed there.
+            Exception: The error of ``lead``, on rank 0, or of this rank's own work.
             PeerFailed: On the others.
         """
         if self._peers.rank:
@@ -144,8 +144,8 @@ class RankCheckpoints:
         return result
 
     def _follow(self, during: str) -> bytes:
-        """Carry out orders until rank 0 is done; return its encoded result."""
-        failure: Exception | None = None  # of the last order: rank 0 may go on after an earlier one
+        """Execute orders until rank 0 is done. Return its encoded result."""
+        failure: Exception | None = None  # of the last order; rank 0 may survive others
         while isinstance(order := self._peers.broadcast(_Done(None), _ORDERS), _Order):
             _, failure = self._carry_out(order)
         if order.result is None:
@@ -153,10 +153,10 @@ class RankCheckpoints:
         return order.result
 
     def _order(self, directory: Path, names: Sequence[str] | None = None) -> list[FileRecord]:
-        """Order all ranks to digest a share of these files each, or to write theirs.
+        """Order all ranks to digest a share of these files each, or to write their own files.
 
         Raises:
-            OSError: A rank could not carry it out.
+            OSError: A rank could not execute the order.
             Exception: This rank failed.
         """
         order = _Order(str(directory), names)
@@ -176,7 +176,7 @@ class RankCheckpoints:
         return sorted(records, key=lambda each: each.name)
 
     def _carry_out(self, order: _Order) -> tuple[list[_Outcome], Exception | None]:
-        """Carry out this rank's share; return the outcomes of all ranks and this rank's failure."""
+        """Execute this rank's share. Return the outcomes of all ranks and this rank's failure."""
         outcome, failure = _Outcome(), None
         try:
             if order.names is None:
@@ -201,11 +201,11 @@ class MirroredCheckpoints:
     """Checkpoint store of one rank, mirrored to the driver's run directory."""
 
     def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
-        """Mirror ``store``, which keeps its checkpoints in ``root`` on this machine."""
+        """Mirror ``store``, whose checkpoints are in ``root`` on this machine."""
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
-        """Save like ``RankCheckpoints.save`` and return when the copy is in the run directory."""
+        """Save like ``RankCheckpoints.save``. Return when the copy is in the run directory."""
         saved = self._store.save(version, weights_digest, nbytes, write)
         try:
             self._publish(gone=(_STATE, _ABANDONED))
@@ -238,12 +238,15 @@ class MirroredCheckpoints:
                 DISK.remove(self._root / name)
 
     def _publish(self, gone: tuple[str, ...]) -> None:
-        """Copy the local states to the run directory; remove its entries ``gone`` that are not local."""
+        """Copy the local states to the run directory.
+
+        Remove its ``gone`` entries that are not local.
+        """
         there, here = dict(self._files.listing(FOLDER)), fingerprints(self._root)
         extra = {there[name]: name for name in there if name not in here and _is_of_a_state(name)}
         for name in sorted(
             here, key=lambda each: each == LATEST
-        ):  # last: it names a state that is complete by then
+        ):  # last, because it must name a complete state
             if name.startswith(_PARTIAL) or there.get(name) == here[name]:
                 continue
             if (renamed := extra.pop(here[name], None)) is not None:

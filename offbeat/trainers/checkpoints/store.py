@@ -1,14 +1,14 @@
 """Checkpoints of a trainer's whole state, written atomically.
 
     state_N        a complete checkpoint of version N
-    LATEST         the name of the newest one; for people and tools, ``newest`` does not rely on it
+    LATEST         the name of the newest one, for people and tools; ``newest`` does not read it
     abandoned_N    from a rewound lineage; removed once the new lineage has a checkpoint
     corrupt_N      found damaged at a rewind; kept for diagnosis
     .partial_*     left by a process that died while writing or removing; the next save removes it
 
-A checkpoint is written as ``.partial_*``, synced file by file, and renamed; then LATEST is
-replaced, and only then older ones are removed. So LATEST names a complete checkpoint at every
-instant after the first save.
+A checkpoint is written as ``.partial_*``, synced file by file, and renamed. Then LATEST is
+replaced, and only then older ones are removed. So after the first save, LATEST always names a
+complete checkpoint.
 """
 
 import os
@@ -44,7 +44,7 @@ log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
 _STATE, _ABANDONED, _CORRUPT, _PARTIAL = "state_", "abandoned_", "corrupt_", ".partial_"
 _MOST_DIGITS: Final = 18
-_MARGIN_BYTES: Final = 2**20  # room that a file system needs besides the content
+_MARGIN_BYTES: Final = 2**20  # room that a file system needs in addition to the content
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,20 @@ class CheckpointStore:
         self._describe, self._disk = describe, disk or Disk()
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
-        """Save a state; return its bytes once it is durable and LATEST names it.
+        """Save a state. Return its size in bytes once it is durable and LATEST names it.
 
         Saving a checkpoint that already exists intact is a no-op. A different or damaged one of
         this version is set aside.
 
         Args:
-            version: Weight version of the state; it names the checkpoint.
+            version: Weight version of the state. It names the checkpoint.
             weights_digest: Digest of the weights in the state.
             nbytes: Estimated size of the state.
-            write: Writes the files into the given empty directory; need not sync them.
+            write: Writes the files into the given empty directory, and need not sync them.
 
         Raises:
             CheckpointFailed: The disk is full, cannot be written, or failed. Earlier checkpoints
-            are unchanged, and ``newest`` finds them.
+                are unchanged, and ``newest`` finds them.
         """
         partial, final = self._root / f"{_PARTIAL}{version}_{os.getpid()}", self._directory(version)
         try:
@@ -111,9 +111,9 @@ class CheckpointStore:
         return stored.manifest.nbytes
 
     def newest(self, at_most: int) -> VerifiedCheckpoint | None:
-        """Return the newest checkpoint of this version or older whose every file verifies.
+        """Return the newest checkpoint of this version or older with only intact files.
 
-        A damaged one is skipped and logged; its files are not changed.
+        A damaged checkpoint is skipped and logged. Its files are not changed.
 
         Raises:
             CheckpointMismatch: The newest undamaged one belongs to another model, backend or
@@ -123,13 +123,13 @@ class CheckpointStore:
         return next((found for each in versions if (found := self._verified(each))), None)
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
-        """Return ``newest`` and set aside all newer checkpoints, whose versions will be trained anew.
+        """Return ``newest``. Set aside newer checkpoints, because their versions are retrained.
 
         If it returns None, for the initial model, all are set aside and LATEST is removed.
 
         Raises:
-            CheckpointMismatch: Raised by ``newest``; nothing is set aside.
-            CheckpointFailed: The disk failed; the trainer must not continue from there.
+            CheckpointMismatch: ``newest`` raised it. No checkpoint is set aside.
+            CheckpointFailed: The disk failed. The trainer must not continue from there.
         """
         found = self.newest(at_most)
         version = found.version if found else 0
@@ -146,11 +146,11 @@ class CheckpointStore:
         return found
 
     def with_directory(self, manifest: CheckpointManifest) -> VerifiedCheckpoint:
-        """Return a checkpoint of this store that was verified, by its manifest."""
+        """Return a verified checkpoint of this store, by its manifest."""
         return VerifiedCheckpoint(self._directory(manifest.version), manifest)
 
     def latest(self) -> int | None:
-        """Return the version that LATEST names; None if it is missing or damaged."""
+        """Return the version in LATEST, or None if LATEST is missing or damaged."""
         file = self._root / LATEST
         name = file.read_bytes().removeprefix(_STATE.encode()).strip() if file.exists() else b""
         return int(name) if name.isdigit() and len(name) <= _MOST_DIGITS else None
@@ -183,7 +183,7 @@ class CheckpointStore:
             raise CheckpointFailed(self._rank, version, problem)
 
     def _same(self, version: int, weights_digest: str) -> VerifiedCheckpoint | None:
-        """Return this checkpoint if it exists intact; set aside anything else under its name."""
+        """Return this checkpoint if it exists intact. Set aside anything else under its name."""
         if version not in self._versions():
             return None
         there = self._verified(version)
@@ -195,7 +195,7 @@ class CheckpointStore:
         return None
 
     def _name_as_latest(self, stored: VerifiedCheckpoint | None) -> None:
-        """Replace LATEST durably and atomically; None removes it."""
+        """Replace LATEST durably and atomically, or remove it for None."""
         latest = self._root / LATEST
         if stored is None:
             self._disk.remove(latest)
@@ -207,7 +207,7 @@ class CheckpointStore:
         self._disk.sync(self._root)
 
     def _set_aside(self, version: int, prefix: str) -> None:
-        """Rename a checkpoint to ``prefix``, which says why."""
+        """Rename a checkpoint to ``prefix``, which tells the reason."""
         names = (f"{prefix}{version}{again}" for again in _suffixes())
         free = next(name for name in names if not (self._root / name).exists())
         log.warning("checkpoint.set_aside", version=version, name=free)
@@ -216,7 +216,7 @@ class CheckpointStore:
     # --- removing --------------------------------------------------------------------------------
 
     def _prune(self, version: int) -> None:
-        """Remove what the new checkpoint replaces. A failure of the disk costs space only."""
+        """Remove checkpoints that the new one replaces. If the disk fails, only space is lost."""
         whole = [each for each in self._versions() if each <= version and self._complete(each)]
         gone = [self._directory(each) for each in whole[self._keep :]]
         gone += sorted(self._root.glob(f"{_ABANDONED}*"))
@@ -238,7 +238,7 @@ class CheckpointStore:
             self._disk.remove(path)
 
     def _give_up(self, partial: Path) -> None:
-        """Remove a partial checkpoint if the disk allows it; otherwise the next save does."""
+        """Remove a partial checkpoint if the disk allows it. Otherwise the next save removes it."""
         try:
             self._disk.remove(partial)
         except OSError as error:
@@ -255,7 +255,7 @@ class CheckpointStore:
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def _verified(self, version: int) -> VerifiedCheckpoint | None:
-        """Return a checkpoint if every byte is as it was written; else log it and return None."""
+        """Return a checkpoint if every byte is intact. Otherwise log it and return None."""
         directory = self._directory(version)
         try:
             manifest = read_manifest(directory)

@@ -1,6 +1,6 @@
-"""Weights of a model directory, written as they come: one safetensors file, or several and an index.
+"""Writes model weights as they arrive: one safetensors file, or several files and an index.
 
-Tensors by name in a safetensors file: no code runs when one is read.
+Tensors by name in a safetensors file. Reading it runs no code.
 
 Atomic replacement of a Hugging Face directory, independent of backend and tensors.
 """
@@ -27,12 +27,12 @@ from offbeat.run_files.disk import DISK
 def save_tensors(
     tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors to a file, from whatever device they are on, and sync it.
+    """Write tensors from any device to a file, and sync it.
 
     On a disk that several machines share, only the machine that wrote a file can sync it.
 
     Raises:
-        OSError: The disk failed; safetensors has an error class of its own for it.
+        OSError: The disk failed. Replaces safetensors' own error class.
     """
     try:
         named = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -44,11 +44,11 @@ def save_tensors(
 
 @contextmanager
 def opened_tensors(file: Path) -> Generator[Any]:
-    """Yield safetensors' own reader of a file.
+    """Yield safetensors' reader of a file.
 
     Raises:
-        OSError: The file cannot be read, or is damaged; safetensors names no file, and has an error
-            class of its own.
+        OSError: The file cannot be read, or is damaged. Replaces safetensors' own error class, and
+            names the file.
     """
     try:
         with safe_open(file, framework="pt") as opened:
@@ -63,13 +63,13 @@ _RANDOM: Final = r"[a-z0-9_]{8}"  # the end of a name that ``tempfile`` makes
 
 @contextmanager
 def replaced(target: Path, like: Path) -> Generator[Path]:
-    """Yield a directory for weights and config; it becomes ``target`` if the block does not raise.
+    """Yield a directory for weights and config. It becomes ``target`` if the block does not raise.
 
-    The tokenizer and other assets of ``like`` are added. An existing directory is replaced. What a
-    process that was killed left of the same target is removed. One writer at a time.
+    The tokenizer and other assets of ``like`` are added. An existing directory is replaced.
+    Leftovers of a killed process for the same target are removed. One writer at a time.
 
     Raises:
-        OSError: The disk failed; what was at ``target`` is unchanged.
+        OSError: The disk failed. ``target`` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(target)
@@ -99,14 +99,14 @@ def _remove_unfinished(target: Path) -> None:
 
 
 def _is_asset(file: Path) -> bool:
-    """Return whether a file is neither weights nor an index of them: tokenizer, remote code, ..."""
+    """Return whether a file is neither weights nor a weight index: tokenizer, remote code, ..."""
     return file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
 
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 FILE_BYTES: Final = 4 * 2**30
-"""Most bytes of a file that holds several tensors; so many are in memory at a time."""
+"""Most bytes of a file with several tensors. So many are in memory at a time."""
 
 _UNFINISHED: Final = "model-{:05}.unfinished"
 _SEVERAL: Final = "model-{:05}-of-{:05}.safetensors"
@@ -118,18 +118,18 @@ def write_weights(
 ) -> None:
     """Write one file, or several and an index.
 
-    No more than the tensors of one file, and the one that comes next, are held. Files get the names by
-    which readers know weights when all are written, the index last.
+    The writer holds at most the tensors of one file, and the next tensor. When all files are
+    written, they are renamed to the names that readers expect, the index last.
 
     Args:
-        weights: Tensors by name, on any device; no name twice.
-        directory: Where the files go.
-        file_bytes: Most bytes of a file; a larger tensor has a file of its own.
+        weights: Tensors by unique name, on any device.
+        directory: Directory of the files.
+        file_bytes: Most bytes of a file. A larger tensor has a separate file.
 
     Raises:
         OSError: The disk failed.
     """
-    written, pending = list[list[str]](), dict[str, Tensor]()  # names by file; of the next one
+    written, pending = list[list[str]](), dict[str, Tensor]()  # names by file; the next file
     nbytes = total = 0
 
     def flush() -> None:

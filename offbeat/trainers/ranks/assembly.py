@@ -32,7 +32,7 @@ def in_steps(spec: TrainerSpec, trainer: Section) -> Section:
 
 
 def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
-    """Return the arguments of a rank's trainer that all backends have in common.
+    """Return the arguments of a rank's trainer that all backends share.
 
     Raises:
         LossRefused: The user's loss cannot be loaded, or lacks a property that training needs.
@@ -78,10 +78,10 @@ def shards_of(
     held: Callable[[], list[TensorRegion]],
     peers: Peers,
 ) -> HeldShards | None:
-    """Build the weight source of a rank that sends what it holds; None where rank 0 sends for all.
+    """Build the weight source of a rank that sends its own shards, or None if rank 0 sends for all.
 
-    All ranks call it together. They exchange what they hold, as names and regions, and each makes
-    the same plan from that, and another one when the layout of the engines is known.
+    All ranks call it together. They exchange names and regions of their shards, and each makes the
+    same plan from them. They make another plan once the layout of the engines is known.
 
     Args:
         spec: The rank's spec.
@@ -92,8 +92,8 @@ def shards_of(
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
         WeightsNotCovered: The ranks together do not hold a tensor completely.
-        OffbeatError: Weights cannot be converted to the engines' formats, or a rank holds a part of
-            something that is converted as a whole.
+        OffbeatError: Weights cannot be converted to the engines' formats, or a rank holds only a
+            part of something that is converted as a whole.
     """
     sync = spec.config.sync
     if not sync.sends_regions(peers.size):

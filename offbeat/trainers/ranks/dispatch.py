@@ -1,7 +1,7 @@
 """Assignment of the groups of a chunk to data-parallel ranks, and of ranks to replicas. Pure.
 
-Production and tests use the same function: a test that feeds all groups to every rank would miss
-half of the mistakes that can be made here.
+Production and tests use the same function. A test that feeds all groups to every rank would miss
+half of the possible mistakes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 
 def shares(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Assign groups to ranks so that all have about as many tokens; a group is never split.
+    """Assign groups to ranks so that all have about as many tokens. A group is never split.
 
-    Groups are assigned by falling size, each to the rank with the fewest tokens so far; of equal
-    ranks the lowest, of equal groups the one with the lowest number. So two ranks differ by at most
-    the largest group, and no rank is without a group if there are enough of them. The result
-    depends on the numbers and their tokens alone, not on their order.
+    Groups are assigned by falling size, each to the rank with the fewest tokens so far. Ties go to
+    the lowest rank and the group with the lowest number. So two ranks differ by at most the largest
+    group, and every rank has a group if there are enough. The result depends only on the numbers
+    and their tokens, not on their order.
 
     Args:
-        tokens: Tokens of each group, by a number that identifies it; 0 tokens count as one.
+        tokens: Tokens of each group, by a number that identifies it. 0 tokens count as one.
         ranks: Number of ranks, 1 or more.
 
     Returns:
@@ -43,7 +43,7 @@ def minibatch_shares(
 ) -> tuple[tuple[int, ...], ...]:
     """Assign groups to ranks like ``shares``, each minibatch by itself.
 
-    Ranks train a minibatch together: one that has few of its tokens would wait for the others.
+    Ranks train a minibatch together. A rank with few of its tokens would wait for the others.
 
     Args:
         tokens: Tokens of each group, by a number that identifies it.
@@ -60,9 +60,10 @@ def minibatch_shares(
 
 
 def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[T]:
-    """Return the microbatches, followed by as much padding as makes ``count`` of them.
+    """Return ``count`` microbatches: the given ones, followed by padding.
 
-    Ranks that shard one model compute together: a rank with fewer microbatches, or none, computes
+    Ranks that shard one model compute together. A rank with fewer microbatches, or none, computes
+    padding, whose gradient is zero, until the others are done too.
     padding, whose gradient is zero, until the others are done too.
     """
     if len(microbatches) > count:
@@ -74,9 +75,9 @@ def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[
 class Replicas:
     """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
-    Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then the
-    data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model, follow them,
-    with their own tensor-parallel place fastest.
+    Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then
+    the data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model,
+    follow. Among them, the tensor-parallel place is fastest.
     """
 
     data: int = 1
@@ -84,7 +85,7 @@ class Replicas:
     pipeline: int = 1
     context: int = 1
     encoders: int = 0  # sets of encoder ranks that hold one copy of the vision tower together
-    encoder_tensor: int = 1  # encoder ranks of such a set that divide its matrices
+    encoder_tensor: int = 1  # encoder ranks that divide the matrices of such a set
 
     @classmethod
     def of(cls, trainer: AnyTrainerConfig) -> Self:
@@ -115,7 +116,7 @@ class Replicas:
 
     @property
     def neighbours(self) -> int:
-        """Return the number of ranks of one replica in one stage; their numbers are consecutive."""
+        """Return the number of ranks of one replica in one stage. Their numbers are consecutive."""
         return self.tensor * self.context
 
     def share_of(self, rank: int) -> int:
@@ -125,9 +126,8 @@ class Replicas:
     def shares_of(self, rank: int) -> tuple[int, ...]:
         """Return the indices of the data shares whose groups ``rank`` gets, in their order.
 
-        A rank of the language model gets its own; the encoder ranks of set ``e`` those of
-        ``data / encoders`` of them, from ``e * data / encoders`` on: they encode the pictures of their
-        groups.
+        A language rank gets its own share. The encoder ranks of set ``e`` get ``data / encoders``
+        shares, from ``e * data / encoders`` on, because they encode the pictures of these groups.
         """
         if rank < self.language_ranks:
             return (self.share_of(rank),)
@@ -137,6 +137,6 @@ class Replicas:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Return one rank per replica, in order of the shares; it replies for the replica."""
+        """Return one rank per replica, in order of the shares. It replies for the replica."""
         first_of_last_stage = (self.pipeline - 1) * self.data * self.neighbours
         return tuple(first_of_last_stage + share * self.neighbours for share in range(self.data))

@@ -1,4 +1,4 @@
-"""Collectives between the ranks of a world for small typed values, beside a library's tensors."""
+"""Collectives between the ranks of a world for small typed values, not a library's tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar, cast
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class PeerFailed(OffbeatError):
-    """Another rank failed, and raises the cause itself; this rank stopped with it."""
+    """Another rank failed and raises the cause. This rank stopped with it."""
 
     rank: int
     failed: int
@@ -23,7 +23,7 @@ class PeerFailed(OffbeatError):
 
 
 class WorldBroken(OffbeatError):
-    """The ranks cannot reach each other any more; only new processes can continue."""
+    """The ranks cannot reach each other any more. Only new processes can continue."""
 
     rank: int
     during: str
@@ -34,7 +34,7 @@ class WorldBroken(OffbeatError):
 
 
 def line_of(error: Exception) -> str:
-    """Return an error in one short line; gloo's and NCCL's own texts have many."""
+    """Return an error in one short line. Texts of gloo and NCCL have many lines."""
     return first_line(error)[:200]
 
 
@@ -49,7 +49,10 @@ class Peers(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """Return how long a collective waits for a rank: groups of some of the ranks need it, too."""
+        """Return how long a collective waits for a rank.
+
+        Process groups of some ranks use it too.
+        """
         ...
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
@@ -57,18 +60,18 @@ class Peers(Protocol):
         ...
 
     def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
-        """Return the values of all ranks, in order of the ranks: the same list on each of them.
+        """Return the values of all ranks, in rank order: the same list on each rank.
 
-        ``decoder`` names their type; they are sent as msgpack.
+        ``decoder`` has their type. They are sent as msgpack.
         """
         ...
 
     def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-        """Return the first rank's value; ``decoder`` names its type."""
+        """Return the first rank's value. ``decoder`` has its type."""
         ...
 
     def are_lost(self, error: Exception) -> bool:
-        """Return whether ``error`` was raised because another rank is gone, or too late."""
+        """Return whether ``error`` was raised because another rank is gone or too late."""
         ...
 
 
@@ -77,7 +80,7 @@ class SingleRank:
 
     rank = 0
     size = 1
-    timeout_s = 1800.0  # it waits for nobody
+    timeout_s = 1800.0  # it never waits
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         return list(values)
@@ -100,11 +103,11 @@ def all_reduce_max_or_fail(
 ) -> list[int]:
     """Return the elementwise maximum over all ranks, if none of them failed. All ranks call it.
 
-    So a rank that cannot continue reports it before the others wait for it.
+    A rank that cannot continue reports it here, before the others wait for it.
 
     Raises:
         Exception: ``failure``, on the rank that has it.
-        PeerFailed: On the others.
+        PeerFailed: On the other ranks.
     """
     *most, failed = peers.all_reduce_max([*values, 0 if failure is None else peers.rank + 1])
     if failure is not None:
@@ -115,11 +118,11 @@ def all_reduce_max_or_fail(
 
 
 def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
-    """Run ``work``, which may fail on any rank; either all continue or none. All ranks call it.
+    """Run ``work``, which may fail on any rank. Either all continue or none. All ranks call it.
 
     Raises:
-        Exception: What ``work`` raised, on the rank where it did.
-        PeerFailed: On the others.
+        Exception: The error of ``work``, on the rank that raised it.
+        PeerFailed: On the other ranks.
     """
     done, _ = run_and_reduce_max(peers, during, lambda: (work(), 0))
     return done
@@ -128,7 +131,7 @@ def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
 def run_and_reduce_max(
     peers: Peers, during: str, work: Callable[[], tuple[T, int]]
 ) -> tuple[T, int]:
-    """Do as ``run_on_all_ranks``; return the value, and the maximum of the number over all ranks."""
+    """Do as ``run_on_all_ranks``. Return the value, and the number's maximum over all ranks."""
     try:
         (done, value), failure = work(), None
     except Exception as error:
@@ -142,16 +145,16 @@ def run_and_reduce_max(
 def write_on_first_rank(
     peers: Peers, during: str, values: Iterable[T], write: Callable[[Iterator[T]], None]
 ) -> None:
-    """Let rank 0 write values as all ranks gather them. All ranks call it.
+    """Write values on rank 0 while all ranks gather them. All ranks call it.
 
-    Values that a failed ``write`` left are gathered and dropped, because the other ranks wait in
-    their collectives.
+    If ``write`` stops early, the remaining values are gathered and dropped, because the other ranks
+    wait in their collectives.
 
     Raises:
-        Exception: What ``write`` raised, on rank 0.
-        PeerFailed: On the others.
+        Exception: The error of ``write``, on rank 0.
+        PeerFailed: On the other ranks.
     """
-    gathered = (each for each in values)  # ends if a collective fails: then nobody gathers the rest
+    gathered = (each for each in values)  # ends if a collective fails; the rest is dropped
 
     def write_or_gather() -> None:
         try:

@@ -1,6 +1,6 @@
 """A world of ranks over ``torch.distributed``: rendezvous, collectives, detection of lost ranks.
 
-Ranks exchange tensors and msgpack, never pickles: what a rank receives is data, not code.
+Ranks exchange tensors and msgpack, never pickles, so received bytes are data, not code.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -28,24 +28,27 @@ from offbeat.weight_sync.rendezvous.store_server import StoreServer
 T = TypeVar("T")
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _BROKEN: Final = ("gloo", "NCCL", "Application timeout caused pair closure", "Connection closed")
-"""Substrings of the errors of collectives that lost a rank: gloo has no class of its own for it."""
+"""Substrings of the errors of collectives that lost a rank. gloo has no error class for it."""
 
 
 def _gather(into: Tensor, own: Tensor) -> None:
-    """Gather equal parts of all ranks; torch 2.13 renamed the function and warns of its old name."""
+    """Gather equal parts of all ranks.
+
+    torch 2.13 renamed the function and warns of the old name.
+    """
     is_newer = hasattr(dist, "all_gather_single")
     getattr(dist, "all_gather_single" if is_newer else "all_gather_into_tensor")(into, own)
 
 
 def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
-    """Start a rendezvous store at a free port of ``host``; it serves holders of its key only."""
+    """Start a rendezvous store at a free port of ``host``. It serves only holders of its key."""
     key = SharedKey.random()
     server = StoreServer(host, key)
     return server, StoreAddress(server.host, server.port, key)
 
 
 def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "ProcessGroupPeers":
-    """Join a world as ``rank``; returns once all of its ranks have joined.
+    """Join a world as ``rank``. Return once all of its ranks have joined.
 
     Args:
         at: Rendezvous of the world.
@@ -77,7 +80,7 @@ def leave() -> None:
 
 
 def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> "ProcessGroupPeers":
-    """Join a world whose ranks share a connected store already."""
+    """Join a world whose ranks already share a connected store."""
     kind, patience = device.partition(":")[0], timedelta(seconds=timeout_s)
     dist.init_process_group(
         _BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=patience
@@ -140,7 +143,7 @@ def _decoded(data: Tensor, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 
 def is_broken(error: Exception) -> bool:
-    """Return whether a collective raised ``error`` because a rank is gone, or too late."""
+    """Return whether a collective raised ``error`` because a rank is gone or too late."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _BROKEN)

@@ -1,4 +1,4 @@
-"""Entry of a trainer rank into a world of ranks; repeats why a process cannot be one of them."""
+"""Entry of a trainer rank into a world of ranks. Remembers why a process cannot join."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +22,11 @@ class WorldEntry:
             address: Returns the address at which other machines reach this one.
         """
         self._rank, self._device, self._address = rank, device, address
-        self._unfit: Exception | None = None  # why this process can be no rank of any world
+        self._unfit: Exception | None = None  # why this process can join no world
         self._store_server: Any = None  # its module imports torch
 
     def listen(self) -> StoreAddress:
-        """Start the store of a new world; return its address and key.
+        """Start the store of a new world. Return its address and key.
 
         Raises:
             StartFailed: Other machines cannot connect to this one.
@@ -41,13 +41,13 @@ class WorldEntry:
         return address
 
     def join(self, at: WorldRendezvous, enter: Callable[[Peers], None]) -> None:
-        """Join the other ranks, and make this rank's part of the model with them.
+        """Join the other ranks, and create this rank's part of the model with them.
 
         Raises:
-            WorldBroken: Not all joined in time; the same processes may try again.
+            WorldBroken: Not all joined in time. The same processes may try again.
             StartFailed: Other machines cannot connect to this one.
-            Exception: ``enter`` raised it. Later calls raise it again at once: the caller of the
-                first may have given up on it before.
+            Exception: ``enter`` raised it. Later calls raise it again at once, because the first
+                caller may have stopped waiting before.
         """
         if self._unfit is not None:
             raise self._unfit
@@ -69,7 +69,7 @@ class WorldEntry:
         """Return the address of this machine.
 
         Raises:
-            StartFailed: No network interface here has it, so no other rank could connect to it.
+            StartFailed: No local network interface has it, so no other rank could connect to it.
         """
         address = self._address()
         try:
