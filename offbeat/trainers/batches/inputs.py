@@ -1,4 +1,4 @@
-"""Inputs of the loss besides the new log-probabilities, in the order of a microbatch's tokens."""
+"""Inputs of the loss other than the new log-probabilities, in order of a microbatch's tokens."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
@@ -36,13 +36,13 @@ def loss_tokens(
 ) -> Callable[[PackedRows, Tensor, Tensor], LossTokens]:
     """Return a function that selects the values of a microbatch from the groups' columns.
 
-    The function takes a microbatch, its log-probabilities [N] and its entropies [N]. With the trainer's weight
-    ``version``, the result has each token's staleness: a diagnostic, not an input of the loss.
+    Its arguments are a microbatch, its log-probabilities [N] and its entropies [N]. With the
+    trainer's weight ``version``, the result has each token's staleness. This is a diagnostic, not
+    an input of the loss.
 
     Raises:
         SchemaError: No group has a column that the loss needs, or advantages do not match samples.
-        UnfitColumns: A group's column does not fit its tokens, or is not finite where it is
-            trained.
+        UnfitColumns: A group's column does not fit its tokens, or is not finite at a trained token.
     """
     firsts = np.searchsorted(batch.group_S, np.arange(len(groups)))
     counts = np.diff([*batch.sample_S[firsts], batch.sample_S[-1] + 1]).tolist()
@@ -90,7 +90,7 @@ def loss_tokens(
 
 
 def _share_of_sample(batch: Batch) -> NDArray[np.float64] | None:
-    """Return the part of its sample's wanted tokens that each branch has, [S]; None: all are 1."""
+    """Return [S], each branch's part of its sample's wanted tokens, or None if all are 1."""
     if batch.sample_S[-1] == len(batch.sample_S) - 1:
         return None
     wanted_S = np.bincount(batch.branch[batch.wanted], minlength=len(batch.sample_S))

@@ -1,25 +1,25 @@
 """Packing of prompt groups into padded rows of tokens. Numpy only.
 
-With a shared prompt a row contains the prompt once, followed by the responses of several branches;
-each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
-last token of a response predicts nothing and is left out; so are tokens behind its last wanted
-token. A microbatch has its rows one below the other, padded to the longest, or end to end in one
-*flat* row, whose attention is computed segment by segment. Packing does not keep the branches of a
-sample together: a loss needs no more than each one's share of its sample.
+With a shared prompt, a row contains the prompt once, followed by the responses of several branches.
+Each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
+last token of a response predicts nothing and is left out, and so are tokens behind its last wanted
+token. The rows of a microbatch are stacked and padded to the longest, or laid end to end in one
+*flat* row, with attention computed segment by segment. Packing may separate the branches of a
+sample, because a loss needs only each branch's share of its sample.
 
 Legend: R rows, T tokens of the longest row, S branches (a sample is one or more), N wanted response
-tokens (those whose logprobs are computed), U positions in the rows that predict one or more of them.
+tokens (with computed logprobs), U positions in the rows that predict one or more of them.
 
-Parts of a flat row, each of which attends causally to keys that are listed for it. Pure.
+Parts of a flat row. Each attends causally to the keys listed for it. Pure.
 
-A part describes attention without a mask of tokens squared. The trainers derive parts from the prompt
-groups of a flat row, or from the segments of padded rows.
+A part describes attention without a mask of tokens squared. The trainers derive parts from the
+prompt groups of a flat row, or from the segments of padded rows.
 
-Checks that identify a group of a chunk that cannot be trained, so that it alone is dropped.
+Checks that find an untrainable group of a chunk, so that only this group is dropped.
 
-Groups were checked where they were made (``schema.check``). The checks here repeat those whose
-violation would make a step silently wrong, or fail it for all its groups. They cost microseconds
-per group.
+Groups were checked when they were made (``schema.check``). The checks here repeat only those that
+protect a step: a violation would make it silently wrong, or fail it for all its groups. They cost
+microseconds per group.
 """
 
 import itertools
@@ -49,12 +49,12 @@ from offbeat.transfer_queue.schema import (
 def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabulary: int) -> None:
     """Check that each group has a prompt, branches of one token or more, and these columns.
 
-    Each column has one value per response token, and every token id is in the vocabulary: for
-    another id an embedding on the CPU raises, one on CUDA ends the process, and a sharded one
+    Each column has one value per response token, and every token id is in the vocabulary. For
+    another id, an embedding on the CPU raises, one on CUDA ends the process, and a sharded one
     yields zeros.
 
     Raises:
-        UnfitColumns: Naming the first group that fails a check.
+        UnfitColumns: Names the first group that fails a check.
     """
     for place, group in enumerate(groups):
         for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, *token_columns):
@@ -77,7 +77,7 @@ def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabu
 
 
 def _check_samples(place: int, sample_of_branch: NDArray[np.generic], branches: int) -> None:
-    """Check that every branch has a sample, whose branches are adjacent."""
+    """Check that every branch has a sample, and that the branches of a sample are adjacent."""
     steps = np.diff(sample_of_branch, prepend=-1)
     if len(steps) != branches or steps[0] != 1 or not np.isin(steps, (0, 1)).all():
         want = f"the sample of each of {branches} branches, 0 first, then the same or the next one"
@@ -92,10 +92,10 @@ def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int)
 
 
 def check_media(place: int, group: Columns, rules: MediaRules) -> Media | None:
-    """Return the media of a group's prompt, which the model reads; None if it has none.
+    """Return the media of a group's prompt for the model, or None if it has none.
 
     Raises:
-        UnfitColumns: They do not fit the model, or the prompt's tokens.
+        UnfitColumns: The media do not fit the model, or the prompt's tokens.
     """
     media = media_of(group)
     if media is None:
@@ -111,12 +111,12 @@ def check_media(place: int, group: Columns, rules: MediaRules) -> Media | None:
 
 
 def check_placeholders(groups: Sequence[Columns], rules: MediaRules) -> None:
-    """Check that no prompt without media has a placeholder token: it would train as text.
+    """Check that no prompt without media has a placeholder token, which would train as text.
 
-    Prompts of an agent's branches may have them: earlier answers, which are sampled, are part of them.
+    Prompts of an agent's branches may have them, because they contain earlier sampled answers.
 
     Raises:
-        UnfitColumns: Naming the first group that fails.
+        UnfitColumns: Names the first group that fails.
     """
     for place, group in enumerate(groups):
         if BRANCH_SAMPLES in group or media_of(group) is not None:
@@ -143,7 +143,7 @@ def check_finite(
     Args:
         name: Name of the column.
         values: [N]: one value per response token of all groups, end to end.
-        wanted: [N] bool: the token is trained. Elsewhere a value may be anything.
+        wanted: [N] bool: the token is trained. Elsewhere any value is allowed.
         ends: [groups] int64: index in ``values`` at which each group ends.
     """
     if values.dtype.kind != "f" or np.isfinite(values[wanted]).all():
@@ -162,12 +162,12 @@ PADDING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Concatenated groups; every array is indexed by branch, or by token of all responses."""
+    """Concatenated groups. Every array is indexed by branch, or by token of all responses."""
 
     prompts: tuple[Ints, ...]  # one per group
     group_S: Ints
     start_S: Ints  # first token of each branch's response
-    length_S: Ints  # up to and including its last wanted token; 0 without one
+    length_S: Ints  # up to and including its last wanted token, or 0 without one
     sample_S: Ints  # index of each branch's sample, counted over all groups
     tokens: Ints  # all response tokens
     wanted: Bools  # per token: its logprob is computed
@@ -197,7 +197,7 @@ class PromptTree:
     """A prompt and the branches behind it, as tokens of a flat row."""
 
     prompt: slice
-    branches: tuple[slice, ...]  # those with a token in the row, end to end behind the prompt
+    branches: tuple[slice, ...]  # branches with a token in the row, end to end behind the prompt
 
     @property
     def whole(self) -> slice:
@@ -207,7 +207,7 @@ class PromptTree:
 
     @property
     def is_one_sequence(self) -> bool:
-        """Return whether every token attends to all before it."""
+        """Return whether every token attends to all earlier tokens."""
         return len(self.branches) <= 1
 
 
@@ -218,29 +218,29 @@ class PackedRows:
     input_ids_RT: Ints
     positions_RT: Ints
     segments_RT: Ints  # PROMPT, 1.. for the branches of the row, PADDING
-    sample_tokens_RT: Ints  # of a response token: the wanted tokens of its sample; else 0
+    sample_tokens_RT: Ints  # for a response token: wanted tokens of its sample; else 0
     predicts_U: Ints  # indices into the flattened rows
     which_N: Ints  # index into U of the position that predicts each wanted token
     target_N: Ints  # token ids
     source_N: Ints  # indices into ``Batch.tokens``
     one_branch_a_row: bool  # causal attention needs no mask
-    trees: tuple[PromptTree, ...] = ()  # of a flat row: its groups. Empty: a row holds one group
-    media: PlacedMedia | None = None  # of the prompts in the rows, each prompt's once
-    is_padding: bool = False  # of no sample: nothing that is computed on it counts
+    trees: tuple[PromptTree, ...] = ()  # groups of a flat row; empty: a row holds one group
+    media: PlacedMedia | None = None  # of the prompts in the rows, once per prompt
+    is_padding: bool = False  # belongs to no sample, so its results do not count
 
     @property
     def padding_token(self) -> int:
         """Return a token that a model computes in these rows anyway, to pad with.
 
-        At another token, such as one whose embedding is zeros, a model may have no finite gradient:
-        infinity times 0 would be NaN in the gradients of the weights.
+        At another token, such as one with an embedding of zeros, a model may have no finite
+        gradient. Infinity times 0 would be NaN in the gradients of the weights.
         """
         first = self.predicts_U[0] if self.predicts_U.size else 0
         return int(self.input_ids_RT.flat[first])
 
 
 def padding_microbatch(token: int) -> PackedRows:
-    """Return a microbatch of one token of no sample, for a rank that has to compute along with others.
+    """Return a microbatch of one token and no sample, for a rank that must compute with others.
 
     Args:
         token: The ``padding_token`` of a microbatch of the same step.
@@ -255,7 +255,7 @@ def padding_microbatch(token: int) -> PackedRows:
 
 
 def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
-    """Return prompts of equal length as one row each, of which the last position predicts."""
+    """Return prompts of equal length as one row each. The last position of each predicts."""
     input_ids_RT = np.asarray(prompts, np.int64)
     shape: tuple[int, int] = input_ids_RT.shape
     rows, tokens = shape
@@ -274,7 +274,7 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
 
 
 def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRows:
-    """Return canary prompts as one row each; those with placeholders have the medium of canaries."""
+    """Return canary prompts as one row each. Prompts with placeholders get the canaries' medium."""
     rows = rows_of(prompts)
     media = canary_media(rules, prompts)
     return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
@@ -287,11 +287,10 @@ def flatten(
     vocabulary: int,
     media_rules: MediaRules = TEXT_ONLY,
 ) -> Batch:
-    """Concatenate groups; wanted are the tokens under the loss mask, or all of them.
+    """Concatenate groups. Wanted tokens are the ones under the loss mask, or all of them.
 
     Raises:
-        UnfitColumns: A group's columns do not fit each other, the model's vocabulary, or the
-            media that it reads.
+        UnfitColumns: A group's columns do not fit each other, the model's vocabulary, or its media.
     """
     check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
     if only_trained:
@@ -331,7 +330,7 @@ def flatten(
 def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> PackedRows:
     """Lay out one microbatch. Every branch of ``rows`` has at least one wanted token.
 
-    Rows are padded to the longest one, or with ``flat`` laid end to end in a single row.
+    Rows are padded to the longest one, or laid end to end in a single row with ``flat``.
     """
     prompts = [batch.prompts[row.group] for row in rows]
     prompt_R = np.array([len(prompt) for prompt in prompts])
@@ -347,7 +346,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     first_R = np.cumsum(length_R) - length_R if flat else np.arange(len(rows)) * width
 
     input_ids_RT = np.empty(shape, np.int64)
-    # Padding is a token of its row, for the reason of ``PackedRows.padding_token``.
+    # Pad with a token of the row, for the reason in ``PackedRows.padding_token``.
     input_ids_RT[:] = 0 if flat else np.array([prompt[0] for prompt in prompts])[:, None]
     positions_RT = np.zeros(shape, np.int64)
     segments_RT = np.full(shape, PADDING, np.int64)
@@ -402,7 +401,7 @@ def _place_media(
 
 
 def visible_in(packed: PackedRows) -> Bools:
-    """Return the attention mask [R, T, T] bool of a microbatch, whatever its layout."""
+    """Return the attention mask [R, T, T] bool of a microbatch in any layout."""
     if not packed.trees:
         return visible(packed.segments_RT)
     seen_RTT = np.zeros((1, *packed.segments_RT.shape[1:] * 2), np.bool_)
@@ -415,7 +414,7 @@ def visible(segments_RT: Ints) -> Bools:
     """Return the attention mask [R, T, T] bool: token (axis 1) attends to token (axis 2).
 
     A token attends to the prompt and its own branch. Padding attends to the prompt, so that no row
-    of the mask is empty; its output is not read.
+    of the mask is empty. Its output is not read.
     """
     own = segments_RT[:, :, None] == segments_RT[:, None, :]
     prompt = segments_RT[:, None, :] == PROMPT
@@ -423,7 +422,7 @@ def visible(segments_RT: Ints) -> Bools:
 
 
 def _sample_of_each_branch(groups: Sequence[Columns], offsets: Sequence[Ints]) -> Ints:
-    """Return [S] the index of each branch's sample; samples are counted over all groups."""
+    """Return [S], the index of each branch's sample. Samples are counted over all groups."""
     own = [
         np.asarray(group.get(BRANCH_SAMPLES, np.arange(len(each) - 1)), np.int64)
         for group, each in zip(groups, offsets, strict=True)
@@ -435,7 +434,7 @@ def _sample_of_each_branch(groups: Sequence[Columns], offsets: Sequence[Ints]) -
 def _trees(
     prompt_R: Ints, first_R: Ints, branches_R: Ints, tokens_S: Ints
 ) -> tuple[PromptTree, ...]:
-    """Return the groups of a flat row, from the tokens of each one's prompt and branches."""
+    """Return the groups of a flat row from the token counts of prompts and branches."""
     trees = list[PromptTree]()
     behind_R = (first_R + prompt_R).tolist()
     tokens_R = np.split(tokens_S, np.cumsum(branches_R)[:-1])
@@ -462,7 +461,7 @@ def _ragged(lengths: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPart:
-    """Queries, and the keys to which their last one attends; each query before attends to one less.
+    """Queries and the keys that their last one attends to. Each earlier query attends to one less.
 
     The last slice of keys ends with one key per query.
     """

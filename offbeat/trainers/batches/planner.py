@@ -17,7 +17,7 @@ from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
 from offbeat.transfer_queue.schema import Columns
 
-FULL_ENOUGH_TOKENS: Final = 2048  # from here on, the cost of a microbatch is far above its overhead
+FULL_ENOUGH_TOKENS: Final = 2048  # above this, a microbatch costs far more than its overhead
 SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a fifth on padding
 
 
@@ -26,8 +26,8 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
 
     Args:
         batch: Branches without a wanted token are left out.
-        response_tokens: Sum over the branches of a row; 0 gives every branch a row of its own.
-        max_tokens: Longest row, unless the longest branch of its group alone exceeds it.
+        response_tokens: Sum over the branches of a row. With 0, every branch gets a separate row.
+        max_tokens: Length of the longest row, unless a group's longest branch exceeds it.
     """
     rows = list[PackedRow]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
@@ -44,8 +44,8 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
 def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
     """Cut rows, longest first, into microbatches of at most ``max_tokens``, padding included.
 
-    A row longer than that is a microbatch of its own. A microbatch that is full enough is closed
-    when the next row is so short that padding it would cost more than starting another.
+    A longer row is a separate microbatch. A full enough microbatch is closed if padding the next
+    row would cost more than starting another microbatch.
     """
     current = list[PackedRow]()
     for row in sorted(rows, key=lambda each: -each.length):
@@ -65,7 +65,7 @@ def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[li
 def plan_flat_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
     """Assign rows, longest first, to microbatches of at most ``max_tokens`` without padding.
 
-    Each goes to the first that has room for it. A row longer than that is a microbatch of its own.
+    Each row goes to the first microbatch with room for it. A longer row is a separate microbatch.
     """
     microbatches, filled = list[list[PackedRow]](), list[int]()
     for row in sorted(rows, key=lambda each: -each.length):
@@ -83,12 +83,13 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
     """Return the number of response tokens per row with the least compute per sample.
 
     A row of k samples of L tokens behind a prompt of P costs ``(P + kL) * linear`` and ``(P + kL)^2
-    * pair``. The cost per sample is least at ``kL = sqrt(P (P + linear / pair))``: long rows save
-    copies of the prompt, but compute attention across samples that is masked out.
+    * pair``. The cost per sample is least at ``kL = sqrt(P (P + linear / pair))``. Long rows save
+    copies of the prompt, but compute masked attention across samples.
 
     Args:
         prompt_tokens: P.
-        ratio_tokens: ``linear / pair``: cost of a token outside attention, over that of one pair.
+        ratio_tokens: ``linear / pair``: cost of a token outside attention, divided by the cost of
+            one pair.
     """
     return math.sqrt(prompt_tokens * (prompt_tokens + ratio_tokens))
 
@@ -96,7 +97,7 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
 def _assigned(
     branches: list[int], lengths: list[int], response_tokens: float, room: int
 ) -> list[list[int]]:
-    """Assign branches, longest first, each to the emptiest row; their total sets the row count."""
+    """Assign branches, longest first, each to the emptiest row. Their total sets the row count."""
     if not branches:
         return []
     if response_tokens <= 0:
@@ -117,7 +118,7 @@ def _assigned(
 
 MASKED: Final = 1.1  # cost of a pair under a mask that is read from memory; measured on a CPU
 CAUSAL_OVERHANG: Final = 200
-"""Pairs per token that a causal kernel computes above the diagonal, in its blocks; measured on a CPU."""
+"""Pairs per token that a causal kernel's blocks compute above the diagonal, measured on a CPU."""
 
 
 class RowLayout(Enum):
@@ -132,12 +133,12 @@ class RowLayout(Enum):
 class RowCosts:
     """Costs of a model's tokens and calls, in pairs.
 
-    A pair is the time in which attention computes score and value of one pair of tokens without a
+    The unit is the time in which attention computes score and value of one pair of tokens without a
     mask, over all heads and layers, forward and backward.
     """
 
-    token: float  # of a token outside attention
-    call: float  # of starting attention over one segment, in every layer, whatever its length
+    token: float  # per token outside attention
+    call: float  # of starting attention over one segment, in every layer, for any length
 
     def of(
         self, layout: RowLayout, microbatches: Sequence[Sequence[PackedRow]], batch: Batch
@@ -174,10 +175,10 @@ class MicrobatchPlanner:
 
     max_tokens: int  # per microbatch, padding included
     shared_prompt: bool
-    ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
+    ratio_tokens: float  # cost of a token outside attention, relative to a pair of tokens inside
     vocabulary: int  # token ids of the model
     call_pairs: float | None = field(default=None, kw_only=True)
-    """Cost of one call of split attention, over that of a pair; None: the model cannot split it."""
+    """Cost of one call of split attention, relative to a pair. None: the model cannot split it."""
     media_rules: MediaRules = field(default=TEXT_ONLY, kw_only=True)
     """Media that the model reads."""
 
@@ -186,11 +187,11 @@ class MicrobatchPlanner:
     ) -> tuple[Batch | None, list[PackedRows]]:
         """Return the concatenated groups, and microbatches with each wanted token in one of them.
 
-        Their layout is the one that costs least. Without groups the batch is None and there are no
+        The layout with the lowest cost is used. Without groups, the batch is None and there are no
         microbatches.
 
         Raises:
-            UnfitColumns: As ``flatten``.
+            UnfitColumns: Like ``flatten``.
         """
         if not groups:
             return None, []

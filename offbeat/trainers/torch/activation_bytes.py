@@ -1,10 +1,10 @@
-"""Memory that a microbatch takes beyond weights and gradients, without taking it.
+"""Memory that a microbatch needs in addition to weights and gradients, without allocating it.
 
-torch runs the trainer's own forward and backward pass on tensors without memory (``FakeTensorMode``)
-and counts what is alive at a time (``MemTracker``). So recomputed layers, a chunked head and every
-family of models are counted as they are computed, not by a formula for each.
+torch runs the trainer's own forward and backward pass on tensors without memory
+(``FakeTensorMode``) and counts the live memory (``MemTracker``). So recomputed layers, a chunked
+head and every model family are counted as they are computed, without a formula for each.
 
-Bytes that a rank holds of a model that tensor ranks divide and data ranks shard.
+Bytes of a model that a rank holds if tensor ranks divide it and data ranks shard it.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -50,7 +50,7 @@ from offbeat.weight_sync.region import Shape
 
 _COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
 _FEW_LAYERS: Final = (1, 2)
-"""Layers of the models that are run: memory is linear in their number, and a run takes seconds."""
+"""Layers of the measured models. Memory is linear in their number, and a run lasts seconds."""
 
 
 def activation_bytes(
@@ -62,9 +62,9 @@ def activation_bytes(
 ) -> tuple[int, tuple[int, int]] | None:
     """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
 
-    Counted is what is alive at the worst moment of forward and backward pass, on one rank, while
-    the gradients of all weights exist. None: the model has experts, or what a pass computes depends
-    on its values, or its layers cannot be recomputed.
+    The peak of live memory in forward and backward pass counts, on one rank, while the gradients of
+    all weights exist. The result is None if the model has experts, if a pass depends on the values,
+    or if its layers cannot be recomputed.
     """
     with torch.device("meta"):
         shell = auto_class_of(config).from_config(config)
@@ -99,7 +99,7 @@ def _measured(
     proof: RowProof,
 ) -> tuple[int, tuple[int, int]]:
     tracker = MemTracker()
-    # The inputs of a microbatch have memory, which is little.
+    # The inputs of a microbatch are allocated. They are small.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = auto_class_of(config).from_config(config, dtype=dtype)
         attend_by(model, proof.attention)
@@ -126,7 +126,7 @@ def largest_microbatch(
     trainer: TorchTrainerConfig,
     proof: RowProof,
 ) -> PackedRows:
-    """Return the microbatch of the groups with most tokens, padding included."""
+    """Return the microbatch of the groups with the most tokens, padding included."""
     planner = MicrobatchPlanner(
         trainer.max_tokens_per_microbatch,
         proof.shared_prompt,
@@ -156,19 +156,19 @@ def largest_rank(
 ) -> RankBytes:
     """Return the bytes of the rank that holds most, which is the first one.
 
-    A trained weight of 16 bits is kept in float32, which is its master; a frozen one keeps its 16
-    bits. Buffers are whole on every rank. What a pass gathers and computes comes on top.
+    A trained 16-bit weight is kept in float32, as its master. A frozen one keeps its 16 bits.
+    Buffers are whole on every rank. Memory that a pass gathers and computes is not included.
 
     Args:
-        model: The whole model; it may be without memory.
-        dtype: Of the weights that passes compute with.
+        model: The whole model. It may be without memory.
+        dtype: Dtype of the weights in passes.
         data: Number of data-parallel ranks.
-        tensor: Number of tensor-parallel ranks; one needs no plan of the model.
+        tensor: Number of tensor-parallel ranks. One needs no plan of the model.
         frozen: Parameters that are not trained.
-        references: Frozen copies of the model beside it.
+        references: Number of frozen copies in addition to the model.
 
     Raises:
-        UntrainableModel: So many tensor ranks cannot divide the model.
+        UntrainableModel: The model cannot be divided over so many tensor ranks.
     """
     plan = find_division().plan(model, tensor) if tensor > 1 else {}
     still = {id(each) for each in frozen}
@@ -194,11 +194,11 @@ def sharded_bytes(
     Args:
         weights: Name and shape of each, and whether it is trained.
         buffers: Bytes of all buffers.
-        dtype: Of the weights that passes compute with.
+        dtype: Dtype of the weights in passes.
         data: Number of data-parallel ranks.
         tensor: Number of tensor-parallel ranks.
-        plan: Kind of division by module name of the matrices that tensor ranks divide.
-        references: Frozen copies of the model beside it.
+        plan: Kind of division by module name, for matrices that tensor ranks divide.
+        references: Number of frozen copies in addition to the model.
     """
     division, trained, others = find_division() if plan else None, 0, 0
     for name, whole, is_trained in weights:

@@ -18,14 +18,14 @@ from offbeat.trainers.torch.sharding import cut_like, local_region
 def exchanged_weights(
     exchanges: Iterable[tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]],
 ) -> Generator[None]:
-    """Exchange weights inside the block for others while the modules that read them compute.
+    """Exchange weights inside the block while the modules that read them compute.
 
-    A weight is exchanged when the pass reaches its module, after its ranks have gathered it, and
-    put back when the pass has left: one module's are there twice at a time.
+    A weight is exchanged when the pass reaches its module, after its ranks have gathered it. It is
+    restored when the pass leaves the module. So only one module's weights exist twice at a time.
 
     Args:
-        exchanges: The module that computes, the one that holds the weight, the weight's name there, and
-            a function of the whole weight.
+        exchanges: The module that computes, the one that holds the weight, the weight's name there,
+            and a function of the whole weight.
     """
     handles = [handle for each in exchanges for handle in _exchange(*each)]
     try:
@@ -43,7 +43,7 @@ def _exchange(
     def exchange(*_: object) -> None:
         weight = holds.get_parameter(name)
         made = make(whole_of(weight))
-        if isinstance(weight, DTensor):  # this rank's part may end inside a block of one scale
+        if isinstance(weight, DTensor):  # this rank's part may end inside a block with one scale
             made = cut_like(made[local_region(weight).slices].contiguous(), weight)
         kept.append(weight)
         setattr(holds, name, nn.Parameter(made, requires_grad=False))

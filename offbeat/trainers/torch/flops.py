@@ -1,4 +1,4 @@
-"""Floating-point operations of a transformers model's passes, from its modules and its config."""
+"""FLOPs of a transformers model's passes, from its modules and its config."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -15,10 +15,10 @@ from offbeat.trainers.torch.routing import routers_of
 
 
 def model_flops(model: PreTrainedModel) -> ModelFlops | None:
-    """Return the FLOPs of a causal LM.
+    """Return the FLOPs of a causal LM, or None if they are unknown.
 
-    None for a model with other weights than matrices and experts, or with a layer that has no heads.
-    Experts are counted where their router is known (``routing``), as many of them as a token is sent to.
+    They are unknown if a weight is neither a matrix nor an expert, or if a layer has no heads.
+    Experts are counted if their router is known (``routing``), as many as each token is sent to.
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config(decoder=True)
@@ -44,9 +44,9 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
 def _expert_weights(
     model: PreTrainedModel, config: PreTrainedConfig
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yield matrices of routers and of experts, and the part of each that a token is multiplied with.
+    """Yield matrices of routers and experts, and the part of each that a token is multiplied with.
 
-    Those of the experts of a layer are one tensor, whose first axis is the expert.
+    The experts of a layer are one tensor. Its first axis is the expert.
     """
     routers = {id(each) for each in routers_of(model)}
     for block in model.modules():
@@ -59,12 +59,12 @@ def _expert_weights(
 
 
 def _config_of_each_layer(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """Yield the config of each layer: some families have heads of other sizes in some of their layers."""
+    """Yield the config of each layer, because head sizes differ by layer in some families."""
     return (config.per_layer_config[layer] for layer in range(config.num_hidden_layers))
 
 
 def _dimensions_of_heads(config: PreTrainedConfig) -> int:
-    """Return the dimensions of all heads of a layer, those of its keys and those of its values."""
+    """Return the dimensions of all heads of a layer: keys and values."""
     heads: int = config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # keys and values of different sizes
         return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)

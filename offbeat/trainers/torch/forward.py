@@ -5,9 +5,9 @@ vocabulary.
 
 An output head whose logits are computed, used and discarded chunk by chunk.
 
-The logits of a row of 32k tokens over 49k words are 6 GiB in float32, and their gradient as much
-again. Of each token only a log-probability and an entropy are read. Each chunk of places computes
-these from logits of its own, and computes the logits again in backward.
+For a row of 32k tokens over 49k words, the logits need 6 GiB in float32, and their gradient as much
+again. Only a log-probability and an entropy are read per token. Each chunk of places computes both
+from its own logits, and computes the logits again in backward.
 
 Legend: U places that predict, V vocabulary, N wanted tokens.
 """
@@ -44,11 +44,11 @@ from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.trainers.torch.split_attention import SPLIT
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""A function of logits [U, V], and of each token's place in U and id [N]; yields tensors [N]."""
+"""A function of logits [U, V], each token's place in U, and its id [N]. Yields tensors [N]."""
 
 _ON_A_CPU: Final = 1 << 27
 _ON_A_GPU: Final = 1 << 29
-"""Number of logits of a chunk: 512 MiB in float32, and 1 GiB in bfloat16. Fewer are not chunked."""
+"""Number of logits per chunk: 512 MiB in float32, 1 GiB in bfloat16. Fewer are not chunked."""
 
 
 def chunk_places(vocabulary: int, device: torch.device) -> int:
@@ -60,10 +60,10 @@ def chunk_places(vocabulary: int, device: torch.device) -> int:
 def chunked_head(
     head: nn.Module, packed: PackedRows, compute: OfLogits, places: int
 ) -> Generator[Callable[[Tensor], tuple[Tensor, ...]]]:
-    """Replace the output of a head by what ``compute`` makes of its logits, inside the block.
+    """Replace the output of a head by the result of ``compute`` on its logits, inside the block.
 
     Hooks do so while the model's forward runs, because the weights of a sharded model exist only
-    then. The model must return the head's output as it is.
+    then. The model must return the head's output unchanged.
 
     Args:
         head: The module that maps hidden states to logits.
@@ -72,7 +72,7 @@ def chunked_head(
         places: Number of places in a chunk.
 
     Yields:
-        A function of what the model returns as logits; yields tensors [N] in the order of
+        A function of the logits that the model returns. It returns tensors [N] in the order of
         ``packed.which_N``.
     """
     order_N = np.argsort(packed.which_N, kind="stable")
@@ -145,10 +145,10 @@ class PassOptions(TypedDict, total=False):
     """Settings of a pass."""
 
     plain_head: bool
-    """Whether the head's output are the logits: then those of many places are computed in chunks."""
+    """Whether the head's output are the logits. Then many places are computed in chunks."""
 
     features_of: FeaturesOf | None
-    """Returns features of media; None, the default: the model's own encoder."""
+    """Returns features of media. None, the default: the model's own encoder."""
 
 
 def packed_logprobs(
@@ -160,14 +160,14 @@ def packed_logprobs(
 ) -> Tensor:
     """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
 
-    Computed in ``dtype``, if that is another than the weights are held in.
+    Passes run in ``dtype``, if it differs from the dtype of the weights.
 
-    Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
-    masked out, the logits of all places would be most of the memory and much of the work.
+    Only the places that predict a wanted token reach the vocabulary. With padded rows and masked
+    prompts, the logits of all places would be most of the memory and much of the work.
     Tensor-parallel ranks that divide the rows of the head call it together.
     """
 
-    def read(*given: Any) -> tuple[Tensor]:  # noqa: ANN401 -- those of ``token_logprobs``
+    def read(*given: Any) -> tuple[Tensor]:  # noqa: ANN401 -- arguments of ``token_logprobs``
         return (token_logprobs(*given),)
 
     return _through_head(model, packed, read, temperature, dtype, **options)[0]
@@ -180,7 +180,7 @@ def packed_logprobs_and_entropies(
     dtype: torch.dtype | None = None,
     **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
+    """Compute ``packed_logprobs``, and the entropies [N] of the tokens' distributions."""
     read = token_logprobs_and_entropies
     logprobs_N, entropy_N = _through_head(model, packed, read, temperature, dtype, **options)
     return logprobs_N, entropy_N
@@ -194,9 +194,9 @@ def _through_head(
     dtype: torch.dtype | None,
     **options: Unpack[PassOptions],
 ) -> tuple[Tensor, ...]:
-    """Return what ``read`` makes of the logits [U, V], and of each token's place in U and id."""
+    """Return the results of ``read`` on the logits [U, V], and each token's place in U and id."""
     head, device, features_of = output_head(model), model.device, options.get("features_of")
-    share = share_of(head)  # whose ranks have equal numbers of chunks
+    share = share_of(head)  # its ranks have equal numbers of chunks
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
         return read(logits_UV, which_N, target_N, temperature, share)
@@ -205,7 +205,7 @@ def _through_head(
     rules, media = media_rules(model.config), packed.media
     has_sharded_encoder = features_of is None and isinstance(model, FSDPModule)
     if media is None and rules.reads_media and has_sharded_encoder:
-        # All ranks gather the encoder's weights and reduce its gradients, or none does.
+        # All ranks gather the encoder's weights and reduce its gradients, or no rank does
         media = blank(rules)
     if options.get("plain_head") and len(packed.predicts_U) > places:
         with (
@@ -223,7 +223,7 @@ def _through_head(
 
 
 def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None) -> Tensor:
-    """Return what the model returns as its logits; hooks of its head choose of which places."""
+    """Return the model's logits. Hooks of its head choose the places."""
     device = model.device
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True),
@@ -237,7 +237,8 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
     if packed.one_branch_a_row or "attention_mask" in inputs:
         return model(**inputs).logits
     if packed.trees and implementation == SPLIT:
-        # A mask of four axes is handed on as it is; without one transformers would make a dense one.
+        # A mask of four axes is passed on unchanged. Without one, transformers would make a dense
+        # one
         mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
         inputs["trees"] = packed.trees
     else:
@@ -255,7 +256,7 @@ def top_logprobs(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
 
-    A prompt with placeholders has the medium of canaries. ``features_of``: as of ``packed_logprobs``.
+    A prompt with placeholders has the canaries' medium. ``features_of``: see ``PassOptions``.
     """
     rules, head = media_rules(model.config), output_head(model)
     rows = canary_rows(prompts, rules)
@@ -274,7 +275,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     """Return the module that maps hidden states to logits.
 
     Raises:
-        UntrainableModel: There is none.
+        UntrainableModel: The model has no such module.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -283,7 +284,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether the head's output are the logits: no cap or scale is applied to it after."""
+    """Return whether the head's output are the logits, without a later cap or scale."""
     known = torch.linspace(1, 100, vocabulary(model), device=model.device)
 
     def replace(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
@@ -303,9 +304,9 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 def _only_places(head: nn.Module, places_U: Tensor) -> Generator[None]:
     """Restrict the output head to the hidden states [U, H] of these positions inside the block.
 
-    A hook in front of the head, because it works for every model: what a model does to its logits
-    afterwards (a cap, a scale) is elementwise and does not care. Calling body and head one by one
-    would skip it, and ``logits_to_keep`` keeps the same places of every row.
+    A hook in front of the head works for every model, because later operations on the logits (a
+    cap, a scale) are elementwise. Calling body and head separately would skip these operations.
+    ``logits_to_keep`` would keep the same places of every row.
     """
 
     def select(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

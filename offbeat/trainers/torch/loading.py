@@ -1,9 +1,9 @@
-"""Loading of a torch trainer's model: whole on one rank; sharded and filled by rank 0 on several.
+"""Loads a torch trainer's model: whole on one rank, or sharded over several and filled by rank 0.
 
-Loading of a sharded model: rank 0 reads it, each rank keeps its part.
+Loading of a sharded model: rank 0 reads it, and each rank keeps its part.
 
-Every rank makes the model without memory, shards it, and allocates its own part only. Then rank 0,
-which alone has read the files, broadcasts tensor by tensor; each rank copies its part.
+Every rank makes the model without memory, shards it, and allocates only its part. Only rank 0 has
+read the files. It broadcasts tensor by tensor, and each rank copies its part.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the causal LM of a directory without memory for its weights, in evaluation mode."""
+    """Return the causal LM of a directory without memory for weights, in evaluation mode."""
     config = AutoConfig.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
@@ -60,7 +60,7 @@ def make_room(model: PreTrainedModel, device: str) -> None:
     """Allocate this rank's part, and all buffers, of a model that was sharded without memory.
 
     Raises:
-        UntrainableModel: It keeps a tensor elsewhere, which would not be filled.
+        UntrainableModel: The model keeps a tensor elsewhere, which would not be filled.
     """
     model.to_empty(device=device)
     for name, module in model.named_modules():
@@ -78,7 +78,7 @@ def spread(
     """Fill this rank's weights and buffers of a sharded model. All ranks call it together.
 
     Args:
-        source: The whole model, on rank 0; None on the others.
+        source: The whole model on rank 0, None on other ranks.
         model: Sharded, with this rank's part allocated.
         weights: Weights of ``model``.
         device: Device of the ranks' collectives.
@@ -98,15 +98,15 @@ def spread(
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Copy the model's settings that files store besides the weights, for a later export."""
+    """Copy the settings that files store in addition to weights, for a later export."""
     model.generation_config = source.generation_config
-    model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
+    model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how weights were renamed
 
 
 def from_first(
     given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the tensor of rank 0, which alone is ``given`` it, on every rank."""
+    """Return rank 0's tensor on every rank. Only rank 0 is ``given`` it."""
     if given is None:
         whole = torch.empty(shape, dtype=dtype, device=device)
     else:
@@ -119,7 +119,7 @@ _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
 
 class ModelLoader:
-    """Makes the model of a directory on the ranks of a torch trainer: as trained, and as the reference.
+    """Makes a directory's model on the ranks of a torch trainer, as trained model or reference.
 
     ``read``, ``prove``, ``make`` and ``shard`` are called in this order, by all ranks together.
     """
@@ -135,33 +135,33 @@ class ModelLoader:
         peers: Peers,
         trained: "TrainedParameters",
     ) -> None:
-        """Load nothing yet.
+        """Store the arguments. The constructor loads nothing.
 
         Args:
             path: Hugging Face directory.
             trainer: Device, freezing, packing and parallel sizes.
             model: Dtype of the weights, and whether code of the directory may run.
             max_model_len: Tokens of the longest sequence of the run.
-            seed: Seed of torch's generator, for weights that the files lack.
+            seed: Seed of torch's generator, for weights missing in the files.
             peers: The ranks of the world.
-            trained: Its weights that are trained, which it may lack before.
+            trained: The trained weights, which are added to the model if it lacks them.
         """
         self.path, self.peers, self.trained = path, peers, trained
-        self.axes: RankMesh | None = None  # the model is not cut by these, or not yet
+        self.axes: RankMesh | None = None  # None: not sharded by these axes, or not yet
         self.trainer, self._model = trainer, model
         self._max_model_len, self._seed = max_model_len, seed
         self.dtype = torch_dtype(model.dtype)
         self._attention: str | None = None  # chosen by transformers
 
     def read(self, during: str) -> PreTrainedModel | None:
-        """Return the whole model of the files on rank 0; None on the others."""
+        """Return the whole model of the files on rank 0, None on other ranks."""
         is_first = self.peers.rank == 0
         return run_on_all_ranks(self.peers, during, lambda: self.load() if is_first else None)
 
     def prove(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
-        """Prove the rows of the whole model on rank 0; return the result on all ranks.
+        """Prove the rows of the whole model on rank 0. Return the result on all ranks.
 
-        Models that are made afterwards attend as was proved.
+        Models that are made afterwards use the proved attention.
 
         Raises:
             UntrainableModel: Packed rows of the model are not exact.
@@ -179,7 +179,7 @@ class ModelLoader:
         return rows, witness
 
     def make(self, whole: PreTrainedModel | None) -> PreTrainedModel:
-        """Return the model as it was read; with several ranks one without memory, to be sharded."""
+        """Return the model that was read, or one without memory to shard over several ranks."""
         if self.peers.size == 1 and whole is not None:
             return whole
         shell = self.shell()
@@ -194,14 +194,14 @@ class ModelLoader:
         weights = self.cut(model)
         spread(whole, model, weights, torch.device(self.trainer.device))
         freeze_rope(model, self._max_model_len)
-        torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
+        torch.manual_seed(self._seed)  # only rank 0 may have drawn weights missing in the files
         return weights
 
     def prove_shards(self, model: PreTrainedModel, witness: Witness) -> None:
-        """Prove that the ranks together compute what the whole model did. All ranks call it.
+        """Prove that the ranks together compute the whole model's results. All ranks call it.
 
         Raises:
-            UntrainableModel: They do not.
+            UntrainableModel: The results differ.
         """
         prove_sharding(model, witness, self.dtype)
         settle(model)
@@ -221,10 +221,10 @@ class ModelLoader:
     def load_teacher(
         self, path: str, vocabulary_size: int, *, shared_prompt: bool
     ) -> PreTrainedModel:
-        """Load a frozen model of another directory, exact in the rows of the trained one.
+        """Load a frozen model of another directory. It must be exact in the trained model's rows.
 
         Raises:
-            UntrainableModel: It is not, or it has another vocabulary.
+            UntrainableModel: It is not exact, or it has another vocabulary.
         """
         teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(
@@ -250,7 +250,7 @@ class ModelLoader:
         return model
 
     def shell(self) -> PreTrainedModel:
-        """Return the model that ``load`` loads, without memory."""
+        """Return the model of ``load``, without memory."""
         remote_code = self._model.trust_remote_code
         shell = shell_of(self.path, self.dtype, trust_remote_code=remote_code)
         if self._attention:
@@ -260,7 +260,7 @@ class ModelLoader:
         return shell
 
     def cut(self, model: PreTrainedModel) -> Weights:
-        """Shard a model without memory, and allocate this rank's part. All ranks call it together."""
+        """Shard a model without memory, and allocate this rank's part. All ranks call it."""
         if self.axes is None:
             ranks, tensor = self.peers.size, self.trainer.tensor_parallel
             self.axes = rank_mesh(self.trainer.device, ranks, tensor, self.peers.timeout_s)
@@ -271,7 +271,7 @@ class ModelLoader:
     def cut_over(
         self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
     ) -> ShardedWeights:
-        """Shard as ``cut`` over these axes, whose tensor ranks divide matrices by a plan."""
+        """Shard over these axes like ``cut``. Their tensor ranks divide matrices by a plan."""
 
         def divide(cut: PreTrainedModel) -> None:
             if axes.tensor is not None:
