@@ -88,7 +88,7 @@ class StepGuard:
 
         Raises:
             StepAlreadyOpen: A begin while another attempt is open.
-            StepOutOfOrder: Not the next call, or a key whose reply belongs to another call.
+            StepOutOfOrder: Not the next call, or the key's reply belongs to another call.
             Exception: Any error of ``work``. After it, only an abort is accepted.
         """
         if key in self._replies:
@@ -298,8 +298,8 @@ class TrainerBackend(ABC):
     def load_state(self, directory: Path) -> None:
         """Load the state that ``save_state`` wrote.
 
-        The next steps are bit for bit those of the saved trainer. An open step is discarded. If
-        this raises, the trainer holds neither the old nor the new state.
+        The next steps equal the saved trainer's next steps, bit for bit. An open step is discarded.
+        If this raises, the trainer holds neither the old nor the new state.
         """
         self._close()
         self._current_digest = None

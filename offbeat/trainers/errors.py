@@ -10,7 +10,7 @@ class UntrainableModel(FixableError):
 
 
 class UnfitColumns(OffbeatError):
-    """A group whose columns cannot be trained. ``place`` is its index among a rank's groups."""
+    """A group with untrainable columns. ``place`` is its index among a rank's groups."""
 
     place: int
     column: str

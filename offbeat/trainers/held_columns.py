@@ -45,7 +45,7 @@ class HeldColumns:
 
 
 class MissingColumns:
-    """Placeholder for a chunk whose columns did not arrive. Reading it raises."""
+    """Placeholder for a chunk without its columns, which did not arrive. Reading it raises."""
 
     def __init__(self, rank: int, during: str) -> None:
         self._rank, self._during = rank, during

@@ -333,7 +333,7 @@ class TrainerRank:
         """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
 
         Raises:
-            TrainStepFailed: The weights are not those of ``step``, because a rank was restarted.
+            TrainStepFailed: The weights belong to another step, because a rank was restarted.
         """
         self._admit(fence)
         self._check_holds(step, TrainerCall.SAVE)

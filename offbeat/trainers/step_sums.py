@@ -183,7 +183,7 @@ class StepSums:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
     def count_chunk(self, tokens: int, sequences: int, compute_s: float) -> None:
-        """Count a chunk whose microbatches were added, with their compute time."""
+        """Count a chunk after its microbatches were added, with their compute time."""
         self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 

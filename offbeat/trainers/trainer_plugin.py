@@ -103,7 +103,7 @@ class TrainerPlugin(ABC):
         return None
 
     def prepare_process(self, config: "RunConfig", stack: ExitStack) -> None:
-        """Import the library of a rank. The rank is alone in its process.
+        """Import the library of a rank, which has a separate process.
 
         Args:
             config: The recipe.

@@ -30,14 +30,14 @@ _STUB: Final = "stub"
 
 
 class UnfitWeights(FixableError):
-    """A directory whose weights cannot start a run."""
+    """A directory with weights that cannot start a run."""
 
     form = "model.weights={} {}. {}"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundWeights:
-    """A training checkpoint whose weights fit a model directory."""
+    """A training checkpoint with weights that fit a model directory."""
 
     version: int
     backend: str

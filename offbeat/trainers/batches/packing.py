@@ -17,9 +17,9 @@ prompt groups of a flat row, or from the segments of padded rows.
 
 Checks that find an untrainable group of a chunk, so that only this group is dropped.
 
-Groups were checked when they were made (``schema.check``). The checks here repeat only those that
-protect a step: a violation would make it silently wrong, or fail it for all its groups. They cost
-microseconds per group.
+Groups were checked when they were made (``schema.check``). Some checks are repeated here, because a
+violation would make a step silently wrong, or fail it for all its groups. They cost microseconds
+per group.
 """
 
 import itertools

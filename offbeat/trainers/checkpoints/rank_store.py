@@ -85,7 +85,7 @@ class RankCheckpoints:
         """Save like ``CheckpointStore.save``. ``write`` is called on all ranks, or on none.
 
         Raises:
-            CheckpointFailed: On rank 0, and on the rank whose disk failed.
+            CheckpointFailed: On rank 0, and on the rank with the failed disk.
             PeerFailed: On the others.
         """
         self._write = write
@@ -201,7 +201,7 @@ class MirroredCheckpoints:
     """Checkpoint store of one rank, mirrored to the driver's run directory."""
 
     def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
-        """Mirror ``store``, whose checkpoints are in ``root`` on this machine."""
+        """Mirror ``store``. Its checkpoints are in ``root`` on this machine."""
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:

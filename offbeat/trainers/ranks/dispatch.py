@@ -63,8 +63,7 @@ def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[
     """Return ``count`` microbatches: the given ones, followed by padding.
 
     Ranks that shard one model compute together. A rank with fewer microbatches, or none, computes
-    padding, whose gradient is zero, until the others are done too.
-    padding, whose gradient is zero, until the others are done too.
+    padding until the others are done too. Its gradient is zero.
     """
     if len(microbatches) > count:
         raise ValueError(f"{len(microbatches)} microbatches cannot be padded to {count}")
@@ -124,7 +123,7 @@ class Replicas:
         return rank // self.neighbours % self.data
 
     def shares_of(self, rank: int) -> tuple[int, ...]:
-        """Return the indices of the data shares whose groups ``rank`` gets, in their order.
+        """Return the indices of the data shares that ``rank`` gets groups of, in their order.
 
         A language rank gets its own share. The encoder ranks of set ``e`` get ``data / encoders``
         shares, from ``e * data / encoders`` on, because they encode the pictures of these groups.

@@ -80,7 +80,7 @@ def leave() -> None:
 
 
 def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> "ProcessGroupPeers":
-    """Join a world whose ranks already share a connected store."""
+    """Join a world over a connected store that its ranks already share."""
     kind, patience = device.partition(":")[0], timedelta(seconds=timeout_s)
     dist.init_process_group(
         _BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=patience

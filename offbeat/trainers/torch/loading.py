@@ -100,7 +100,7 @@ def spread(
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
     """Copy the settings that files store in addition to weights, for a later export."""
     model.generation_config = source.generation_config
-    model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how weights were renamed
+    model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
 
 
 def from_first(

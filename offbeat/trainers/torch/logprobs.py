@@ -1,18 +1,18 @@
-"""Log-probabilities of given tokens from logits, and entropies of what they were drawn from.
+"""Log-probabilities of given tokens from logits, and entropies of their distributions.
 
-Where tensor-parallel ranks divide the rows of an output head, each has the logits of its own tokens
-(``VocabularyShare``), and all of them call a function together: results are equal on all ranks, and
+If tensor-parallel ranks divide the rows of an output head, each has the logits of its own tokens
+(``VocabularyShare``), and all of them call a function together. Results are equal on all ranks, and
 each gets the gradient of its logits.
 
-Legend: U positions with logits, V vocabulary, or this rank's share of it, N tokens, each predicted by
-one of the positions.
+Legend: U positions with logits, V vocabulary, or this rank's share of it, N tokens, each predicted
+by one of the positions.
 
-Embedding and output head whose rows tensor-parallel ranks divide, and what they exchange.
+Embedding and output head with rows divided over tensor-parallel ranks, and their exchanges.
 
-Each rank has the rows of some tokens. The embedding gives zeros for the tokens of other ranks, and
-the ranks add theirs up. The head gives the logits of this rank's tokens only; what is read of the
-logits, a log-probability and an entropy per token, is put together from a few numbers of each rank.
-So neither the matrices nor the logits are whole anywhere.
+Each rank has the rows of some tokens. The embedding returns zeros for the tokens of other ranks,
+and the ranks add their results up. The head returns the logits of only this rank's tokens. A
+token's log-probability and entropy are computed from a few numbers of each rank. So no rank ever
+holds the whole matrices or logits.
 
 Legend: U places with logits, V this rank's rows of the vocabulary, N tokens, T ranks.
 """
@@ -40,7 +40,7 @@ from transformers import PreTrainedModel
 from offbeat.weight_sync.region import chunk_cuts
 
 _HEAD: Final = ("colwise_gather_output", "colwise_rep")
-"""Kinds that transformers' plans have for an output head whose rows are divided."""
+"""Kinds of division by rows that transformers' plans have for an output head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class VocabularyShare:
 
     cuts: tuple[int, ...]  # first row of each rank, and the end
     rank: int
-    group: Any  # process group of these ranks, which torch does not type
+    group: Any  # process group of these ranks; torch does not type it
 
     @property
     def first(self) -> int:
@@ -61,20 +61,20 @@ class VocabularyShare:
 
     @property
     def most_rows(self) -> int:
-        """Return the largest number of rows of any rank, which is that of the first."""
+        """Return the largest number of rows of any rank: the first rank has it."""
         return self.cuts[1]
 
     def own(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether tokens are this rank's, and their rows here; 0 for those of others."""
+        """Return whether tokens are this rank's, and their rows here, 0 for other ranks' tokens."""
         is_own = (tokens >= self.first) & (tokens < self.first + self.rows)
         return is_own, torch.where(is_own, tokens - self.first, 0)
 
     def added_up(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over the ranks; all of them call it together."""
+        """Return the sum of a tensor over the ranks. All of them call it together."""
         return sum_over(values, self.group)
 
     def gathered(self, values: Tensor) -> Tensor:
-        """Return a tensor of each rank, stacked; all of them call it together."""
+        """Return a tensor of each rank, stacked. All of them call it together."""
         values = values.contiguous()
         every = [torch.empty_like(values) for _ in self.cuts[1:]]
         dist.all_gather(every, values, group=self.group)
@@ -85,23 +85,23 @@ class VocabularyShare:
 
         Args:
             total_U: Logarithms of the sums of the exponentials of this rank's logits.
-            entropy_U: Entropies of this rank's tokens among themselves; None: not wanted.
+            entropy_U: Entropies over this rank's tokens only. None: not wanted.
         """
         parts = [total_U] if entropy_U is None else [total_U, entropy_U]
         every_TU, *entropies = self.gathered(torch.stack(parts)).unbind(1)
         whole_U = torch.logsumexp(every_TU, 0)
         if not entropies:
             return whole_U, None
-        # The entropy of the ranks' shares, and that within each rank by its share.
+        # Entropy of the ranks' shares, plus each rank's entropy weighted by its share
         own_TU = every_TU - whole_U
         return whole_U, (own_TU.exp() * (entropies[0] - own_TU)).sum(0)
 
 
 class DividedEmbedding(nn.Module):
-    """An embedding of which this rank has some rows; its output is whole on all ranks."""
+    """An embedding with some rows on this rank. Its output is whole on all ranks."""
 
     def __init__(self, weight: nn.Parameter, padding: int | None, share: VocabularyShare) -> None:
-        """``padding``: the token whose row gets no gradient from here, if there is one."""
+        """``padding``: the token with a row that gets no gradient from here, or None."""
         super().__init__()
         self.weight, self._share = weight, share
         is_here = padding is not None and 0 <= padding - share.first < share.rows
@@ -115,7 +115,7 @@ class DividedEmbedding(nn.Module):
 
 
 class DividedHead(nn.Module):
-    """An output head of which this rank has some rows; its output are the logits of their tokens."""
+    """An output head with some rows on this rank. It returns the logits of their tokens."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, share: VocabularyShare
@@ -130,14 +130,14 @@ class DividedHead(nn.Module):
 
 
 def sum_over(values: Tensor, group: Any) -> Tensor:  # noqa: ANN401 -- torch does not type groups
-    """Return the sum of a tensor over the ranks of a group; all of them call it together."""
+    """Return the sum of a tensor over the ranks of a group. All of them call it together."""
     whole = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(whole, group=group)
     return whole
 
 
 class AddedUp(torch.autograd.Function):
-    """The sum over ranks, each of which has its whole gradient: it is not added up again."""
+    """The sum over ranks. Each rank has the whole gradient, so it is not summed again."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401 -- torch does not type its context
@@ -150,7 +150,7 @@ class AddedUp(torch.autograd.Function):
 
 
 class _ReadByAll(torch.autograd.Function):
-    """A tensor that every rank reads; its gradient is the sum of theirs."""
+    """A tensor that every rank reads. Its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, share: VocabularyShare) -> Tensor:  # noqa: ANN401 -- as above
@@ -165,8 +165,9 @@ class _ReadByAll(torch.autograd.Function):
 def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
     """Return the names of embedding and output head if both can be divided by rows, else nothing.
 
-    They can if the plan of the model's class in transformers has the head, and both are plain: an
-    embedding that scales what it finds, or a head with an adapter, is left whole, and the other with it.
+    They can if the plan of the model's class in transformers has the head, every rank gets rows,
+    and both are plain. If an embedding scales its output, or a head has an adapter, both are left
+    whole.
     """
     found, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(found) is not nn.Embedding or type(head) is not nn.Linear or found.max_norm is not None:
@@ -180,7 +181,7 @@ def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[str]) -> None:
-    """Divide the rows of these modules over the ranks of a mesh, in place; tied ones stay tied."""
+    """Divide the rows of these modules over the ranks of a mesh, in place. Tied ones stay tied."""
     divided = dict[Tensor, nn.Parameter]()  # by the whole parameter
 
     def part(whole: Tensor) -> nn.Parameter:
@@ -203,7 +204,7 @@ def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[
 
 
 def share_of(head: nn.Module) -> VocabularyShare | None:
-    """Return the share of the vocabulary whose logits a head gives; None: it gives all."""
+    """Return the share of the vocabulary for which a head returns logits, or None for all."""
     return head.share if isinstance(head, DividedHead) else None
 
 
@@ -212,7 +213,7 @@ def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tup
     count = min(count, share.cuts[-1])
     whole_U, _ = share.of_all(torch.logsumexp(logits_UV, -1), None)
     kept = logits_UV.topk(min(count, share.rows), -1)
-    missing = (0, count - kept.values.shape[-1])  # of a rank with fewer tokens
+    missing = (0, count - kept.values.shape[-1])  # on a rank with fewer tokens
     logits_TUK = share.gathered(pad(kept.values, missing, value=-math.inf))
     tokens_TUK = share.gathered(pad(kept.indices + share.first, missing))
     logits_UK, tokens_UK = (each.transpose(0, 1).flatten(1) for each in (logits_TUK, tokens_TUK))
@@ -221,7 +222,7 @@ def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tup
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's rows, with the gradient of the whole; they are gathered over data ranks."""
+    """Return this rank's rows, with the gradient of the whole. Data ranks gather them."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
@@ -230,7 +231,7 @@ _ON_A_GPU: Final = 1 << 26
 """Number of logits that are processed at a time."""
 
 NEVER: Final = -1e4
-"""A logarithm whose ``exp`` is 0 in every dtype, in the place of minus infinity: times 0 it is 0."""
+"""Logarithm in place of minus infinity. Its ``exp`` is 0 in every dtype, and 0 times it is 0."""
 
 
 def token_logprobs(
@@ -242,15 +243,15 @@ def token_logprobs(
 ) -> Tensor:
     """Compute ``log softmax(logits / temperature)[which, target]`` in natural logs.
 
-    Backward allocates one buffer of the size and dtype of the logits, where autograd would allocate
-    several in float32. All other buffers of both passes are of a few rows at a time.
+    Backward allocates one buffer of the size and dtype of the logits. Autograd would allocate
+    several in float32. All other buffers of both passes cover a few rows at a time.
 
     Args:
         logits_UV: [U, V] floating.
-        which_N: [N] int64: index of the position that predicts each token; positions may repeat.
+        which_N: [N] int64: index of the position that predicts each token. Positions may repeat.
         target_N: [N] int64: token ids.
         temperature: Temperature of the softmax.
-        share: The tokens whose logits these are; None: all.
+        share: The tokens of the logits. None: all.
 
     Returns:
         [N] float32, or float64 for float64 logits.
@@ -267,9 +268,9 @@ def token_logprobs_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``token_logprobs``, and the entropy of the distribution of each token.
 
-    ``-sum p log p`` with ``p = softmax(logits / temperature)``, [N] in nats. It is read off the parts
-    of the logits that the logprobs are computed from: no further buffer of their size, forward or
-    backward. Both results have a gradient.
+    Entropies are ``-sum p log p`` with ``p = softmax(logits / temperature)``, [N] in nats. They
+    reuse the parts of the logits from which the logprobs are computed. So neither pass needs
+    another buffer of their size. Both results have a gradient.
     """
     return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, True, share)  # noqa: FBT003 -- as above  # pyright: ignore[reportReturnType]
 
@@ -279,7 +280,7 @@ def largest_logprobs(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the ``count`` most probable tokens of each row of [U, V] logits, and their logprobs.
 
-    Tokens are in falling order of their natural logprobs, which are returned in the same order.
+    Tokens are in falling order of their natural logprobs, which have the same order.
     """
     wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
     if share is None:
@@ -336,7 +337,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropy_grad_N is not None:
             pull_U = torch.zeros_like(total_U).index_add_(0, which_N, entropy_grad_N)
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
-        if is_own_N is not None:  # the logits of others' tokens are elsewhere
+        if is_own_N is not None:  # other ranks have the logits of the other tokens
             grad_N = torch.where(is_own_N, grad_N, 0)
         grad_UV = torch.empty_like(logits_UV)
         is_wide = grad_UV.dtype == total_U.dtype
@@ -355,7 +356,8 @@ class _TokenLogprobs(torch.autograd.Function):
             place_N = (which_N - rows.start) * part_UV.shape[1] + target_N
             add_N = grad_N
             if len(part_UV) < len(logits_UV):
-                # Tokens of other rows add zero: selecting them would need a synchronisation with the GPU.
+                # Tokens of other rows add zero. Selecting them would need a synchronisation with
+                # the GPU
                 here_N = (which_N >= rows.start) & (which_N < rows.stop)
                 place_N, add_N = torch.where(here_N, place_N, 0), torch.where(here_N, add_N, 0)
             part_UV.view(-1).index_add_(0, place_N, add_N)

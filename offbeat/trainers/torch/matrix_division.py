@@ -15,7 +15,7 @@ from offbeat.trainers.torch.sharding import RankMesh
 
 
 class SizeNames(NamedTuple):
-    """Names under which a reader of an error sets the parallel sizes."""
+    """Names of the settings of the parallel sizes, for errors."""
 
     tensor: str
     encoders: str
@@ -35,34 +35,36 @@ class MatrixDivision(Protocol):
         holds_tower: bool = True,
         names: SizeNames = RECIPE_NAMES,
     ) -> dict[str, str]:
-        """Return the kind of division by module name. It reads only names and sizes.
+        """Return the kind of division by module name. Only names and sizes are read.
 
         Args:
-            model: A causal LM, which may be without memory.
+            model: A causal LM. It may be without memory.
             ranks: Number of tensor ranks.
-            holds_tower: Whether its ranks hold the vision tower, too, if it has one.
-            names: Names of the sizes that are to be changed.
+            holds_tower: Whether its ranks also hold the vision tower, if it has one.
+            names: Names of the sizes to change, for errors.
 
         Raises:
-            UntrainableModel: So many ranks cannot divide the model.
+            UntrainableModel: The model cannot be divided over so many ranks.
         """
         ...
 
     def cut_axis(self, plan: Mapping[str, str], weight: str, axes: int) -> int | None:
-        """Return the axis along which a plan divides a weight or bias; None: each rank has it whole."""
+        """Return the axis along which a plan divides a weight or bias, or None if it is whole."""
         ...
 
     def divide(self, model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
-        """Divide the matrices of a plan over the ranks of a mesh, in place. All of its ranks call it."""
+        """Divide a plan's matrices over the ranks of a mesh, in place. All of its ranks call it."""
         ...
 
     def check_same_rows(
         self, peers: Peers, tensor: int, during: str, microbatches: Sequence[PackedRows]
     ) -> None:
-        """Check that the tensor ranks of each replica read the same microbatches. All ranks call it.
+        """Check that the tensor ranks of each replica read the same microbatches.
+
+        All ranks call it.
 
         Raises:
-            OffbeatError: Ranks of a replica read other ones; on all ranks.
+            OffbeatError: Ranks of a replica read different microbatches. All ranks raise it.
         """
         ...
 
@@ -74,12 +76,12 @@ class MatrixDivision(Protocol):
         mesh: RankMesh,
         peers: Peers,
     ) -> None:
-        """Prove that tensor ranks get the whole gradient of weights of which each has a copy.
+        """Prove that tensor ranks get the whole gradient of each weight that all of them hold.
 
-        All ranks call it together, before there is an optimizer; it leaves no gradient.
+        All ranks call it together, before an optimizer exists. It leaves no gradient.
 
         Raises:
-            UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+            UntrainableModel: The gradients of a weight's copies differ. All ranks raise it.
         """
         ...
 
@@ -88,6 +90,6 @@ def find_division() -> MatrixDivision:
     """Return the plug-in that divides matrices.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("MatrixDivision", find_only("division"))

@@ -4,12 +4,12 @@ Activation checkpointing: layers keep only their input, and are computed again i
 
 transformers supports this only for a model in training mode. Here the model is in evaluation mode,
 without randomness, so that option would silently have no effect. Only the layer's ``forward`` is
-repeated: the hooks of FSDP2 before and after a layer run once per pass.
+repeated. The hooks of FSDP2 before and after a layer run once per pass.
 
 Parameters that a recipe excludes from training by name (``trainer.freeze``).
 
-A frozen parameter has no gradient, so the optimizer has neither moments nor weight decay for it, and
-FSDP2 keeps its shards in the dtype of the model.
+A frozen parameter has no gradient. So the optimizer has neither moments nor weight decay for it,
+and FSDP2 keeps its shards in the dtype of the model.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -40,20 +40,20 @@ from offbeat.weight_sync.chunks import named_weights
 
 _CALL_ON_A_CPU: Final = 1_400_000
 _CALL_ON_A_GPU: Final = 6_000_000_000
-"""Multiplications of a forward pass that take as long as a call of attention, over its gradient, too.
+"""Multiplications of a forward pass with the duration of a call of attention and its gradient.
 
-On a CPU 0.1 ms at 85 GFLOP/s, measured. On a GPU 0.1 ms at 360 TFLOP/s, an assumption: it decides
-from which length on segments are computed one by one, and nothing else.
+On a CPU 0.1 ms at 85 GFLOP/s, measured. On a GPU 0.1 ms at 360 TFLOP/s, an assumption. It only
+decides from which length on segments are computed one by one.
 """
 
 
 def load_model(
     path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Load the causal LM of a directory in evaluation mode: dropout would make logprobs random.
+    """Load the causal LM of a directory in evaluation mode. Dropout would make logprobs random.
 
     Raises:
-        WeightsMismatch: Its files are not those of the model that its config describes.
+        WeightsMismatch: The files do not have the weights of the model that the config describes.
     """
     model = load_causal_lm(path, torch_dtype(dtype), trust_remote_code=trust_remote_code)
     return model.to(device)  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
@@ -62,16 +62,16 @@ def load_model(
 def unfilled_model(
     config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Return the causal LM of a config on the meta device, each tensor in the dtype of a loaded one.
+    """Return the causal LM of a config on the meta device, with the dtypes of a loaded model.
 
-    Some tensors stay in float32 when a 16-bit model is loaded, such as the biases of routers; a model
-    that is made of its config alone has them in 16 bits, where the steps of such a bias are lost.
+    When a 16-bit model is loaded, some tensors stay in float32, such as the biases of routers. A
+    model made only from its config has them in 16 bits, and small updates of such a bias are lost.
     """
     with torch.device("meta"):
         model = auto_class_of(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
-    for pattern, kept in model._get_dtype_plan(dtype).items():  # noqa: SLF001 -- what loading reads
+    for pattern, kept in model._get_dtype_plan(dtype).items():  # noqa: SLF001 -- read by loading
         for name, tensor in model.state_dict(keep_vars=True).items():
             if fnmatchcase(name, f"*{pattern}*"):
                 tensor.data = tensor.data.to(kept)
@@ -82,7 +82,7 @@ def unfilled_model(
 def identity(model: PreTrainedModel) -> Identity:
     """Return the identity of this model's state.
 
-    It follows from names, shapes and dtypes of the weights, in order, and from which are frozen.
+    It depends on names, shapes and dtypes of the weights, in order, and on which are frozen.
     """
     digest, count, frozen_count = xxhash.xxh3_128(), 0, 0
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
@@ -98,10 +98,10 @@ def identity(model: PreTrainedModel) -> Identity:
 
 
 def linear_to_pair_ratio(model: PreTrainedModel) -> float:
-    """Return the multiplications per token outside attention over those per pair of tokens inside.
+    """Return the multiplications per token outside attention, divided by those per pair inside.
 
-    Every weight but the embeddings is used once per token; a pair takes two products (score and
-    value) of all heads in every layer, which together are about as wide as the hidden state.
+    Every weight except the embeddings is used once per token. A pair needs two products (score and
+    value) of all heads in every layer. Together they are about as wide as the hidden state.
     """
     config = model.config.get_text_config(decoder=True)
     embedding = model.get_input_embeddings().weight
@@ -110,7 +110,7 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
 
 
 def call_to_pair_ratio(model: PreTrainedModel) -> float:
-    """Return the time of a call of attention over one segment, over that of a pair of tokens."""
+    """Return the duration of a call of attention over one segment, relative to one token pair."""
     hidden: int = model.config.get_text_config(decoder=True).hidden_size
     call = _CALL_ON_A_CPU if model.device.type == "cpu" else _CALL_ON_A_GPU
     return call / (2 * hidden)
@@ -122,16 +122,16 @@ def vocabulary(model: PreTrainedModel) -> int:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the repeated layers in their order; empty if the model does not name their class.
+    """Return the repeated layers in order. Empty if the model does not name their class.
 
-    They are identified by their class, which ``fully_shard`` changes: call it before sharding.
+    They are identified by class. ``fully_shard`` changes the class, so call this before sharding.
     """
-    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
+    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place with the names
     return [each for each in model.modules() if type(each).__name__ in kinds]
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
-    """Exclude all parameters from training that a pattern matches. The model may be without memory.
+    """Exclude all parameters that match a pattern from training. Models without memory are allowed.
 
     Raises:
         UntrainableModel: ``frozen_parameters`` refuses the patterns.
@@ -141,11 +141,11 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
 
 
 def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[nn.Parameter]:
-    """Return the parameters whose names in the model a pattern matches, tied ones once.
+    """Return the parameters with a name in the model that matches a pattern, tied ones once.
 
     Raises:
-        UntrainableModel: A pattern matches no name, or some names of a tied parameter and not the
-            others, or all parameters are matched.
+        UntrainableModel: A pattern matches no name, or only some names of a tied parameter, or all
+            parameters are matched.
     """
     names_by_parameter = dict[nn.Parameter, list[str]]()
     for name, each in model.named_parameters(remove_duplicate=False):
@@ -184,7 +184,7 @@ def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[n
 
 
 def _nearest(pattern: str, names: Sequence[str]) -> str | None:
-    """Return the name whose first parts are close to those that a pattern spells out; None: no name is."""
+    """Return the closest parameter name for a pattern, or None."""
     parts = pattern.removesuffix(".*").split(".")
     by_beginning = dict[str, str]()
     for name in names:
@@ -200,7 +200,7 @@ def _beginnings(names: Sequence[str]) -> list[str]:
 def recompute_layers(model: PreTrainedModel) -> None:
     """Recompute every decoder layer in backward. Call it once, before the model is sharded.
 
-    Names, weights and values stay as they are.
+    Names, weights and values are unchanged.
 
     Raises:
         UntrainableModel: The model does not declare which modules are its layers.
@@ -217,7 +217,7 @@ def _repeat(layer: nn.Module) -> None:
     once: Callable[..., Any] = layer.forward
 
     @functools.wraps(once)
-    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- whatever the layer takes and gives
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- any layer's own
         if not torch.is_grad_enabled():
             return once(*args, **kwargs)
         return checkpoint(once, *args, use_reentrant=False, **kwargs)

@@ -1,11 +1,11 @@
 """AdamW over raw gradient sums: normalise, clip, check and step in one place.
 
-Half-precision parameters get a float32 master each: gradients are added up and weights are updated
+Half-precision parameters get a float32 master each. Gradients are summed and weights are updated
 there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its dtype.
 
-If the model is sharded, each rank updates its shards: AdamW is elementwise, so that only the norm
-needs a collective. A weight of which several tensor ranks hold a copy is counted once in the norm, and
-its copies get the same gradient, bit for bit.
+If the model is sharded, each rank updates its shards. AdamW is elementwise, so only the norm needs
+a collective. If several tensor ranks hold a copy of a weight, the norm counts it once, and its
+copies get the same gradient, bit for bit.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -28,26 +28,27 @@ from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.sharding import RankMesh, cut_like, own
 
 _BLOCK: Final = 1 << 20
-"""Elements that are rounded at once: bounds the memory of the noise."""
+"""Number of elements that are rounded at once. It bounds the memory of the noise."""
 
 _HALF_STEP: Final = 1 << 15
 """Half the distance of two bfloat16 numbers, in float32 numbers."""
 
 
 def round_stochastically(weights: Tensor, masters: Tensor, name: str, updates: int) -> None:
-    """Set ``weights`` to ``masters``, each rounded up or down to one of its two bfloat16 neighbours.
+    """Set ``weights`` to ``masters``, rounding each up or down to a bfloat16 neighbour.
 
-    A master that bfloat16 has is kept as it is. A step at a rate of 1e-5 changes most weights by less
-    than the distance between two bfloat16 numbers: rounded to the nearest, they stay where they are
-    for several steps. Rounded up with the probability of the part that is cut off, the expected
+    A master with an exact bfloat16 value is kept. A step at a rate of 1e-5 changes most weights by
+    less than the distance between two bfloat16 numbers. Rounded to the nearest, they would not
+    change for several steps. Rounded up with the probability of the truncated part, the expected
     weight is the master (Gupta et al. 2015, arXiv:1502.02551, section 2). The noise depends only on
-    the parameter's name and its number of updates: a resumed run has the same weights, bit for bit.
+    the parameter's name and its number of updates, so a resumed run has the same weights, bit for
+    bit.
 
     Args:
-        weights: [...] bfloat16; changed in place.
+        weights: [...] bfloat16, changed in place.
         masters: [...] float32, finite, of the same shape and device.
-        name: Of the parameter: two parameters get different noise.
-        updates: How often the optimizer has changed it.
+        name: Name of the parameter. Two parameters get different noise.
+        updates: Number of updates of the parameter by the optimizer.
     """
     generator = torch.Generator(masters.device).manual_seed(crc32(f"{name} {updates}".encode()))
     rows = masters.shape[0] if masters.ndim else 1
@@ -65,7 +66,7 @@ def _blocks(tensor: Tensor, rows: int) -> tuple[Tensor, ...]:
 
 
 def _noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Return int16 of this shape, equally distributed over all of its values: four of each drawn number."""
+    """Return uniform int16 noise of this shape. Each drawn number yields four values."""
     numbers = torch.empty(-(-shape.numel() // 4), dtype=torch.int64, device=generator.device)
     numbers.random_(torch.iinfo(torch.int64).min, None, generator=generator)
     return numbers.view(torch.int16)[: shape.numel()].view(shape)
@@ -80,7 +81,7 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 class Optimizer:
     """AdamW of the trainable parameters of a module. Weight decay applies to matrices only.
 
-    If the module is sharded, all ranks make one and make the same calls.
+    If the module is sharded, all ranks create one and make the same calls.
     """
 
     def __init__(
@@ -90,7 +91,10 @@ class Optimizer:
         peers: Peers | None = None,
         mesh: RankMesh | None = None,
     ) -> None:
-        """``mesh``: the axes over which the module is sharded; None: it is whole, or over data only."""
+        """``mesh``: axes over which the module is sharded.
+
+        None: whole, or sharded over data only.
+        """
         self._config, self._peers, self._mesh = config, peers or SingleRank(), mesh
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
@@ -103,7 +107,7 @@ class Optimizer:
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and discard the gradients.
 
-        With a gradient norm that AdamW cannot apply, nothing but the gradients changes.
+        If AdamW cannot apply the gradient norm, only the gradients change.
         """
         gradients, copies = self._gradients(), self._equalised()
         norm = self._norm(self._counted(), copies) / denominator
@@ -128,7 +132,7 @@ class Optimizer:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """Discard the accumulated gradients; weights and moments stay."""
+        """Discard the accumulated gradients. Weights and moments are unchanged."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             parameter.grad = None
             master.grad = None
@@ -148,7 +152,7 @@ class Optimizer:
         return self._names
 
     def masters(self) -> dict[str, Tensor]:
-        """Return the float32 masters of 16-bit parameters by name; empty for a sharded module."""
+        """Return the float32 masters of 16-bit parameters by name. Empty for a sharded module."""
         return {name: each for name, own, each in self._named() if _is_copy(own, each)}
 
     def moments(self) -> dict[str, Tensor]:
@@ -164,7 +168,7 @@ class Optimizer:
         }
 
     def steps(self) -> Tensor:
-        """Return [parameters]: the number of updates of each, in their order; a copy."""
+        """Return [parameters], a copy: the number of updates of each parameter, in order."""
         if not self._masters:
             return torch.zeros(0)
         never = torch.zeros((), device=self._masters[0].device)
@@ -173,7 +177,7 @@ class Optimizer:
 
     @torch.no_grad()
     def make_room(self, names: Collection[str]) -> None:
-        """Allocate the moments of these names, filled with zeros, and no others."""
+        """Allocate the moments of only these names, filled with zeros."""
         self.drop_gradients()
         self._adamw.state.clear()
         for name, _, master in self._named():
@@ -206,14 +210,17 @@ class Optimizer:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        """Return the gradients of the masters; of a sharded parameter, this rank's part."""
+        """Return the gradients of the masters. Of a sharded parameter, return this rank's part."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
         return self._master_gradients()
 
     def _equalised(self) -> float:
-        """Give copies of a gradient the same bits; return NaN if this rank's were not finite, else 0."""
+        """Equalise the copies of each gradient.
+
+        Return NaN if this rank's were not finite, else 0.
+        """
         if self._mesh is None:
             return 0.0
         copies = self._master_gradients(self._mesh.is_copied)
@@ -226,7 +233,7 @@ class Optimizer:
         return self._master_gradients(None if self._mesh is None else self._mesh.counts)
 
     def _master_gradients(self, is_wanted: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
-        """Return the masters' gradients of the wanted parameters; None: of all."""
+        """Return the masters' gradients of the wanted parameters, or of all if None."""
         return [
             master.grad
             for parameter, master in zip(self._parameters, self._masters, strict=True)
@@ -234,9 +241,9 @@ class Optimizer:
         ]
 
     def _norm(self, gradients: list[Tensor], others: float) -> float:
-        """Return the norm over all ranks, equal on each, so that all of them step or none.
+        """Return the norm over all ranks, equal on each, so that either all of them step or none.
 
-        ``others``: what this rank adds to the sum of squares besides.
+        ``others`` is this rank's extra summand in the sum of squares.
         """
         mine = others + sum_squares(gradients)
         return math.sqrt(sum(self._peers.all_gather(mine, _FLOAT)))
@@ -257,7 +264,7 @@ class Optimizer:
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """Return the tensor that is updated: the parameter, this rank's shard, or a float32 copy."""
+    """Return the updated tensor: the parameter, this rank's shard, or a float32 copy."""
     if isinstance(parameter, DTensor):
         return own(parameter.detach()).requires_grad_()
     if parameter.dtype not in HALF:
@@ -266,7 +273,7 @@ def _master(parameter: nn.Parameter) -> Tensor:
 
 
 def adamw_of(updated: Collection[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return torch's AdamW of these tensors, of which only matrices decay."""
+    """Return torch's AdamW of these tensors. Only matrices decay."""
     decayed = [each for each in updated if each.ndim > 1]
     others = [each for each in updated if each.ndim <= 1]
     return torch.optim.AdamW(
@@ -282,15 +289,15 @@ def adamw_of(updated: Collection[Tensor], config: OptimizerConfig) -> torch.opti
 
 
 def is_applicable(norm: float, limit: float | None) -> bool:
-    """Return whether AdamW can apply gradients of this norm: it squares them in float32.
+    """Return whether AdamW can apply gradients of this norm, which it squares in float32.
 
-    ``limit``: norm to which they are clipped before; None: they are not.
+    ``limit`` is the norm to which they are clipped before. None: not clipped.
     """
     return norm < (_LARGEST_SQUARED if limit is None else float("inf"))  # False for NaN too
 
 
 def sum_squares(gradients: Sequence[Tensor]) -> float:
-    """Return the sum of the squares of this rank's parts, in float64: float32 would overflow."""
+    """Return the sum of the squares of this rank's parts, in float64. float32 would overflow."""
     if not gradients:
         return 0.0
     norms: list[Tensor] = [

@@ -1,8 +1,8 @@
 """Memory that the passes of a rank need, known before ranks wait for each other in them.
 
-A rank that runs out of memory inside a pass cannot tell the others, which wait for it in a collective of
-CUDA until they are replaced. So a rank compares the free memory with the memory that its passes needed, and
-cuts its rows into smaller microbatches if there is less.
+A rank that runs out of memory inside a pass cannot tell the others. They would wait for it in a
+CUDA collective until they are replaced. So a rank compares the free memory with the memory that
+earlier passes needed. If there is less, it cuts its rows into smaller microbatches.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,12 +23,12 @@ _NO_ROOM: Final = (
 
 
 def largest_tokens(microbatches: Sequence[PackedRows]) -> int:
-    """Return the tokens of the largest microbatch, padding included; 0 without any."""
+    """Return the tokens of the largest microbatch, padding included, or 0 without any."""
     return max((each.input_ids_RT.size for each in microbatches), default=0)
 
 
 class Counters(Protocol):
-    """Memory counters of a device; ``torch.cuda`` has them."""
+    """Memory counters of a device, like the ones of ``torch.cuda``."""
 
     def reset_peak_memory_stats(self, device: torch.device, /) -> None: ...
     def memory_allocated(self, device: torch.device, /) -> int: ...
@@ -40,9 +40,9 @@ class Counters(Protocol):
 class PassRoom:
     """Compares the free memory of a device with the memory that earlier passes needed.
 
-    A pass needs memory that it frees again (activations). The first pass of a step also allocates the
-    gradients, in its first backward. This is an estimate, so it only cuts rows. Rows that cannot be cut
-    are refused only after a pass of their size ran out of memory, and only once.
+    A pass needs memory that it frees again (activations). The first pass of a step also allocates
+    the gradients, in its first backward. This is an estimate, so it only cuts rows. Rows that
+    cannot be cut are refused only after a pass of their size ran out of memory, and only once.
     """
 
     def __init__(self, device: torch.device, counters: Counters = torch.cuda) -> None:
@@ -59,15 +59,15 @@ class PassRoom:
     def fit(
         self, read: Callable[[], tuple[T, list[PackedRows]]], cut_smaller: Callable[[int], None]
     ) -> tuple[T, list[PackedRows]]:
-        """Return the result of ``read``; halve its microbatches while they have no room.
+        """Return the result of ``read``. Halve its microbatches while they do not fit.
 
         Args:
-            read: Returns anything, and the microbatches.
-            cut_smaller: Lets ``read`` cut microbatches of at most so many tokens.
+            read: Returns any value, and the microbatches.
+            cut_smaller: Limits the microbatches of ``read`` to so many tokens.
 
         Raises:
             torch.OutOfMemoryError: They cannot be cut further, and a pass of their size ran out of
-                memory. The next call tries them.
+            memory. The next call tries them.
         """
         what, microbatches = read()
         while (has_failed := self._has_failed(microbatches)) or not self._has_room(microbatches):
@@ -85,7 +85,7 @@ class PassRoom:
 
     @contextmanager
     def used(self, tokens: int) -> Generator[None]:
-        """Measure the passes of the block, the largest of which has so many tokens."""
+        """Measure the passes of the block. The largest has so many tokens."""
         before = self._start()
         try:
             yield
@@ -99,7 +99,7 @@ class PassRoom:
             self._is_first, self._gradients = False, after - before
         if tokens >= self._largest:
             freed = self._counters.max_memory_allocated(self._device) - after
-            # A first pass of one microbatch shows less: gradients take the place of activations.
+            # A first pass of one microbatch shows less, because gradients replace activations
             self._largest, self._freed = tokens, max(freed, self._freed)
 
     def _has_failed(self, microbatches: Sequence[PackedRows]) -> bool:

@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 
 class TorchPasses(Passes[PackedRows]):
-    """Passes of a model that one rank holds whole, or that is sharded over several."""
+    """Passes of a model that is whole on one rank or sharded over several."""
 
     features_of: FeaturesOf | None = None
-    """Source of the features of media; None: the model's own encoder."""
+    """Source of the features of media. None: the model's own encoder."""
 
     def __init__(
         self,
@@ -65,16 +65,17 @@ class TorchPasses(Passes[PackedRows]):
         plain_head: bool,
         check_reference: Callable[[str], None],
     ) -> None:
-        """Watch the routers of the model, if there are any.
+        """Watch the routers of the model, if it has any.
 
         Args:
-            model: The model that is trained, sharded if there are several ranks.
+            model: The trained model, sharded if there are several ranks.
             loader: Loads the reference and teachers.
             planner: Cuts groups into microbatches.
-            flops: Operations of a pass; None: not known.
+            flops: FLOPs of a pass. None: unknown.
             trainer: Section of the recipe.
-            plain_head: Whether the output head of the model is one matrix, and nothing follows it.
-            check_reference: Raises if a digest of weights is not the digest of the first weights.
+            plain_head: Whether the model's output head is one matrix without later operations.
+            check_reference: Raises if a weight digest differs from the digest of the initial
+                weights.
         """
         self.model, self.planner = model, planner
         self._loader, self._peers, self._trained = loader, loader.peers, loader.trained
@@ -92,7 +93,7 @@ class TorchPasses(Passes[PackedRows]):
         )
         self.room = PassRoom(model.device)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
-        self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator
+        self._rng_at_begin = torch.get_rng_state()  # state of torch's CPU generator
 
     def begin_update(self) -> None:
         self._rng_at_begin = torch.get_rng_state()
@@ -126,7 +127,7 @@ class TorchPasses(Passes[PackedRows]):
         return cast("T", what), pad_microbatches(own, count, padding_microbatch(token))
 
     def _cut_smaller(self, tokens: int) -> None:
-        """Cut microbatches of at most so many tokens from now on; tensor ranks have to share rows."""
+        """Limit microbatches to so many tokens from now on. Tensor ranks must share rows."""
         if self._tensor == 1:
             most = min(tokens, self.planner.max_tokens)
             self.planner = replace(self.planner, max_tokens=most)
@@ -188,9 +189,9 @@ class TorchPasses(Passes[PackedRows]):
         return self.model if is_own else self._reference
 
     def _teacher(self, path: str) -> PreTrainedModel:
-        """Return the frozen model of a directory, loaded once and proved as the trained one is.
+        """Return the frozen model of a directory, loaded once and proved like the trained one.
 
-        Each rank holds it whole: it is never gathered, and scores this rank's groups alone.
+        Each rank holds it whole. So it is never gathered, and scores only this rank's groups.
         """
 
         def loaded() -> PreTrainedModel:

@@ -1,9 +1,9 @@
 """Startup proof that packed rows compute what the model computes per sample.
 
 A row contains several samples behind one copy of their prompt, or one sample and padding, in a
-microbatch with longer rows, or several groups end to end. The name or config of a model does not tell whether it supports that:
-these kinds of rows are compared with transformers' plain forward pass, on a tiny model of the class
-and on the model.
+microbatch with longer rows, or several groups end to end. A model's name or config does not tell
+whether it supports that. So these kinds of rows are compared with transformers' plain forward pass,
+on a tiny model of the class and on the model.
 
 Packed rows of a startup proof, and the proof of rows behind media.
 """
@@ -70,12 +70,12 @@ def prove_media(
     share: bool,
     split: bool,
 ) -> None:
-    """Prove rows of groups with media on the model itself, if it reads any.
+    """Prove rows of groups with media on the model itself, if it reads media.
 
     Args:
         model: The whole model on its device.
         max_model_len: Tokens of the longest sequence of the run.
-        dtype: Dtype that it computes in.
+        dtype: Dtype of the computation.
         tolerance: Largest mean distance of a sample.
         share: Samples share one copy of their prompt.
         split: Rows are laid end to end.
@@ -125,7 +125,7 @@ def in_rows(
     dtype: torch.dtype = torch.float32,
     features_of: FeaturesOf | None = None,
 ) -> dict[int, Tensor]:
-    """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
+    """Return log-probabilities of all responses, computed in one microbatch like a trainer."""
     packed = packed_in_one(batch, firsts, share=share, split=split)
     logprobs = torch.empty(len(batch.tokens))
     got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
@@ -134,7 +134,7 @@ def in_rows(
 
 
 def packed_in_one(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
-    """Return the rows of a batch in one microbatch, their prompts at these positions."""
+    """Return the rows of a batch in one microbatch, with their prompts at these positions."""
     rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
     packed = pack(batch, rows, flat=split)
     first_R = np.array([firsts[row.group] for row in rows])
@@ -161,8 +161,8 @@ class RowProof:
 
     attention: str  # attention implementation; SPLIT: flat rows are exact, too
     shared_prompt: bool  # whether samples may share one copy of their prompt
-    problem: str = ""  # why they may not, if it was requested
-    plain_head: bool = False  # whether the logits are the head's output as it is
+    problem: str = ""  # why they may not, if requested
+    plain_head: bool = False  # whether the head's output are the logits
 
     @property
     def split(self) -> bool:
@@ -199,13 +199,13 @@ _proofs: dict[tuple[object, ...], RowProof] = {}
 def prove_rows(
     model: PreTrainedModel, max_model_len: int, *, shared_prompt: bool, dtype: torch.dtype
 ) -> tuple[RowProof, Witness]:
-    """Prove rows of a loaded model, and set it to the attention implementation that is exact.
+    """Prove rows of a loaded model, and select an attention implementation that is exact.
 
     Args:
         model: The whole model on its device, with fixed rotary frequencies.
         max_model_len: Tokens of the longest sequence of the run.
         shared_prompt: Samples should share a prompt if that is exact.
-        dtype: Dtype that it computes in.
+        dtype: Dtype of the computation.
 
     Raises:
         UntrainableModel: No kind of rows is exact.
@@ -234,7 +234,7 @@ def _proved(
     if not attend_by(model, proof.attention):
         problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
         raise UntrainableModel(type(model).__name__, problem, "Train another model")
-    if dtype in HALF:  # whose rounding hides mistakes
+    if dtype in HALF:  # rounding hides mistakes
         with in_float32(model):
             _prove_both(model, max_model_len, proof, torch.float32, WIDENED_TOLERANCE)
     return proof, _prove_both(model, max_model_len, proof, dtype, TOLERANCES[dtype])
@@ -261,12 +261,12 @@ def prove_kind(
     *,
     shared_prompt: bool,
 ) -> RowProof:
-    """Prove rows on a tiny model of a class; the result depends on the arguments only.
+    """Prove rows on a tiny model of a class. The result depends only on the arguments.
 
     Raises:
         UntrainableModel: Not even a row of one sample and padding equals the sample alone.
     """
-    chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
+    chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place with it
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
     if key not in _proofs:
         with compute_in_one_thread():
@@ -336,10 +336,10 @@ def _compare(
     share: bool,
     split: bool = False,
 ) -> tuple[bool, str]:
-    """Return whether a tiny model computes the reference in rows, and a description."""
+    """Return whether a tiny model's rows equal the reference, and a description."""
     try:
         got = in_rows(model, batch, _FROM_THE_START, share=share, split=split)
-    except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
+    except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions
         return False, f"{type(error).__name__}: {error}".splitlines()[0][:200]
     worst = _distance(got, want).worst
     return worst <= TINY_TOLERANCE, f"a log-probability is off by {worst:.2g} of their spread"
@@ -352,17 +352,17 @@ def prove_model(
     dtype: torch.dtype,
     tolerance: float,
 ) -> Witness:
-    """Prove rows on the model itself, the last positions of ``max_model_len`` among them.
+    """Prove rows on the model itself, up to the last positions of ``max_model_len``.
 
     Args:
         model: The whole model on its device.
         max_model_len: Tokens of the longest sequence of the run.
         proof: Kind of rows.
-        dtype: Dtype that it computes in.
+        dtype: Dtype of the computation.
         tolerance: Largest mean distance of a sample.
 
     Raises:
-        UntrainableModel: A sample differs between a row and alone, or the model has no such
+        UntrainableModel: A sample differs between a row and alone, or the model lacks such a
             position.
     """
     name = type(model).__name__
@@ -399,9 +399,9 @@ def prove_sharding(
     dtype: torch.dtype,
     features_of: FeaturesOf | None = None,
 ) -> None:
-    """Prove that a sharded model computes what the whole one did. All ranks call it together.
+    """Prove that a sharded model computes the whole model's results. All ranks call it together.
 
-    ``features_of``: given for a model without its vision tower, which these rows do not need.
+    ``features_of`` is set for a model without its vision tower, which these rows do not need.
 
     Raises:
         UntrainableModel: The results differ.

@@ -1,6 +1,6 @@
-"""Routers of a transformers model: what their experts do, and losses of their own.
+"""Routers of a transformers model: load of their experts, and losses of the routers.
 
-In transformers, a router is a module of its own, which returns logits, weights and chosen experts of
+In transformers, a router is a separate module. It returns logits, weights and chosen experts of
 each token.
 """
 
@@ -32,11 +32,11 @@ _HAS_SIGMOID_SCORES: Final = {
     "Dots1TopkRouter": True,
     "Glm4MoeTopkRouter": True,
 }
-"""Classes of routers, and whether their scores are sigmoids instead of a softmax over all experts."""
+"""Router classes, and whether their scores are sigmoids, not a softmax over all experts."""
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the routers of a model, in the order of its layers; empty for families not known here."""
+    """Return the routers of a model, in layer order. Empty for unknown families."""
     return [each for each in model.modules() if type(each).__name__ in _HAS_SIGMOID_SCORES]
 
 
@@ -44,8 +44,8 @@ def check_routers(model: nn.Module, config: MoeConfig) -> None:
     """Refuse settings of ``trainer.moe`` that would have no effect on this model.
 
     Raises:
-        UntrainableModel: It has no router, none that is trained, or one without a bias that is to be
-            updated.
+        UntrainableModel: It has no router, no trained router, or a router without the bias that
+            should be updated.
     """
     routers, name = routers_of(model), type(model).__name__
     balances = config.has_losses or config.bias_update_rate > 0
@@ -73,10 +73,10 @@ class ModelRouting:
     """The routers of a model, watched while a microbatch is trained."""
 
     def __init__(self, model: PreTrainedModel, config: MoeConfig) -> None:
-        """Hook the routers, if there are any."""
+        """Hook the routers, if the model has any."""
         self.load: ExpertLoad | None = None
         self._routers = routers_of(model)
-        self._weight_T: Tensor | None = None  # of the microbatch that is being trained
+        self._weight_T: Tensor | None = None  # of the present microbatch
         self._is_first_pass = False
         if self._routers:
             experts = int(self._routers[0].get_parameter("weight").shape[0])
@@ -85,7 +85,7 @@ class ModelRouting:
                 router.register_forward_hook(partial(self._watch, self.load.layer(index)))
 
     def biases(self) -> list[tuple[int, Tensor]]:
-        """Return index and bias of every trained router that has one; it is not differentiated."""
+        """Return index and bias of each trained router with a bias. The bias has no gradient."""
         return [
             (index, router.get_buffer(BIAS))
             for index, router in enumerate(self._routers)
@@ -94,9 +94,10 @@ class ModelRouting:
 
     @contextmanager
     def trained(self, packed: PackedRows, normalize: Normalize) -> Generator[None]:
-        """Count the tokens of a microbatch whose forward and backward passes run in the block.
+        """Count the tokens of a microbatch. Its forward and backward passes run in the block.
 
-        ``normalize``: of the loss that is trained, whose weights of tokens the routers' losses take.
+        ``normalize`` is the trained loss's normalization. The routers' losses use its token
+        weights.
         """
         if self.load is not None:
             weight_RT = loss_weights(packed.sample_tokens_RT, normalize)
@@ -108,7 +109,7 @@ class ModelRouting:
             self._weight_T = None
 
     def forward_done(self) -> None:
-        """Stop counting: what follows are layers that are computed again in the backward pass."""
+        """Stop counting, because the backward pass computes layers again."""
         self._is_first_pass = False
 
     def _watch(

@@ -1,9 +1,10 @@
-"""Sharding of a model over the ranks of a world by FSDP2; whole tensors from and into its shards.
+"""Sharding of a model over the ranks of a world by FSDP2. Whole tensors from and into its shards.
 
-Every parameter is sharded along its first axis, as by ``torch.chunk``: of a matrix that tensor ranks
-divide (``tensor_parallel``), the part of each tensor rank, over the data ranks that hold it. A trained parameter of 16 bits
-is kept in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass uses the
-same weights as on one rank, and gradients are added up in float32. A frozen one stays as it is.
+Every parameter is sharded along its first axis, as by ``torch.chunk``. If tensor ranks divide a
+matrix (``tensor_parallel``), each tensor rank's part is sharded over the data ranks that hold it. A
+trained 16-bit parameter is kept in float32 shards, which are its masters, and gathered in 16 bits.
+So the forward pass uses the same weights as on one rank, and gradients are summed in float32. A
+frozen parameter is unchanged.
 
 Ranks of a sharded model on two axes: data-parallel ranks, and tensor-parallel ranks within each.
 
@@ -48,8 +49,8 @@ def shard(
 ) -> None:
     """Shard a model over the ranks of a mesh: each decoder layer, then the rest.
 
-    Gradients are summed over ranks, not averaged: a step divides them once, at its end. ``divide``
-    divides matrices over tensor ranks, each of whose parts is then sharded.
+    Gradients are summed over ranks, not averaged, because a step divides them once, at its end.
+    ``divide`` divides matrices over tensor ranks. Each part is then sharded.
 
     Raises:
         UntrainableModel: Its parameters have several dtypes, or this torch is too old.
@@ -68,25 +69,25 @@ def shard(
             if each.requires_grad:
                 each.data = each.data.float()
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    divide(model)  # of masters: the dtype of a divided parameter does not change any more
+    divide(model)  # the masters, because the dtype of a divided parameter cannot change later
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
-        # A weight that one rank's rows do not use has no gradient there, and would shift those behind it
-        # in the buffer that the ranks add up.
+        # A weight that one rank's rows do not use has no gradient there. It would shift the later
+        # gradients in the buffer that the ranks add up
         module.set_reduce_scatter_unused_params(True)
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class as its library has it; ``fully_shard`` puts one before it."""
+    """Return a model's class name in its library. ``fully_shard`` puts another class before it."""
     return next(each.__name__ for each in type(model).__mro__ if not issubclass(each, FSDPModule))
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """Yield every module that is gathered on its own."""
+    """Yield every module that is gathered separately."""
     return (each for each in model.modules() if isinstance(each, FSDPModule))
 
 
@@ -104,7 +105,7 @@ def settle(model: nn.Module) -> None:
 def settled(model: nn.Module) -> Generator[None]:
     """Clean up after a pass through the model that raises inside the block.
 
-    Gradients that were there before the pass stay: torch 2.15 would drop them with those of the pass.
+    Earlier gradients are kept. torch 2.15 would drop them with the gradients of the pass.
     """
     if not isinstance(model, FSDPModule):
         yield
@@ -122,15 +123,15 @@ def settled(model: nn.Module) -> Generator[None]:
 
 
 def _has_begun(model: FSDPModule) -> bool:
-    """Return whether a pass through the model has begun: before the first there is nothing to reset.
+    """Return whether a pass through the model has begun. Before the first, a reset is not needed.
 
-    torch fails then, and its error would stand in the place of the one that ended the pass.
+    torch would fail then, and its error would replace the error that ended the pass.
     """
-    return fully_shard.state(model)._is_root is not None  # noqa: SLF001  # pyright: ignore -- said nowhere else
+    return fully_shard.state(model)._is_root is not None  # noqa: SLF001  # pyright: ignore -- undocumented
 
 
 class Weights:
-    """All weights of a model under their Hugging Face names, in a fixed order; tied ones once."""
+    """All weights of a model under their Hugging Face names, in a fixed order, tied ones once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -169,7 +170,7 @@ class Weights:
 
 
 class ShardedWeights(Weights):
-    """All weights of a sharded model: each rank holds a part of each."""
+    """All weights of a sharded model. Each rank holds a part of each."""
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class ShardedWeights(Weights):
         ]
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights, gathered module by module; copies, which stay valid."""
+        """Yield whole weights, gathered module by module. They are copies, which stay valid."""
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()
             copies = [
@@ -222,7 +223,10 @@ def _part_with(weight: str, parts: Collection[str]) -> str:
 
 
 def _copied(parameter: Tensor) -> Tensor:
-    """Return a whole copy of a parameter that its data ranks have gathered. Tensor ranks together."""
+    """Return a whole copy of a parameter that its data ranks have gathered.
+
+    Tensor ranks call it together.
+    """
     if isinstance(parameter, DTensor):
         parameter = parameter.full_tensor()
     return parameter.detach().clone()
@@ -241,10 +245,10 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def local_region(tensor: Tensor) -> Region:
-    """Return the region of a tensor that this rank holds: empty on ranks beyond its last row.
+    """Return the region of a tensor that this rank holds. It is empty beyond the tensor's last row.
 
-    The last axis of the mesh cuts first: tensor ranks divide the whole tensor, and FSDP2 shards the
-    part of each.
+    The last axis of the mesh cuts first: tensor ranks divide the whole tensor, and FSDP2 shards
+    each part.
     """
     region = Region.whole(tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
@@ -289,20 +293,20 @@ class RankMesh:
         """Return whether every tensor rank holds the same part of a sharded parameter."""
         if self.tensor is None:
             return False
-        assert isinstance(parameter, DTensor)  # noqa: S101 -- FSDP2 makes them of all
+        assert isinstance(parameter, DTensor)  # noqa: S101 -- FSDP2 makes all parameters DTensors
         names = parameter.device_mesh.mesh_dim_names or ()
         return TENSOR not in names or parameter.placements[names.index(TENSOR)].is_replicate()
 
     def counts(self, parameter: Tensor) -> bool:
-        """Return whether this rank counts its part of a parameter: one of its copies does."""
+        """Return whether this rank counts its part of a parameter. Only one of its copies does."""
         is_first = self.tensor is None or self.tensor.get_local_rank() == 0
         return is_first or not self.is_copied(parameter)
 
     def equalise(self, gradients: Sequence[Tensor]) -> None:
-        """Give the copies of a gradient the first tensor rank's bits. All tensor ranks call it.
+        """Set the copies of a gradient to the first tensor rank's bits. All tensor ranks call it.
 
-        They are equal but for rounding: kernels that add in no fixed order round differently on each
-        rank, and copies of a weight would drift apart over many steps.
+        They are equal except for rounding. Kernels that add in no fixed order round differently on
+        each rank, and copies of a weight would drift apart over many steps.
         """
         if self.tensor is not None:
             for each in gradients:
@@ -314,10 +318,10 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
 
     Args:
         device: Device of the ranks, such as ``cuda``.
-        ranks: Number of ranks; ``tensor`` divides it.
+        ranks: Number of ranks. ``tensor`` divides it.
         tensor: Number of tensor-parallel ranks of a replica.
-        timeout_s: How long a collective along an axis waits for a rank. torch's own default, half an
-            hour, does not follow that of the world.
+        timeout_s: How long a collective along an axis waits for a rank. torch's default, half an
+            hour, ignores the world's timeout.
     """
     if tensor == 1:
         return RankMesh(init_device_mesh(_kind(device), (ranks,)))
@@ -331,15 +335,15 @@ def mesh_of_side(
 
     Args:
         device: Device of the ranks.
-        sides: By side its ranks, and how many consecutive ones of them are tensor-parallel.
-        timeout_s: As of ``rank_mesh``.
+        sides: Per side its ranks, and the number of consecutive ranks that are tensor-parallel.
+        timeout_s: Like in ``rank_mesh``.
     """
     meshes = [_mesh(device, ranks, tensor, timeout_s) for ranks, tensor in sides]
     return next(each for each in meshes if each is not None)
 
 
 def _mesh(device: str, ranks: Sequence[int], tensor: int, timeout_s: float) -> RankMesh | None:
-    """Make the process groups of a side; return its axes if this rank is one of it."""
+    """Create the process groups of a side. Return its axes if this rank belongs to it."""
     replicas = [list(ranks[first : first + tensor]) for first in range(0, len(ranks), tensor)]
     alike = [list(ranks[place::tensor]) for place in range(tensor)]
     data = _own_group(alike, timeout_s)
@@ -358,7 +362,7 @@ def _mesh(device: str, ranks: Sequence[int], tensor: int, timeout_s: float) -> R
 
 
 def _own_group(groups: Sequence[list[int]], timeout_s: float) -> Any:  # noqa: ANN401 -- torch does not type it
-    """Make a process group of each list of ranks; return the one with this rank, or None."""
+    """Create a process group of each list of ranks. Return the one with this rank, or None."""
     patience, rank = timedelta(seconds=timeout_s), dist.get_rank()
     made = [(ranks, dist.new_group(ranks, timeout=patience)) for ranks in groups]
     return next((group for ranks, group in made if rank in ranks), None)

@@ -1,11 +1,11 @@
 """Attention over rows of whole prompt groups, computed segment by segment without a mask.
 
 A flat row holds the groups of a microbatch end to end, without padding: per group the prompt, then
-its branches (``PromptTree``). A prompt attends to itself causally; a branch attends to its prompt
-and, causally, to itself. Computed so, memory is linear in the tokens of the row, and no pair of
-tokens is computed that does not attend. The dense alternative is one mask of tokens squared.
+its branches (``PromptTree``). A prompt attends to itself causally. A branch attends to its prompt
+and, causally, to itself. So memory is linear in the tokens of the row, and only attending pairs of
+tokens are computed. The dense alternative is one mask of tokens squared.
 
-The megatron trainer computes padded rows by the same functions. Its context-parallel ranks have the
+The megatron trainer uses the same functions for padded rows. Its context-parallel ranks have the
 queries of a part of the row and the keys of all of it.
 
 Legend: H query heads, T tokens of the row, O tokens of these with a query, D dimensions of a head.
@@ -32,7 +32,7 @@ SPLIT: Final = "offbeat_split"
 """Name of the attention implementation in transformers. Without trees it is ``sdpa``."""
 
 _REFUSED: Final = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""Arguments by which a model asks for scores that are not those of plain softmax attention."""
+"""Arguments of models that need other scores than plain softmax attention."""
 
 _flash: Final[Callable[..., tuple[Tensor, Tensor]]] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the public function hides the log-sums
@@ -43,7 +43,7 @@ _flash_backward: Final[Callable[..., tuple[Tensor, Tensor, Tensor]]] = (
 
 
 def register_split_attention() -> None:
-    """Make the implementation known to transformers under the name ``SPLIT``; may be repeated."""
+    """Register the implementation in transformers under the name ``SPLIT``. May be repeated."""
     AttentionInterface.register(SPLIT, _forward)
     AttentionMaskInterface.register(SPLIT, sdpa_mask)
 
@@ -57,9 +57,9 @@ def _forward(
     scaling: float | None = None,
     dropout: float = 0.0,
     trees: Sequence[PromptTree] | None = None,
-    **further: Any,  # noqa: ANN401 -- whatever a model hands its attention
+    **further: Any,  # noqa: ANN401 -- any arguments of a model's attention
 ) -> tuple[Tensor, None]:
-    """Compute the attention [1, T, H, D] of a flat row; without ``trees``, what ``sdpa`` computes."""
+    """Compute the attention [1, T, H, D] of a flat row. Without ``trees``, compute ``sdpa``."""
     if trees is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **further
@@ -79,8 +79,8 @@ def split_attention(
 
     Args:
         query: [1, H, O, D].
-        key: [1, heads, T, D]; the number of heads divides H.
-        value: As ``key``.
+        key: [1, heads, T, D]. The number of heads divides H.
+        value: Like ``key``.
         parts: Parts of the row, in order, with every query in one of them.
         scale: Factor of the scores.
     """
@@ -92,10 +92,10 @@ def split_attention(
 def attention_by_part(
     query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
 ) -> Tensor:
-    """Compute ``split_attention`` by torch's public function: a call per prompt and per branch.
+    """Compute ``split_attention`` by torch's public function, with a call per prompt and branch.
 
-    A branch sees a copy of its prompt's keys and values, which linear memory allows: on CUDA the
-    aligned mask is an argument of the fused kernels and takes no memory.
+    A branch reads a copy of its prompt's keys and values, so memory stays linear. On CUDA, the
+    aligned mask is an argument of the fused kernels and needs no memory.
     """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
@@ -115,9 +115,9 @@ def attention_by_part(
 class _SplitOnCpu(torch.autograd.Function):
     """``split_attention`` with the CPU's fused kernel, which also returns log-sums of its scores.
 
-    The attention of the branches to their prompt is one call for all of them. It is merged with that
-    to themselves by the log-sums, as ring attention merges blocks of keys: with the log-sum over all
-    keys, the kernel's backward yields each block's part of the gradient.
+    One call computes the attention of all branches to their prompt. The log-sums merge it with the
+    branches' attention to themselves, as ring attention merges blocks of keys. With the log-sum
+    over all keys, the kernel's backward yields each block's part of the gradient.
     """
 
     @staticmethod
@@ -132,7 +132,7 @@ class _SplitOnCpu(torch.autograd.Function):
         batch, heads, tokens, size = query.shape
         out = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
         wide = torch.promote_types(query.dtype, torch.float32)
-        # Logarithms of the sums of the exponentials [1, H, O], laid out as the kernel returns them.
+        # Logarithms of the sums of exponentials [1, H, O], in the kernel's layout
         sums = query.new_empty(batch, tokens, heads, dtype=wide).transpose(1, 2)
         blocks = list(_blocks(parts))
         for queries, keys, causal in blocks:
@@ -178,9 +178,11 @@ class _SplitOnCpu(torch.autograd.Function):
 
 
 def _blocks(parts: Sequence[AttentionPart]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield queries, keys, and whether they are one causal sequence; of a query that one first.
+    """Yield queries, keys, and whether they are one causal sequence.
 
-    Parts behind each other that attend to all of the same keys share a block of these.
+    A query's causal block is first.
+
+    Adjacent parts that attend to all of the same keys share a block of these keys.
     """
     whole = dict[tuple[int, int], list[slice]]()  # queries by the keys that all of them attend to
     for part in parts:

@@ -1,15 +1,15 @@
-"""State of a torch rank: weights and optimizer, on disk, exported and as they were first.
+"""State of a torch rank: weights and optimizer, on disk, exported, and reset to initial values.
 
 Export of the weights of a causal LM to a Hugging Face directory, as they are gathered.
 
-Sharded tensors in files by ``torch.distributed.checkpoint``: each rank writes its own shards.
+Sharded tensors in files by ``torch.distributed.checkpoint``. Each rank writes its own shards.
 
-``__N_0.distcp`` is written by rank N, ``.metadata`` is the table of contents: so any number of
-ranks can load them, each reading what it needs. Tensors that are whole on all ranks are written by
-rank 0. A failure of one rank is raised on all.
+Rank N writes ``__N_0.distcp``. ``.metadata`` is the table of contents. So any number of ranks can
+load them, and each reads only the data that it needs. Rank 0 writes tensors that are whole on all
+ranks. If one rank fails, all raise.
 
-The library would exchange its records as pickles, which run code where they arrive; here ranks
-exchange them as msgpack.
+The library would exchange its records as pickles, which run code on arrival. Here ranks exchange
+them as msgpack.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
-    _StorageInfo,  # pyright: ignore[reportPrivateUsage] -- what its writer returns
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] -- its writer returns it
 )
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -80,41 +80,41 @@ def save_model(
 ) -> None:
     """Write weights, config and ``like``'s tokenizer to ``target``, atomically. All ranks call it.
 
-    The files are those of ``save_pretrained``. Rank 0 writes them; it holds the tensors of one file,
-    and those that it gathers next. An existing directory is replaced.
+    The files equal the files of ``save_pretrained``. Rank 0 writes them. It holds the tensors of
+    one file, and the tensors that it gathers next. An existing directory is replaced.
 
     Args:
-        weights: Whole weights by name, in the order of ``named_weights``; all ranks gather them.
-        model: The trained model, of which this rank may hold a part, and which may have adapters.
+        weights: Whole weights by name, in the order of ``named_weights``. All ranks gather them.
+        model: The trained model. This rank may hold only a part, and it may have adapters.
         dtype: Dtype of the model.
-        target: The directory that is written.
-        like: Directory of the model that was trained.
+        target: The written directory.
+        like: Directory of the initial model.
         peers: The ranks that gather.
         file_bytes: Most bytes of a file of weights.
         beside: Writes further files into the directory before it gets its name.
 
     Raises:
-        OSError: The disk of rank 0 failed, and what was at ``target`` is unchanged.
+        OSError: The disk of rank 0 failed. ``target`` is unchanged.
         PeerFailed: Rank 0 failed.
     """
 
     def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
         shell = _shell_like(model, dtype)
         with replaced(target, like) as staged, _plain_generation_config(shell):
-            shell.save_pretrained(staged, state_dict={})  # config and code, no file of weights
+            shell.save_pretrained(staged, state_dict={})  # config and code, no weights
             write_weights(_as_in_files(gathered, shell), staged, file_bytes)
             beside(staged)
-            if (like / _GENERATION_CONFIG).is_file():  # the original is exported as it is
+            if (like / _GENERATION_CONFIG).is_file():  # the original is exported unchanged
                 (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
 
     write_on_first_rank(peers, "the export", weights, write)
 
 
 def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a whole model without memory, which says how the weights of ``model`` are saved."""
+    """Return a whole model without memory, which defines how the weights of ``model`` are saved."""
     shell = unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
     shell.generation_config = model.generation_config
-    # Weights that were renamed on loading are renamed back on saving.
+    # Saving reverts the renaming of weights on loading
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
     return shell
 
@@ -123,7 +123,7 @@ def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _plain_generation_config(model: PreTrainedModel) -> Generator[None]:
     """Make transformers accept the model's generation config for writing.
 
-    transformers loads configs that it refuses to write, such as a temperature without sampling; at
+    transformers loads configs that it refuses to write, such as a temperature without sampling. At
     the end of a run, the refusal would lose the model.
     """
     kept = model.generation_config
@@ -140,10 +140,10 @@ def _as_in_files(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors under the names and in the form of transformers' files, weight by weight.
 
-    Where a tensor of the files is made of several weights, all weights are held.
+    If a tensor of the files consists of several weights, all weights are held.
 
     Raises:
-        KeyError, ValueError: The weights are not those of ``shell``.
+        KeyError, ValueError: The weights do not belong to ``shell``.
     """
     names = _saved_names(shell)
     paired = zip(names, weights, strict=True)
@@ -156,12 +156,12 @@ def _as_in_files(
 
 
 def _saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
-    """Return by its first name the names that each weight is saved under: of tied ones, one.
+    """Return, by first name of each weight, the names under which it is saved: one for tied names.
 
-    transformers chooses it, by the memory of tensors: here each weight has some of its own.
+    transformers chooses it by the memory of tensors, so here each weight gets its own memory.
     """
     tied = tied_names(shell)
-    ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- what its own saving reads
+    ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- read by its own saving
     state = dict[str, Tensor]()
     for names in tied.values():
         state |= dict.fromkeys((each for each in names if each not in ignored), torch.empty(1))
@@ -170,7 +170,7 @@ def _saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
 
 
 def _are_converted_alone(shell: PreTrainedModel, names: Mapping[str, list[str]]) -> bool:
-    """Return whether each weight gives the tensors of its files without the others."""
+    """Return whether each weight yields its tensors in files without other weights."""
     state = shell.state_dict()
     saved = {each: state[each] for kept in names.values() for each in kept}
 
@@ -188,13 +188,13 @@ METADATA: Final = ".metadata"
 
 @dataclass(frozen=True)
 class _Written(WriteResult):
-    """Result of a write whose location has a type, so that it can be decoded."""
+    """Result of a write with a typed location, so that it can be decoded."""
 
     storage_data: _StorageInfo
 
 
 def _decoded(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
-    """Return a shape, or what torch has under a name: a dtype, a layout or a memory format."""
+    """Return a shape, or torch's object of a name: a dtype, a layout or a memory format."""
     return kind(value) if kind is torch.Size else getattr(torch, value.removeprefix("torch."))
 
 
@@ -205,7 +205,7 @@ _PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decoded)
 
 
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
-    """Write tensors, from whatever device they are on; all ranks call it together.
+    """Write tensors from any device. All ranks call it together.
 
     Each rank passes its part of each tensor, or all of it. The written files are synced.
 
@@ -228,7 +228,7 @@ def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
         return written.value()
 
     own = run_on_all_ranks(peers, "checkpoint", plan)
-    # Every rank computes the same global plan, so that none has to be sent back.
+    # Every rank computes the same global plan, so no plan has to be sent back
     plans, metadata = planner.create_global_plan(
         [
             SavePlan(items, planner_data={each.index.fqn: (each.index.fqn,) for each in items})
@@ -251,15 +251,15 @@ def _gather(own: Sequence[object], decoder: msgspec.msgpack.Decoder[T], peers: P
 
 
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
-    """Fill tensors with what was saved under their names; all ranks call it together.
+    """Fill tensors with the values saved under their names. All ranks call it together.
 
-    The number of ranks that saved them, and their sharding, make no difference.
+    They may have been saved by another number of ranks, with another sharding.
 
     Raises:
         OSError: A file cannot be read, or does not contain these tensors.
         PeerFailed: Another rank failed.
     """
-    # A rank's reads depend on the files and on its own part alone: no collective is needed.
+    # A rank's reads depend only on the files and its own part, so no collective is needed
     run_on_all_ranks(peers, "restore", lambda: _load(tensors, directory))
 
 
@@ -287,10 +287,10 @@ def saved_shapes(directory: Path) -> dict[str, tuple[tuple[int, ...], torch.dtyp
 
 
 class _Writer(FileSystemWriter):
-    """File writer whose output depends on the tensors alone, and whose errors name their cause."""
+    """File writer. Its output depends only on the tensors, and its errors name their cause."""
 
     def storage_meta(self) -> StorageMeta | None:
-        # It would name this directory, which is about to be renamed, and a random number
+        # It would name this directory, which will be renamed, and a random number
         return None
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -317,7 +317,7 @@ class _Reader(FileSystemReader):
 
 
 class _OnlyMetadata(pickle.Unpickler):
-    """Unpickler that accepts the classes of the table of contents only."""
+    """Unpickler that accepts only the classes of the table of contents."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:  # noqa: ANN401 -- as overridden
         allowed = _MODULES.get(module_name)
@@ -355,7 +355,7 @@ def _load(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def _disk_failure(error: BaseException) -> BaseException:
-    """Return the error of the disk that caused a failure, if there is one; else the failure."""
+    """Return the disk error that caused a failure, or the failure if there was none."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
@@ -368,19 +368,19 @@ _RNG: Final = "rng"
 
 @dataclass(eq=False)
 class TorchState(ModelState):
-    """Weights of a model that are trained, the model itself, and the optimizer's state.
+    """Trained weights of a model, the model itself, and the optimizer's state.
 
     The weight tensors keep their identity.
     """
 
-    model: PreTrainedModel  # of which this rank may hold a part
+    model: PreTrainedModel  # this rank may hold only a part
     every: Weights  # all weights of the model
     loader: ModelLoader  # it made the model
-    optimizer: Optimizer  # it updates the weights that are trained
+    optimizer: Optimizer  # updates the trained weights
     identity: Identity
     _: KW_ONLY
-    seed: int  # of torch's generator, for weights that the files lack
-    expert_load: ExpertLoad | None  # of a model with experts
+    seed: int  # seed of torch's generator, for weights missing in the files
+    expert_load: ExpertLoad | None  # only for a model with experts
 
     @property
     def nbytes(self) -> int:
@@ -430,7 +430,7 @@ class TorchState(ModelState):
         torch.set_rng_state(state[_RNG])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save, not copies: this rank's parts, and masters for 16-bit weights."""
+        """Return this rank's parts to save, not copies, with masters of 16-bit weights."""
         weights = self.loader.trained.weights.local_tensors() | self.optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
@@ -441,7 +441,7 @@ class TorchState(ModelState):
         }
 
     def _own_steps(self, steps: Tensor) -> Tensor:
-        """Return the numbers of updates [parameters] of this rank's parameters, of all that were saved."""
+        """Select this rank's numbers of updates [parameters] from all saved ones."""
         return steps
 
     def reset(self) -> None:

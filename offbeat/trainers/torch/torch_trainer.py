@@ -1,13 +1,14 @@
 """The torch trainer of one rank.
 
-With several ranks the model is sharded over them (``sharding``), and they compute every microbatch
-together; before each chunk they exchange the number of microbatches, and whether a rank has failed.
+With several ranks, the model is sharded over them (``sharding``), and they compute every microbatch
+together. Before each chunk they exchange the number of microbatches, and whether a rank failed.
 
-Makes the torch trainer of a recipe from its parts, and the source of its weights.
+Builds a recipe's torch trainer from its parts, and the source of its weights.
 
-Parts of a torch trainer that a plug-in exchanges.
+Parts of a torch trainer that a plug-in replaces.
 
-How its model is made, which weights it trains, how it passes microbatches, and what it saves.
+They define how its model is made, which weights it trains, how it passes microbatches, and which
+weights it saves.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -63,13 +64,13 @@ Exported = tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]
 
 
 class TrainedParameters(ABC):
-    """Weights of a model that are trained: their names, their identity and their export.
+    """Trained weights of a model: their names, their identity and their export.
 
     ``add_to`` is called for each model, ``identify`` and ``hold`` once, in this order.
     """
 
     def __init__(self, trainer: TorchTrainerConfig, model_path: Path, peers: Peers) -> None:
-        """Load nothing yet.
+        """Store the arguments. The constructor loads nothing.
 
         Args:
             trainer: The section of the recipe.
@@ -80,56 +81,56 @@ class TrainedParameters(ABC):
 
     @property
     def base(self) -> str:
-        """Return the digest of the frozen model next to which these are trained; empty without one.
+        """Return the digest of the frozen model below the trained weights, or empty without one.
 
         All ranks call it together for the first time.
         """
         return ""
 
     def add_to(self, model: PreTrainedModel) -> None:
-        """Add what is trained next to a model, which may be without memory. By default nothing.
+        """Add trained weights to a model, which may be without memory. By default, add nothing.
 
         Raises:
-            UntrainableModel: The model takes none.
+            UntrainableModel: The model does not support additions.
         """
         del model
 
     @abstractmethod
     def identify(self, model: PreTrainedModel) -> Identity:
-        """Return the identity of the state, equal for any number of ranks. All ranks call it together."""
+        """Return the identity of the state, equal for any number of ranks. All ranks call it."""
 
     @abstractmethod
     def hold(self, model: PreTrainedModel, every: Weights) -> None:
         """Find the weights in a model, which is sharded if there are several ranks.
 
         Args:
-            model: The model that is trained.
+            model: The trained model.
             every: All of its weights.
         """
 
     @property
     @abstractmethod
     def weights(self) -> TrainedWeights:
-        """Return the weights that are trained."""
+        """Return the trained weights."""
 
     @abstractmethod
     def export(self) -> Exported:
-        """Return the weights of an export, and a function that writes other files into its directory."""
+        """Return the exported weights, and a function that writes other files next to them."""
 
     def restore(self) -> bool:
-        """Restore the weights as they were first; return whether that needs no file."""
+        """Restore the initial weights. Return whether that works without reading files."""
         return False
 
     def proving(self) -> AbstractContextManager[None]:
-        """Return a context in which no weight has a gradient of zero because of another."""
+        """Return a context in which no weight has a zero gradient because of another weight."""
         return nullcontext()
 
     def as_served(self) -> AbstractContextManager[None]:
-        """Return a context in which the model computes, without gradients, as engines do."""
+        """Return a context in which the model computes like engines, without gradients."""
         return nullcontext()
 
     def as_base(self) -> AbstractContextManager[None]:
-        """Return a context in which the model computes as the frozen model does."""
+        """Return a context in which the model computes like the frozen model."""
         return nullcontext()
 
 
@@ -153,13 +154,13 @@ class WholeModel(TrainedParameters):
 
 
 def keep_passes(passes: TorchPasses, _: ModelLoader, __: Callable[[], int]) -> TorchPasses:
-    """Return the passes as they are."""
+    """Return the passes unchanged."""
     return passes
 
 
 @dataclass(frozen=True, slots=True)
 class TorchParts:
-    """Parts that a torch trainer is assembled from; a plug-in replaces one of them."""
+    """Parts that a torch trainer is assembled from. A plug-in replaces one of them."""
 
     loader: Callable[..., ModelLoader] = ModelLoader
     trained: Callable[[TorchTrainerConfig, Path, Peers], TrainedParameters] = WholeModel
@@ -183,15 +184,15 @@ class TorchTrainer(ModelTrainer):
         """Load the model, and shard it if there are several ranks.
 
         Args:
-            model_path: Hugging Face directory. The KL penalty pulls towards this model.
+            model_path: Hugging Face directory. Its model is the reference of the KL penalty.
             trainer: Device, packing, and optimizer. The caller sets the number of threads.
             max_model_len: Tokens of the longest sequence of the run.
             parts: Parts that differ from the default ones.
             options: The model and the world of ranks.
 
         Raises:
-            UntrainableModel: Packed rows of the model are not exact, or it does not support
-                ``trainer.activation_checkpointing`` or several ranks where they are set.
+            UntrainableModel: Packed rows of the model are not exact, or it does not support the
+                configured ``trainer.activation_checkpointing`` or several ranks.
         """
         super().__init__(model_path, trainer.optimizer, **options)
         torch.manual_seed(self._seed)
@@ -243,17 +244,17 @@ class TorchTrainer(ModelTrainer):
             model, every, loader, optimizer, identity, seed=self._seed, expert_load=load
         )
         self.passes = parts.passes(self.own_passes, loader, lambda: self.steps_applied + 1)
-        # With a base alone: a resume with other additions is refused by their checkpoint, which says so.
+        # Only the base, if any: checkpoints of other additions refuse a resume themselves
         self.initial_digest = self.trained.base or self.current_digest()
 
     @property
     def module(self) -> PreTrainedModel:
-        """Return the model being trained; its tensors keep their identity."""
+        """Return the trained model. Its tensors keep their identity."""
         return self._model
 
     @property
     def weights(self) -> TrainedWeights:
-        """Return the weights that are trained."""
+        """Return the trained weights."""
         return self.trained.weights
 
     @property
@@ -262,16 +263,19 @@ class TorchTrainer(ModelTrainer):
         return self.own_passes.planner.shared_prompt
 
     def weights_digest(self) -> str:
-        """Compute one digest over the trained weights, and their base. All ranks call it together."""
+        """Compute one digest over the trained weights and their base.
+
+        All ranks call it together.
+        """
         return shared_digest(self.named_weights(), self.peers, self.trained.base)
 
     def _check_initial(self, digest: str) -> None:
-        if not self.trained.base:  # which is frozen: a reset reads no file
+        if not self.trained.base:  # the base is frozen, so a reset reads no file
             super()._check_initial(digest)
 
 
 def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, WeightSource]:
-    """Create the trainer of a rank, and the source of its weights."""
+    """Create the trainer of a rank and the source of its weights."""
     if teacher := spec.config.algorithm.loss.teacher_path:
         check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
     trainer = torch_trainer_of(spec, peers)
@@ -284,7 +288,7 @@ def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Weig
 
 
 def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
-    """Build the trainer of one rank, of which plug-ins may replace parts."""
+    """Build the trainer of one rank. Plug-ins may replace parts."""
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
     return TorchTrainer(
         spec.config.model.path,
