@@ -1,17 +1,17 @@
-"""Loads a causal LM from a Hugging Face directory, and refuses files that are not of that model.
+"""Loads a causal LM from a Hugging Face directory, and refuses files of another model.
 
-transformers initialises missing weights at random, ignores unexpected ones and does not tie what the
-files hold apart, with a line in the log. A run on such a model would train, but its results would be
-meaningless.
+transformers initialises missing weights at random, ignores unexpected ones, and does not tie
+weights that the files store separately. It only logs a line. A run on such a model would train, but
+its results would be meaningless.
 
-Choice of transformers' class by which a model is made from its config.
+Choice of transformers' class that makes a model from its config.
 
 Rotary frequencies that are fixed before the first forward pass.
 
 With ``rope_type`` dynamic or longrope, transformers chooses frequencies by the longest row of each
-batch: a sample's log-probabilities would depend on the samples beside it, and on how far each of them
-has been decoded. They are fixed here to those of a row of ``max_model_len`` tokens, which is also
-what vLLM does with longrope.
+batch. A sample's log-probabilities would depend on the other samples of the batch, and on their
+decoded lengths. Here the frequencies are fixed to the values for a row of ``max_model_len`` tokens.
+vLLM does the same with longrope.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -49,8 +49,8 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.text import list_names
 
 
-def auto_class_of(config: PreTrainedConfig) -> Any:  # noqa: ANN401 -- two classes without a common base that has their methods
-    """Return the auto class of a config: that of image-text models if it has a vision tower."""
+def auto_class_of(config: PreTrainedConfig) -> Any:  # noqa: ANN401 -- no common base has the methods
+    """Return the auto class of a config: the image-text class if it has a vision tower."""
     is_image_text = "vision_config" in config.sub_configs
     if is_image_text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
@@ -62,12 +62,12 @@ _FROZEN: Final = "frozen"  # a rope_type that transformers does not update
 
 @torch.no_grad()
 def freeze_rope(model: nn.Module, max_model_len: int) -> None:
-    """Fix the frequencies of every rotary embedding that would change with the length of a batch.
+    """Fix the frequencies of all rotary embeddings that would change with a batch's length.
 
     The embeddings compute the frequencies themselves, in one call with the last position.
     """
     for module in model.modules():
-        # Transformers' name on all its embeddings
+        # transformers' name on all its embeddings
         kinds: object = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and _depends_on_length(kinds):
             _reach(module, max_model_len)
@@ -97,7 +97,7 @@ _log = structlog.stdlib.get_logger()
 
 
 class WeightsMismatch(FixableError):
-    """The weight files of a directory are not those of the model that its config describes."""
+    """The weight files of a directory do not fit the model that its config describes."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -105,21 +105,21 @@ class WeightsMismatch(FixableError):
 
 
 class WeightsUntied(FixableError):
-    """``config.json`` ties two tensors that the weight files hold with different values."""
+    """``config.json`` ties two tensors, but the weight files have different values for them."""
 
 
 class WeightsNotFinite(FixableError):
-    """A tensor of a model holds values that are NaN or infinite."""
+    """A tensor of a model has NaN or infinite values."""
 
 
 def load_causal_lm(
     path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Return the causal LM of a directory on the CPU, in evaluation mode. Reads no network.
+    """Return the causal LM of a directory on the CPU, in evaluation mode, without network access.
 
     Raises:
-        WeightsMismatch: A weight is missing or unexpected. Tied weights, and those that the class
-            itself declares optional, may be either.
+        WeightsMismatch: A weight is missing or unexpected. Both are allowed for tied weights and
+            weights that the class declares optional.
         WeightsUntied: The files hold different values for weights that the config ties.
         WeightsNotFinite: A weight is NaN or infinite in ``dtype``.
     """
@@ -133,7 +133,7 @@ def load_causal_lm(
         trust_remote_code=trust_remote_code,
         local_files_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are reported in ``info`` then
+        ignore_mismatched_sizes=True,  # ``info`` reports them
     )
     model, info = loaded
     _refuse(path, info)
@@ -148,15 +148,15 @@ def load_causal_lm(
 
 
 def support_float64(model: PreTrainedModel) -> None:
-    """Compute experts of a float64 model by ``eager``: torch's grouped products have no float64."""
+    """Compute experts of a float64 model by ``eager``. torch's grouped products lack float64."""
     if model.dtype == torch.float64:
         model.set_experts_implementation("eager")
 
 
 def generation_config_problem(path: str | Path) -> str:
-    """Return what transformers would refuse in a directory's generation config.
+    """Return why transformers would refuse to write a directory's generation config.
 
-    Empty if nothing.
+    Empty if it would not.
     """
     if not (Path(path) / GENERATION_CONFIG_NAME).is_file():
         return ""
@@ -186,9 +186,9 @@ def check_files(path: str | Path) -> None:
 
 
 def check_headers(path: str | Path, model: PreTrainedModel) -> None:
-    """Check files like ``load_causal_lm``, but with the headers of the safetensors files only.
+    """Check files like ``load_causal_lm``, but only with the headers of the safetensors files.
 
-    Of the values, those of tied weights are compared if the files hold both.
+    Values are compared only for tied weights, if the files hold both.
 
     Args:
         path: Model directory.
@@ -225,11 +225,11 @@ def check_headers(path: str | Path, model: PreTrainedModel) -> None:
 
 
 def check_values(path: str | Path, most_bytes: int) -> tuple[int, int]:
-    """Check that the values of safetensors files are finite; a part of a tensor is read at a time.
+    """Check that the values of safetensors files are finite, reading parts of tensors.
 
     Args:
         path: Model directory.
-        most_bytes: No further tensor is read once that many bytes have been.
+        most_bytes: No further tensor is read after this many bytes.
 
     Returns:
         Bytes read, and bytes of all tensors.
@@ -253,7 +253,7 @@ def check_finite(path: str | Path, name: str, tensor: Tensor) -> None:
     """Check that all values of a tensor are finite, without a copy of the tensor.
 
     Raises:
-        WeightsNotFinite: Some are not.
+        WeightsNotFinite: Some values are not finite.
     """
     if all(map(_is_finite, tensor.detach().reshape(-1).split(_AT_ONCE))):
         return
@@ -271,7 +271,7 @@ def _is_finite(part: Tensor) -> bool:
 
 
 def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that the config ties and the model holds apart, and what each is tied to."""
+    """Yield tensors that the config ties but the model stores separately, with their source."""
     declared: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     for tensor, source in declared.items():
         if model.get_parameter_or_buffer(tensor) is not model.get_parameter_or_buffer(source):
@@ -279,10 +279,10 @@ def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _hold_equal(files: Mapping[str, Path], *names: str) -> bool:
-    """Return whether files hold equal values for two tensors; also if one has another name there."""
+    """Return whether two tensors of files are equal. Also true if one has another name there."""
     held = [each if each in files else each.partition(".")[2] for each in names]
     if not all(each in files for each in held):
-        return True  # the start of a run compares what is loaded
+        return True  # the start of a run compares the loaded weights
     first, second = held
     with (
         safe_open(files[first], framework="pt") as one,

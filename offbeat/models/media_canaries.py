@@ -1,7 +1,7 @@
-"""Canary prompts with media: without them a release is not checked for the media encoder.
+"""Canary prompts with media. Without them, a release's media encoder is not checked.
 
-The manifest has the tokens of a canary. Its media are a function of the tokens, which trainer and
-engine compute alike.
+The manifest has the tokens of a canary. Trainer and engine compute its media from the tokens, with
+the same function.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _TEXT_ONLY: Final = 2
 
 
 def canary_prompts(vocabulary: int, rules: MediaRules) -> Prompts:
-    """Return the canary prompts of a model: of equal length, some with media if it reads any."""
+    """Return canary prompts of equal length, some of them with media if the model reads any."""
     texts = prompts(vocabulary)
     if not rules.reads_media:
         return texts
@@ -37,7 +37,7 @@ def canary_prompts(vocabulary: int, rules: MediaRules) -> Prompts:
 
 
 def canary_media(rules: MediaRules, asked: Sequence[Sequence[int]]) -> list[Media | None]:
-    """Return the media of canary prompts: a prompt with placeholders for one medium has one."""
+    """Return the media of canary prompts. Prompts with placeholders for one medium have one."""
     if not rules.reads_media:
         return [None] * len(asked)
     media = _medium(rules)

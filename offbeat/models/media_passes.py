@@ -25,7 +25,7 @@ from offbeat.models.media_rules import MediaRules
 
 
 class FeaturesMismatch(RuntimeError):
-    """An encoder made another number of features than its config says."""
+    """An encoder returned another number of features than its config requires."""
 
     def __init__(self, model: str, features: int, wanted: int) -> None:
         super().__init__(model, features, wanted)
@@ -41,8 +41,8 @@ class FeaturesMismatch(RuntimeError):
 class Features(NamedTuple):
     """Features of media."""
 
-    embedded_FH: Tensor  # in the place of the embeddings of their tokens
-    deep: tuple[Tensor, ...]  # [F, H] each: added to what the first decoder layers return
+    embedded_FH: Tensor  # replaces the embeddings of their tokens
+    deep: tuple[Tensor, ...]  # [F, H] each: added to the outputs of the first decoder layers
 
 
 FeaturesOf = Callable[[PreTrainedModel, tuple[Media, ...]], Features]
@@ -59,8 +59,8 @@ def write_media(
     """Write features of media into the embeddings of the one forward pass inside the block.
 
     Hooks of the input embedding do so while the model's forward runs, because the weights of a
-    sharded model exist only then; ``features_of`` is called there. None: the model's own encoder.
-    Without media there is no hook.
+    sharded model exist only then. They call ``features_of``, or the model's own encoder if None.
+    Without media, no hook is set.
     """
     if placed is None:
         yield
@@ -101,13 +101,13 @@ def media_arguments(
     visible: Callable[[], NDArray[np.bool_]],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Return the arguments of a forward pass that differ because of its media.
+    """Return the arguments of a forward pass that depend on its media.
 
     Args:
         model: The model.
         placed: The media in its rows.
         visible: Computes the attention mask [R, T, T] of the rows without media.
-        dtype: Dtype that the model computes in.
+        dtype: Dtype of the model's computation.
     """
     arguments = dict[str, Any]()
     if placed is not None and placed.axes_3RT is not None:
@@ -120,13 +120,13 @@ def media_arguments(
 
 
 def additive_mask(seen_RTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask [R, 1, T, T] to add to attention scores: 0 where ``seen_RTT``, else the least."""
+    """Return the mask [R, 1, T, T] to add to scores: 0 where ``seen_RTT``, else the minimum."""
     mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=seen_RTT.device)
     return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
 
 
 def masks_by_kind(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) -> Any:  # noqa: ANN401 -- a tensor, or one per kind of layer
-    """Return ``additive_mask`` as a model takes it: where its layers are of several kinds, for each."""
+    """Return ``additive_mask``, or one per kind of layer if the model declares kinds."""
     mask = additive_mask(seen_RTT, dtype)
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     return dict.fromkeys(kinds, mask) if kinds else mask
@@ -134,5 +134,5 @@ def masks_by_kind(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) 
 
 def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     layers = model.get_decoder().get_submodule("layers")
-    assert isinstance(layers, nn.ModuleList)  # noqa: S101 -- of every family with such features
+    assert isinstance(layers, nn.ModuleList)  # noqa: S101 -- in every family with such features
     return layers

@@ -18,14 +18,14 @@ from offbeat.models.media_rules import Ints, MediaRules, Tokens
 class PlacedMedia:
     """Media of the prompts of one forward pass, and the places of their features in its rows.
 
-    A prompt that several rows hold has its media once.
+    If several rows hold a prompt, its media are stored once.
     """
 
-    media: tuple[Media, ...]  # of the prompts that have some
+    media: tuple[Media, ...]  # of the prompts with media
     places_K: Ints  # indices into the flattened rows
     sources_K: Ints  # index of the feature of each place, over all of ``media``
-    axes_3RT: Ints | None = None  # positions on three axes, of a model that has them
-    blocks_K: Ints | None = None  # tokens of a block attend to each other, of a model that has them
+    axes_3RT: Ints | None = None  # positions on three axes, if the model has axes
+    blocks_K: Ints | None = None  # tokens of a block attend to each other, if the model has blocks
 
     def opened(self, seen_RTT: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return a mask [R, T, T] in which the tokens of each block also attend to each other."""
@@ -46,7 +46,7 @@ class RowSpan(NamedTuple):
 
 
 def blank(rules: MediaRules) -> PlacedMedia:
-    """Return a medium of no prompt, for a pass that has to run the encoder nevertheless."""
+    """Return a medium without a prompt, for a pass that must run the encoder nevertheless."""
     nowhere = np.zeros(0, np.int64)
     return PlacedMedia((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
 
@@ -58,10 +58,10 @@ def placed(
     spans: Sequence[RowSpan],
     positions_RT: Ints,
 ) -> PlacedMedia | None:
-    """Place the media of prompts in rows; None if no row's prompt has any.
+    """Place the media of prompts in rows. Return None if no row's prompt has media.
 
     Args:
-        rules: Rules that all prompts comply with.
+        rules: Rules that all prompts follow.
         prompts: Token ids of each prompt.
         media: Media of each prompt.
         spans: Prompts in the rows, with all tokens that attend to each.
@@ -98,7 +98,7 @@ def placed_by_row(
     media: Sequence[Media | None],
     positions_RT: Ints,
 ) -> PlacedMedia | None:
-    """Place media as ``placed`` does, with one prompt per row."""
+    """Place media like ``placed``, with one prompt per row."""
     rows, tokens = positions_RT.shape
     spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
     return placed(rules, prompts, media, spans, positions_RT)

@@ -1,4 +1,4 @@
-"""Random prompts with media, on which a model is proved to compute what it defines."""
+"""Random prompts with media, for proofs that a model computes its definition."""
 
 from typing import Final, NamedTuple
 
@@ -9,11 +9,11 @@ from offbeat.messages.media import Media
 from offbeat.models.media_rules import media_rules
 
 RESPONSE_TOKENS: Final = 3
-_TEXT_TOKENS: Final = (2, 5)  # of the prompts, behind one medium each
+_TEXT_TOKENS: Final = (2, 5)  # of the prompts, one medium in front of each
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt with one medium, and responses behind it without a placeholder."""
+    """A prompt with one medium, and responses to it without a placeholder."""
 
     prompt: list[int]
     responses: list[list[int]]
@@ -23,7 +23,7 @@ class MediaPrompt(NamedTuple):
 def media_prompts(model: PreTrainedModel, max_model_len: int) -> list[MediaPrompt]:
     """Return prompts of different lengths with different media.
 
-    Empty if the model reads none, or if its longest sequence is too short for one.
+    Empty if the model reads no media, or if its longest sequence is too short for one.
     """
     rules = media_rules(model.config)
     if not rules.reads_media:

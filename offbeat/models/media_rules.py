@@ -1,15 +1,15 @@
 """Rules of a model for the media of a prompt. Numpy only.
 
-A medium enters a model at the placeholder tokens of its prompt: an encoder makes one feature per
+A medium enters a model at the placeholder tokens of its prompt. An encoder makes one feature per
 placeholder, which replaces the embedding there.
 
 Legend: P prompt tokens, K placeholder tokens of the prompt, F features.
 
-Tokens that represent media in the prompts of a model, which a text must not hold by itself.
+Tokens that represent media in a model's prompts. A text without media must not contain them.
 
-A text that spells one, such as ``<|image_pad|>``, becomes a place for a medium that does not exist:
-transformers' own pass would fail there, and a model has never seen it in training. A token that a
-policy samples is a token like any other (``offbeat.models``).
+A text with such a token, such as ``<|image_pad|>``, would become a place for a missing medium.
+transformers' own pass would fail there, and a model has never seen it in training. If a policy
+samples such a token, it is an ordinary token (``offbeat.models``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Tokens = Sequence[int] | NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """Rules of a model that reads text only. An option that makes media subclasses it.
+    """Rules of a model that reads only text. An option that makes media subclasses it.
 
     Methods about an encoder raise ``NotImplementedError`` if the model has none.
     """
@@ -37,16 +37,16 @@ class MediaRules:
     _: KW_ONLY
     noun: str = "media"  # plural of a medium, for messages
     reads_media: bool = False  # whether the model has an encoder of media
-    has_axes: bool = False  # whether a token of a medium has a position on each of three axes
+    has_axes: bool = False  # whether tokens of a medium have positions on three axes
     opens_attention: bool = False  # whether the tokens of a medium attend to each other both ways
-    deep_layers: int = 0  # decoder layers to whose outputs the model adds features
+    deep_layers: int = 0  # number of decoder layers with features added to their outputs
 
     def count_features(self, media: Media) -> int:
-        """Return the number of features that the encoder makes: the placeholders that media need."""
+        """Return the number of features that the encoder makes, which is one per placeholder."""
         raise NotImplementedError
 
     def max_features(self, nbytes: int) -> int:
-        """Return the most features of media whose values have so many bytes."""
+        """Return the largest number of features of media with so many bytes of values."""
         raise NotImplementedError
 
     def example(self, rng: np.random.Generator) -> Media:
@@ -54,32 +54,32 @@ class MediaRules:
         raise NotImplementedError
 
     def merge(self, media: Sequence[Media]) -> Media:
-        """Return the media of several prompts as one batch of the encoder, in their order."""
+        """Return the media of several prompts as one batch of the encoder, in order."""
         raise NotImplementedError
 
     def cut(self, media: Media, max_tokens: int) -> list[Media]:
-        """Return views of media in their order, each of at most ``max_tokens`` or one medium."""
+        """Return views of media in order, each of at most ``max_tokens`` or one medium."""
         raise NotImplementedError
 
     def encode(self, model: Any, media: Sequence[Media]) -> Any:  # noqa: ANN401 -- torch is not loaded here
-        """Run the model's encoder and return ``passes.Features``, with a gradient if it is trained."""
+        """Run the model's encoder and return ``passes.Features``, with a gradient if trained."""
         raise NotImplementedError
 
     def plain_inputs(self, model: Any, media: Media, ids_RT: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
-        """Return the arguments by which transformers' own forward pass reads media."""
+        """Return the arguments with which transformers' own forward pass reads media."""
         raise NotImplementedError
 
     def layout_problem(self, media: Media) -> str:
-        """Return why the model does not read media of this layout; empty if it does."""
+        """Return why the model does not read media of this layout, or empty if it does."""
         return f"has media ({', '.join(media)}), and the model reads only text"
 
     def problem(self, prompt_ids: Tokens, media: Media, *, is_history: bool) -> str:
-        """Return why a prompt with these media cannot be computed; empty if it can.
+        """Return why a prompt with these media cannot be computed, or empty if it can.
 
         Args:
             prompt_ids: Token ids of the prompt.
             media: Its media.
-            is_history: Sampled tokens may follow the prompt, placeholder ids among them.
+            is_history: Sampled tokens may follow the prompt, including placeholder ids.
         """
         if problem := self.layout_problem(media):
             return problem
@@ -98,7 +98,7 @@ class MediaRules:
         return self._placeholders(prompt_ids)[: self.count_features(media)]
 
     def shift(self, media: Media | None) -> int:
-        """Return what to add to the positions of all tokens behind a prompt with these media."""
+        """Return the shift of the positions of all tokens behind a prompt with these media."""
         del media
         return 0
 
@@ -112,7 +112,7 @@ class MediaRules:
 
 
 TEXT_ONLY: Final = MediaRules(-1)
-"""Rules of a model that reads no media; no token has its placeholder id."""
+"""Rules of a model that reads no media. No token has its placeholder id."""
 
 
 class _MediaModels(Protocol):
@@ -120,7 +120,7 @@ class _MediaModels(Protocol):
 
 
 def media_rules(config: Any) -> MediaRules:  # noqa: ANN401 -- transformers' config, which it does not type
-    """Return the rules of a model by its config; ``TEXT_ONLY`` if no option reads its media."""
+    """Return the rules of a model by its config, ``TEXT_ONLY`` if no option reads its media."""
     return cast("_MediaModels", find_media()).rules(config) or TEXT_ONLY
 
 
@@ -130,11 +130,11 @@ class MediaTokens:
 
     name_by_id: Mapping[int, str] = field(default_factory=dict[int, str])
     rules: MediaRules = TEXT_ONLY
-    stray_reason: str = "stray_media_token"  # of the failure of a group whose text has one
-    unusable_reason: str = "media_unusable"  # of a group whose media do not fit its tokens
+    stray_reason: str = "stray_media_token"  # of a group with such a token in its text
+    unusable_reason: str = "media_unusable"  # of a group with unfit media
 
     def problem_of_text(self, token_ids: Sequence[int]) -> str:
-        """Return which token of a text represents a medium; empty if none does."""
+        """Return the token of a text that represents a medium, or empty if no token does."""
         if self.name_by_id.keys().isdisjoint(token_ids):
             return ""
         place, found = next(each for each in enumerate(token_ids) if each[1] in self.name_by_id)
@@ -145,11 +145,11 @@ class MediaTokens:
         )
 
     def problem_of_prompt(self, token_ids: Sequence[int], media: Media | None) -> str:
-        """Return why a first observation cannot be computed as it is meant; empty if it can.
+        """Return why a first observation cannot be computed as intended, or empty if it can.
 
         Args:
-            token_ids: Ids of the prompt, nothing sampled among them.
-            media: Its media; None: it is a text.
+            token_ids: Ids of the prompt, without sampled tokens.
+            media: Its media. None: it is a text.
         """
         if media is None:
             return self.problem_of_text(token_ids)
@@ -178,11 +178,11 @@ def media_tokens(
     *,
     trust_remote_code: bool,
 ) -> MediaTokens:
-    """Return the media tokens of the model at ``path``; ``TEXT_ALONE`` if it has none.
+    """Return the media tokens of the model at ``path``, ``TEXT_ALONE`` if it has none.
 
     Raises:
         OSError: The config cannot be read.
-        ValueError: It is of a model type that transformers does not know.
+        ValueError: transformers does not know its model type.
     """
     option = cast("_MediaTokenizers", find_media())
     found = option.tokens(path, tokenizer, trust_remote_code=trust_remote_code)

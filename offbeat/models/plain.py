@@ -26,7 +26,7 @@ TOLERANCES: Final = {
 }
 """Largest mean ``Distance`` of a model in this dtype; see docs/model-proofs.md."""
 WIDENED_TOLERANCE: Final = 1e-2
-"""Largest mean ``Distance`` of a 16-bit model ``in_float32``: less than 16 bits round."""
+"""Largest mean ``Distance`` of a 16-bit model ``in_float32``: fewer operations round to 16 bits."""
 TINY_TOLERANCE: Final = 3e-4
 """Largest ``Distance`` of a token of a tiny model."""
 _ROUNDING: Final = 4 * torch.finfo(torch.float32).eps  # of a log-probability, not counted
@@ -42,7 +42,7 @@ def plain_logprobs(
         model: Model with its attention configured.
         tokens: T tokens, in one row.
         first: Position of the first token. With 0, the model computes positions itself.
-        media: Media, to which all placeholder ids among the tokens belong.
+        media: Media that all placeholder ids among the tokens belong to.
 
     Returns:
         [T - 1] float32.
@@ -58,7 +58,7 @@ def plain_logprobs(
 
 @torch.no_grad()
 def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
-    """Compute one token at the last position, if the model takes positions.
+    """Compute one token at the last position, if the model's forward has positions.
 
     Raises:
         IndexError: The model's table of positions is shorter.
@@ -71,15 +71,15 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
 class Distance(NamedTuple):
     """Difference of log-probabilities, in standard deviations of the reference.
 
-    A config can make the logits of a model nearly equal, and every mistake as small: so a difference
-    in nats has no fixed bound.
+    A config can make the logits of a model nearly equal, and then every mistake is small too. So a
+    difference in nats has no fixed bound.
     """
 
-    mean: float  # over the tokens of the worst sample; in 16 bits a router may choose other experts
+    mean: float  # over the tokens of the worst sample; 16-bit routers may choose other experts
     worst: float  # of any token
 
     def problem(self, tolerance: float) -> str:
-        """Return how the mean exceeds a tolerance, empty if it does not."""
+        """Return by how much the mean exceeds a tolerance, or empty if it does not."""
         if self.mean <= tolerance:
             return ""
         if math.isinf(self.mean):
@@ -88,11 +88,11 @@ class Distance(NamedTuple):
 
 
 def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
-    """Return the distance of the samples' log-probabilities from a reference; infinite for NaN.
+    """Return the distance of the samples' log-probabilities from a reference, infinite for NaN.
 
     Args:
         got: Log-probabilities of each sample.
-        want: Reference of each sample, which may begin with further tokens.
+        want: Reference of each sample. It may begin with further tokens.
     """
     wanted = [each.float().cpu() for each in want]
     spread = torch.cat(wanted).std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)
@@ -112,10 +112,10 @@ def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
 def in_float32(model: PreTrainedModel) -> Generator[None]:
     """Compute in float32 inside the block, with the values of the model's 16-bit weights.
 
-    Weights of a decoder layer are widened only while it computes, so memory holds one layer and the
-    weights outside of layers in both dtypes.
+    Weights of a decoder layer are widened only while it computes. So memory holds both dtypes only
+    for one layer and the weights outside of layers.
     """
-    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
+    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place with the names
     layers = [each for each in model.modules() if type(each).__name__ in kinds]
     in_layers = {id(each) for layer in layers for each in _tensors(layer)}
     with ExitStack() as undo:
@@ -146,8 +146,8 @@ def _widen(tensors: Iterable[Tensor], undo: ExitStack) -> None:
 
 
 def attend_by(model: PreTrainedModel, implementation: str) -> bool:
-    """Set a model's attention implementation; return False for classes that cannot be switched."""
-    if model.config._attn_implementation != implementation:  # noqa: SLF001 -- the only place it is kept
+    """Set a model's attention implementation. Return False if its class cannot be switched."""
+    if model.config._attn_implementation != implementation:  # noqa: SLF001 -- the only place with it
         model.set_attn_implementation(implementation)
     return model.config._attn_implementation == implementation  # noqa: SLF001 -- as above
 

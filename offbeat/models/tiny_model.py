@@ -1,8 +1,8 @@
-"""A small random model of a class, whose windows and original lengths end after a few tokens.
+"""A small random model of a class, with windows and original lengths of only a few tokens.
 
-Behaviour beyond a window or beyond the original training length does not show in rows that are
-short enough to compute with the model itself. A tiny model has these lengths cut, fewer layers and
-narrower ones, and weights large enough that attention is far from uniform and caps take effect.
+Behaviour beyond a window or the original training length does not show in rows that are short
+enough to compute with the model itself. A tiny model has reduced lengths, fewer and narrower
+layers, and large weights. So attention is far from uniform and caps have an effect.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -28,8 +28,8 @@ from offbeat.models.plain import plain_logprobs
 LENGTH: Final = 48  # tokens of the longest sequence that a tiny model computes
 SHORT: Final = 16  # reduced value of lengths that a run's longest sequence exceeds
 VOCABULARY: Final = 64
-_LAYERS: Final = 4  # number kept of a model in which all are alike
-_KINDS: Final = 8  # maximum number of kinds of layers, of each of which one is kept
+_LAYERS: Final = 4  # number kept of a model with equal layers
+_KINDS: Final = 8  # maximum number of kinds of layers; one layer of each is kept
 _HEAD: Final = 8  # dimensions left of a head
 _MOST: Final = {"token_id": VOCABULARY - 1, "vocab": VOCABULARY, "experts": 16}
 _LARGEST_PARAMETERS: Final = 110_000_000  # maximum of a tiny model
@@ -43,20 +43,20 @@ _COUNT_NAMES: Final = ("num_", "n_head", "n_layer", "heads", "layers", "experts"
 _RANGE_NAMES: Final = ("initializer_range", "init_std")
 
 _log = structlog.stdlib.get_logger()
-_configs: Final[dict[tuple[object, ...], PreTrainedConfig]] = {}  # of tiny models made before
+_configs: Final[dict[tuple[object, ...], PreTrainedConfig]] = {}  # of earlier tiny models
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Reduction of a model's config to that of a tiny model."""
+    """Reduction of a model's config to a tiny model's config."""
 
     max_model_len: int
     layers: int  # layers of the model
     kept_layers: tuple[int, ...] | None  # indices of kept layers; None: all
     divide: int  # divisor of sizes
-    bounds: bool  # whether limits of positions below the longest sequence are reduced, too
+    bounds: bool  # whether limits of positions below the longest sequence are also reduced
 
-    def value(self, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever a config holds
+    def value(self, name: str, value: Any) -> Any:  # noqa: ANN401 -- any config value
         """Return the tiny model's value of a config key."""
         if isinstance(value, dict):
             return {str(key): self.value(str(key), each) for key, each in value.items()}
@@ -75,17 +75,20 @@ class _Cut:
         return value
 
     def length(self, value: int, *, cut: bool = True) -> int:
-        """Return a reduced length, less than ``LENGTH`` if the run's longest sequence exceeds the original."""
+        """Reduce a length.
+
+        With ``cut``, it falls below ``LENGTH`` if ``max_model_len`` exceeds it.
+        """
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
     def lengths(self, value: Any) -> Any:  # noqa: ANN401 -- as above
-        """Return the reduced value of a length, or of those of the layers that are kept."""
+        """Return the reduced value of a length, or of the kept layers' lengths."""
         if isinstance(value, int):
             return self.length(value) if value > SHORT else value
         return [self.lengths(each) for each in self._sequence(value)]
 
     def may_be_length(self, name: str, value: object) -> bool:
-        """Return whether a number may be a length although its name does not say so."""
+        """Return whether a number may be a length although its name does not show it."""
         if isinstance(value, list | tuple):  # one per layer
             each_of = cast("Sequence[object]", value)
             return len(each_of) == self.layers and any(self.may_be_length(name, v) for v in each_of)
@@ -120,7 +123,7 @@ class _Cut:
 def compute_in_one_thread() -> Generator[None]:
     """Use one thread of torch in the block.
 
-    The passes of a tiny model take microseconds. On a busy machine, threads that share such a pass
+    The passes of a tiny model last microseconds. On a busy machine, threads that share such a pass
     spend milliseconds waiting for each other.
     """
     threads = torch.get_num_threads()
@@ -134,10 +137,10 @@ def compute_in_one_thread() -> Generator[None]:
 def tiny_model(
     kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int
 ) -> PreTrainedModel | None:
-    """Return a tiny model on the CPU, in float32, with eager attention; None if no config works.
+    """Return a tiny model on the CPU, in float32, with eager attention, or None if no config works.
 
-    A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are
-    not.
+    ``LENGTH`` exceeds the reduced lengths that ``max_model_len`` exceeds in the config, and no
+    others.
     """
     key = kind, repr(config.to_dict()), max_model_len
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -145,7 +148,7 @@ def tiny_model(
             return _random_model(kind, _configs[key])
         try:
             cuts = list(_cuts(kind, config, max_model_len))
-        except Exception as error:  # noqa: BLE001 -- a class may refuse to be asked for its shapes
+        except Exception as error:  # noqa: BLE001 -- a class may refuse to return its shapes
             _log.debug("tiny_model.refused", error=str(error)[:200])
             return None
         for cut in cuts:
@@ -159,7 +162,7 @@ def tiny_model(
                 if plain_logprobs(model, tokens).isfinite().all():
                     _configs[key] = smaller
                     return model
-            except Exception as error:  # noqa: BLE001 -- whatever a class makes of sizes it is not made for
+            except Exception as error:  # noqa: BLE001 -- sizes may be invalid for the class
                 _log.debug("tiny_model.refused", cut=cut, error=str(error)[:200])
     return None
 
@@ -193,7 +196,7 @@ def _cuts(
 
 
 def _divisors(config: PreTrainedConfig) -> Iterator[int]:
-    """Yield powers of two, the largest that leaves heads of some dimensions first."""
+    """Yield powers of two, starting with the largest that leaves heads with some dimensions."""
     text = config.get_text_config(decoder=True)
     values = text.to_dict()  # some configs refuse an attribute that differs between layers
     heads, width = getattr(text, "num_attention_heads", 0), getattr(text, "hidden_size", 0)
@@ -228,7 +231,7 @@ def _widen(model: PreTrainedModel) -> None:
 def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
     """Return the config of a tiny model.
 
-    A number that no weight's shape depends on may be a length, and is reduced like one.
+    A number that affects no weight's shape may be a length, and is reduced like one.
     """
     given = config.to_dict()
     values = {name: cut.value(name, each) for name, each in given.items()}
