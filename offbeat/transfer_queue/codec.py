@@ -1,9 +1,10 @@
 """Packs the columns of a group into one buffer with a digest, and reads them as views of it.
 
-64 bytes of preamble (magic, digest, length of all, length of the header), the header, and on the
-next multiple of 64 the columns, each on a multiple of 64 and little-endian. The digest, xxh3_128,
-covers every byte after itself, padding included, and the magic is compared: no byte can change
-unnoticed. The header is msgpack: no code runs when it is read.
+The buffer has 64 bytes of preamble (magic, digest, total length, header length), the header, and
+the columns from the next multiple of 64. Each column starts on a multiple of 64 and is
+little-endian. The digest, xxh3_128, covers every byte after itself, padding included. The magic is
+compared too, so no changed byte remains unnoticed. The header is msgpack, so reading it runs no
+code.
 """
 
 import struct
@@ -36,7 +37,7 @@ _ALIGNMENT: Final = 64  # a cache line, and the alignment that torch prefers
 
 
 class CorruptPayload(OffbeatError):
-    """Bytes that are not columns as ``pack`` writes them: torn, damaged, or of another version."""
+    """Bytes that ``pack`` would not write: torn, damaged, or of another version."""
 
     field: str
     got: str
@@ -58,7 +59,7 @@ class _Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All columns of a payload, in the order in which they are written."""
+    """All columns of a payload, in the order of writing."""
 
     pieces: tuple[Literal[1]]
     offsets: tuple[()]
@@ -70,9 +71,9 @@ _decoder: Final = msgspec.msgpack.Decoder(_Header)
 
 
 def pack(columns: Columns, memory: Bytes | None = None) -> Bytes:
-    """Return packed columns [rows] as bytes [nbytes]: in ``memory`` if they fit, else in new memory.
+    """Pack columns [rows] to bytes [nbytes]: in ``memory`` if they fit, else in new memory.
 
-    Columns are written without gaps, whatever their layout in memory.
+    Columns are written without gaps, for any layout in memory.
 
     Raises:
         SchemaError: A column has several axes, or an element type that the format lacks.
@@ -101,10 +102,10 @@ def pack(columns: Columns, memory: Bytes | None = None) -> Bytes:
 
 
 def unpack(buffer: bytearray | memoryview) -> dict[str, NDArray[Any]]:
-    """Return the columns [rows] of a payload as views of it, which are writable if it is.
+    """Return the columns [rows] of a payload as views of it. They are writable if it is.
 
     Raises:
-        CorruptPayload: The bytes are not what ``pack`` wrote.
+        CorruptPayload: The bytes differ from the output of ``pack``.
     """
     nbytes = len(buffer)
     if nbytes < _PREAMBLE.size:

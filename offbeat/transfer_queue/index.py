@@ -1,8 +1,8 @@
 """Index of the columns of groups: which exist, their size and location. Pure: no I/O, no clock.
 
-In the main job the index is part of the controller; the ledger records which groups are claimed.
-Payload handles are opaque; in production they are object references owned by the controller's
-process, and dropping the last one frees the memory.
+In the main job, the index belongs to the controller, and the ledger records which groups are
+claimed. Payload handles are opaque. In production they are object references owned by the
+controller's process. Dropping the last one frees the memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,18 +41,21 @@ class _Entry:
 
 
 def _nobody_waits() -> None:
-    """Do nothing: outside a controller nobody waits for room."""
+    """Do nothing, because outside a controller no caller waits for room."""
 
 
 class QueueIndex:
     """Maps each group to its payloads and columns.
 
-    Between calls ``bytes_held`` is the sum over all groups. A put is all or nothing: it replaces an
-    older attempt of the group, and is refused if it is older itself.
+    Between calls, ``bytes_held`` is the sum over all groups. A put is all or nothing. It replaces
+    an older attempt of the group, and is refused if it is older itself.
     """
 
     def __init__(self, changed: Callable[[], None] = _nobody_waits) -> None:
-        """Create an empty index; ``changed`` is called after a put and after payloads were cleared."""
+        """Create an empty index.
+
+        ``changed`` is called after each put and each removal of payloads.
+        """
         self._changed = changed
         self._entries: dict[int, _Entry] = {}
         self.bytes_held = 0
@@ -71,7 +74,7 @@ class QueueIndex:
         """Add a group with its first columns.
 
         Raises:
-            StaleHandle: This attempt or a newer one is in the index already.
+            StaleHandle: The index already has this attempt or a newer one.
         """
         entry = self._entries.get(prompt_index)
         if entry is not None and entry.attempt >= attempt:
@@ -91,12 +94,12 @@ class QueueIndex:
         payload_bytes: int,
         payload: object,
     ) -> None:
-        """Add further columns of a group: a second payload beside the first.
+        """Add further columns of a group, as a second payload next to the first.
 
         Adding columns that exist changes nothing, so a repeated call is harmless.
 
         Raises:
-            StaleHandle: The group was cleared, or another attempt of it is in the index.
+            StaleHandle: The group was cleared, or the index has another attempt of it.
         """
         entry = self._entries.get(prompt_index)
         if entry is None or entry.attempt != attempt:
@@ -107,7 +110,7 @@ class QueueIndex:
             self.bytes_held += payload_bytes
 
     def drop_added(self, prompt_indices: Iterable[int]) -> None:
-        """Drop the added columns of the groups: they are valid for one trainer version only."""
+        """Drop the added columns of the groups. They are valid for only one trainer version."""
         for prompt_index in prompt_indices:
             added = self._entries[prompt_index].parts[1:]
             self.bytes_held -= sum(part.payload_bytes for part in added)
@@ -118,12 +121,12 @@ class QueueIndex:
         return tuple([part.payload for part in self._entries[prompt_index].parts])
 
     def group_bytes(self, prompt_index: int) -> int:
-        """Return the size of a group's payloads; 0 when none is held."""
+        """Return the size of a group's payloads, or 0 if none is held."""
         entry = self._entries.get(prompt_index)
         return sum(part.payload_bytes for part in entry.parts) if entry else 0
 
     def clear(self, prompt_indices: Iterable[int]) -> None:
-        """Drop the groups' payloads; the memory is freed once all other references are gone."""
+        """Drop the groups' payloads. Memory is freed once all other references are gone."""
         for prompt_index in prompt_indices:
             entry = self._entries.pop(prompt_index, None)
             if entry is not None:

@@ -1,14 +1,14 @@
 """The standard columns of a prompt group, and the check that every producer runs.
 
 A group's payload is a plain ``dict[str, ndarray]`` of packed columns. Legend: G samples of the
-group, B branches over all samples, P prompt tokens (the prompt is stored once, all samples share
-it), N response tokens over all branches. Ragged columns share one ``response_offsets``: branch i
-owns values ``[offsets[i], offsets[i + 1])``. A sample is one branch, unless ``branch_samples`` says
-otherwise: an agent that rewrites its history leaves several, which are adjacent and in the order of
-the samples. In a multi-turn sample the tokens of later observations are response tokens with
-``loss_mask`` False; so are tokens that an earlier branch of the sample trains.
+group, B branches over all samples, P prompt tokens (stored once and shared by all samples), N
+response tokens over all branches. Ragged columns share one ``response_offsets``: branch i owns
+values ``[offsets[i], offsets[i + 1])``. A sample is one branch unless ``branch_samples`` assigns
+several: an agent that rewrites its history produces several. They are adjacent and in sample order.
+In a multi-turn sample, tokens of later observations are response tokens with ``loss_mask`` False.
+So are tokens that an earlier branch of the sample trains.
 
-A prompt with media has further columns, once per group, whose names start with ``media_``. Only the
+A prompt with media has further columns, once per group. Their names start with ``media_``. Only the
 option that makes them knows their number, types and meaning.
 """
 
@@ -28,7 +28,7 @@ Columns = Mapping[str, NDArray[np.generic]]
 
 
 class Axis(enum.StrEnum):
-    """Axis of a column: what its entries are indexed by."""
+    """Axis of a column, by which its entries are indexed."""
 
     PROMPT = "prompt token"  # [P]
     RESPONSE = "response token"  # [N], ragged over samples
@@ -42,7 +42,7 @@ class Column:
     """Declaration of one column: type, axis, writer and readers."""
 
     name: str
-    dtype: np.dtype[Any]  # of this type, comparing costs a twentieth of comparing with a name
+    dtype: np.dtype[Any]  # comparing dtypes of this type costs a twentieth of comparing with a name
     axis: Axis
     writer: str
     readers: tuple[str, ...]
@@ -83,16 +83,16 @@ OPTIONAL_COLUMNS: Final = frozenset({BRANCH_SAMPLES})
 ROLLOUT_COLUMNS: Final = tuple(
     c.name for c in STANDARD.values() if c.writer == _ENV and c.name not in OPTIONAL_COLUMNS
 )
-"""The columns of every group that an engine has drawn."""
+"""The columns of every group that an engine has sampled."""
 RECORDED_COLUMNS: Final = tuple(name for name in ROLLOUT_COLUMNS if name != GENERATION_LOGPROBS)
-"""The columns of a group whose tokens no engine has drawn: nobody knows how probable they were."""
+"""The columns of a group without sampling by an engine. Its token probabilities are unknown."""
 
 
 def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
     """Check a group's columns: present, typed, of matching lengths, finite, well-ordered.
 
     Raises:
-        SchemaError: Names the first column at fault, its value and the expected one.
+        SchemaError: Names the first invalid column, its value and the expected one.
     """
     for name in required:
         if name not in columns:
@@ -122,10 +122,10 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
 
 
 def check_medium(name: object, values: object) -> None:
-    """Check that a media column is a finite array with one axis, whatever it means.
+    """Check that a media column is a finite array with one axis, without reading its meaning.
 
     Raises:
-        SchemaError: It is not, or its name is no name of a media column.
+        SchemaError: It is not, or its name is not the name of a media column.
     """
     if not isinstance(name, str) or not name.startswith(MEDIA_PREFIX):
         raise SchemaError(str(name), "not declared", f"a name that starts with {MEDIA_PREFIX}")
@@ -141,7 +141,7 @@ def _samples(sample_of_branch: NDArray[np.generic]) -> int:
     """Return the number of samples that these branches belong to.
 
     Raises:
-        SchemaError: Not the branches of sample 0, then those of sample 1, and so on.
+        SchemaError: The branches are not ordered by sample, starting with sample 0.
     """
     steps = np.diff(sample_of_branch, prepend=-1) if sample_of_branch.ndim == 1 else np.zeros(0)
     if not len(steps) or steps[0] != 1 or not bool(np.isin(steps, (0, 1)).all()):

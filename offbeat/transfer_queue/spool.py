@@ -1,12 +1,12 @@
 """Spool: finished groups on disk, so that they survive a restart of the controller.
 
-A producer appends to one segment at a time; a file per group would cost a hundred times more,
-mostly for creating the file. The receipt of a group names its location and digest, and is issued
+A producer appends to one segment at a time. A file per group would cost a hundred times more,
+mostly for creating the file. The receipt of a group names its location and digest. It is issued
 only once all bytes are written, so no temporary file is needed: a torn write has no receipt, and
 the digest detects any other damage.
 
-Nothing is synced: the spool has to survive processes, not a power cut. If a group is lost, it is
-rolled out again. Pure except for the files: no clock, no thread.
+Nothing is synced, because the spool must survive processes, not a power cut. A lost group is rolled
+out again. Pure except for the files: no clock, no thread.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ FOLDER: Final = "spool"
 """Directory of the spool in a run directory."""
 
 SEGMENT_BYTES: Final = 16 * 2**20
-"""Size from which on a new segment is started: what one group can keep on disk besides itself."""
+"""Size at which a new segment is started. It bounds the other disk space that one group keeps."""
 _SUFFIX: Final = ".spool"
 
 
@@ -53,7 +53,7 @@ def parts(segment: str) -> tuple[str, str, int]:
 
 
 class SpoolWriter:
-    """Only writer of its segments. Calls must not overlap, but may come from any thread."""
+    """The only writer of its segments. Calls must not overlap, but may come from any thread."""
 
     def __init__(
         self,
@@ -63,13 +63,14 @@ class SpoolWriter:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Create the writer; no file is touched before the first ``write``.
+        """Create the writer. No file is touched before the first ``write``.
 
         Args:
-            directory: Directory of the run's spool; created when missing.
+            directory: Directory of the run's spool. Created if missing.
             producer: Name of the process, the same after a restart. Must not contain a dot.
-            incarnation: Name of the process' present start, unique for this producer. Must not contain a dot.
-            segment_bytes: Size from which on a new segment is started.
+            incarnation: Name of the process' present start, unique for this producer. Must not
+                contain a dot.
+            segment_bytes: Size at which a new segment is started.
         """
         self._directory, self._producer, self._incarnation = directory, producer, incarnation
         self._segment_bytes = segment_bytes
@@ -80,12 +81,12 @@ class SpoolWriter:
         self._scratch = np.empty(0, np.uint8)  # reused: fresh memory costs more than the copy
 
     def write(self, columns: Columns) -> Spooled:
-        """Append one group; it can be read as soon as this returns.
+        """Append one group. It can be read as soon as this returns.
 
         Raises:
             SchemaError: A column cannot be written.
-            OSError: The disk refused the write. Nothing of the group is kept; the next write starts
-                anew.
+            OSError: The disk refused the write. Nothing of the group is kept, and the next write
+                starts a new segment.
         """
         packed = pack(columns, self._scratch)
         if packed.nbytes > self._scratch.nbytes:
@@ -103,7 +104,7 @@ class SpoolWriter:
         return Spooled(self._segment, offset, len(packed), digest_of(packed))
 
     def rotate(self) -> None:
-        """Start a new segment for the next writes; the current one may be removed from now on."""
+        """Start a new segment for the next writes. The current one may be removed from now on."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -149,7 +150,7 @@ def read(directory: Path, place: Spooled) -> Columns:
         with (directory / place.segment).open("rb", buffering=0) as file:
             file.seek(place.offset)
             there = os.fstat(file.fileno()).st_size - place.offset
-            # Never allocates more than the file has, whatever the receipt says.
+            # Never allocates more than the file has, even for a wrong receipt
             packed = bytearray(max(0, min(place.nbytes, there)))
             size = file.readinto(packed)
     except OSError as error:
@@ -166,7 +167,7 @@ def read(directory: Path, place: Spooled) -> Columns:
 
 
 def sweep(directory: Path, keep: Container[str] = ()) -> int:
-    """Remove the segments that are not in ``keep``; return their number. Failures are ignored."""
+    """Remove the segments that are not in ``keep``, ignoring failures. Return their number."""
     removed = 0
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         if path.name not in keep:

@@ -1,12 +1,11 @@
 """Controller's side of the spool: groups of a lost owner become payloads of this process.
 
-Reference counts of spool segments: a segment with a referenced group is needed. Pure.
+Reference counts of spool segments. A segment with a referenced group is needed. Pure.
 
 A segment is released as a whole, once none of its groups is referenced and its producer writes to
-another one. So disk usage is bounded by the referenced groups, one segment per producer, and the
-groups that share a segment with either. A segment whose groups were all cancelled before their
-replies is never named by a receipt: it is found among the files once its producer is known to write
-to a later one.
+another one. So the referenced groups, one segment per producer, and the groups in the same segments
+bound the disk usage. If all groups of a segment were cancelled before their replies, no receipt
+ever names it. It is found among the files once its producer is known to write to a later one.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ _DOTS = 3  # number of dots in the name of a segment
 
 
 class Hold:
-    """Reference that keeps one group on disk while it lives; stored beside the payload."""
+    """Reference that keeps one group on disk while it lives. Stored next to the payload."""
 
     __slots__ = ("_let_go", "_segment")
 
@@ -64,7 +63,7 @@ class Holds:
     """Counts references by segment. All methods belong to one thread."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
-        """``needed`` lists segments that a former controller referenced; they stay."""
+        """``needed`` lists segments that a former controller referenced. They are kept."""
         self._counts, self._needed = Counter[str](), frozenset(needed)
         self._incarnations = dict[
             str, set[str]
@@ -79,7 +78,7 @@ class Holds:
         return Hold(place.segment, self._let_go)
 
     def hold(self, place: Spooled) -> Hold:
-        """Reference a group that was just written: its producer may write more to this segment."""
+        """Reference a group that was just written. Its producer may write more to this segment."""
         producer = parts(place.segment)[0]
         before = self._open.get(producer)
         if _is_newer(place.segment, before):
@@ -88,12 +87,12 @@ class Holds:
             self._moved.add(producer)
             if before is not None:
                 self._counts[before] += 1
-                # It may have no references: check it like a released one
+                # It may have no references, so check it like a released one
                 self._let_go.append(before)
         return self.inherit(place)
 
     def unneeded(self) -> list[str]:
-        """Return segments that are no longer needed. One is returned again after a late reply from it."""
+        """Return segments that are no longer needed, and again after a late reply from one."""
         free = list[str]()
         while self._let_go:
             segment = self._let_go.popleft()
@@ -118,7 +117,7 @@ class Holds:
 
 
 def _is_newer(segment: str, than: str | None) -> bool:
-    """Return whether a segment is newer than another of its producer; a new incarnation is newer."""
+    """Return whether a segment is newer than its producer's other one. New incarnations are."""
     if than is None:
         return True
     (_, incarnation, number), (_, former_incarnation, former_number) = parts(segment), parts(than)
@@ -133,14 +132,14 @@ class SpoolReader(ABC, Generic[P]):
     """Reads groups that a former controller left on disk, and removes groups no longer needed.
 
     A group's copy stays on disk as long as its payload handle ``P`` exists. All methods belong to
-    one event loop; files are removed in a thread. On a machine that does not see the producers'
-    disk nothing is readable, and groups are rolled out again.
+    one event loop. Files are removed in a thread. On a machine that does not see the producers'
+    disk, nothing is readable, and groups are rolled out again.
 
-    A subclass says how this process owns columns.
+    A subclass defines how this process owns columns.
     """
 
     def __init__(self, directory: Path, needed: Iterable[str] = ()) -> None:
-        """Open a spool; segments that are not ``needed`` are removed at once."""
+        """Open a spool. Segments that are not ``needed`` are removed at once."""
         needed = frozenset(needed)
         self._directory = directory
         self._holds = Holds(needed)
@@ -149,7 +148,10 @@ class SpoolReader(ABC, Generic[P]):
 
     @abstractmethod
     def make_payload(self, columns: Columns, hold: Hold) -> P:
-        """Return the handle of columns that this process owns from now on; it references ``hold``."""
+        """Return the handle of columns that this process owns from now on.
+
+        It references ``hold``.
+        """
 
     @abstractmethod
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
@@ -168,7 +170,7 @@ class SpoolReader(ABC, Generic[P]):
         return self.make_payload(columns, self._holds.inherit(place))
 
     def hold(self, receipt: Receipt) -> Hold | None:
-        """Return a reference that keeps the copy of a group that has just finished."""
+        """Return a reference that keeps the disk copy of a group that has just finished."""
         place = receipt.spooled
         if place is None:
             return None
@@ -185,7 +187,7 @@ class SpoolReader(ABC, Generic[P]):
         sweep(self._directory, set(needed))
 
     def _remove_unnamed(self, left: PassedOver) -> None:
-        """Remove segments that no receipt has named: all their groups were cancelled."""
+        """Remove segments that no receipt has named, because all their groups were cancelled."""
         files = [path.name for path in self._directory.glob(f"{left.producer}.*")]
         self._remove([name for name in files if left.includes(name)])
 

@@ -2,9 +2,9 @@
 # tensordict and nested tensors are not fully typed.
 """Builds the chunks that trainers receive from the columns of groups.
 
-Tensors are views wherever the column is contiguous, of read-only memory too: **do not write to
-them** unless the column was yours to write. Under a tensor of shared or mapped memory a write changes
-what others read, or ends the process; ``clone()`` what must change.
+Tensors are views of contiguous columns, including read-only memory: **do not write to them** unless
+you own the column. For shared or mapped memory, a write changes the data of other readers, or ends
+the process. ``clone()`` tensors before changing them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def build_chunk(groups: Iterable[Columns]) -> TensorDictBase:
     """Return prompt groups as one TensorDict of batch size [groups], without a copy.
 
     ``chunk[i]`` is group i: a TensorDict of batch size [] with the columns of ``schema``. Ragged
-    columns are values and offsets. Groups differ in length, so a column of all groups is built on
+    columns are values and offsets. Groups differ in length. So a column of all groups is built on
     request: ``chunk.get(name, as_nested_tensor=True, layout=torch.jagged)``.
     """
     return stack_groups(
