@@ -75,10 +75,7 @@ class _Cut:
         return value
 
     def length(self, value: int, *, cut: bool = True) -> int:
-        """Reduce a length.
-
-        With ``cut``, it falls below ``LENGTH`` if ``max_model_len`` exceeds it.
-        """
+        """Reduce a length. With ``cut``, lengths below ``max_model_len`` become <= ``SHORT``."""
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
     def lengths(self, value: Any) -> Any:  # noqa: ANN401 -- as above

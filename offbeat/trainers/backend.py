@@ -346,8 +346,7 @@ class TrainerBackend(ABC):
         self._guard.close()
         self._drop()
 
-    # --- implemented by each backend
-    # ---------------------------------------------------------------
+    # --- implemented by each backend -------------------------------------------------------------
 
     @property
     @abstractmethod

@@ -3,7 +3,8 @@
 A loss over the counts of a microbatch would depend on how a step is split and laid out. Here the
 experts' shares are constant during a step: they come from the last applied step. So the loss is a
 plain sum over tokens, like every other loss. Only response tokens in rows are counted, because each
-occurs once however a step is packed. Padding and prompts, which samples may share, do not.
+occurs once however a step is packed. Padding and prompts may occur a different number of times,
+because samples may share a prompt.
 
 Legend: L layers with experts, E experts, K experts per token, T tokens.
 """
@@ -27,7 +28,7 @@ SHARES: Final = "expert_shares"
 
 
 def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
-    """Return the weight of each token in the router losses, in float64, as in the policy loss.
+    """Return each token's weight in the router losses, equal to the policy loss, in float64.
 
     Args:
         sample_tokens: ``PackedRows.sample_tokens_RT``, or part of it, of any shape. Tokens that do

@@ -45,7 +45,8 @@ PEAKS: Final = (
 )
 """Dense FLOP/s by part of the device's name and dtype, from the makers' data sheets.
 
-float32 is without TF32. The first entry that matches counts."""
+float32 is without TF32. The first entry that matches counts.
+"""
 
 
 def known_peak(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -61,8 +62,8 @@ class ModelFlops:
     """FLOPs of one forward and backward pass of a model, by unit of work."""
 
     token: float
-    place: float  # with computed logits
-    pair: float  # one token attends to the other
+    place: float  # per place with computed logits
+    pair: float  # per pair of tokens, one of which attends to the other
 
     def of(self, packed: PackedRows) -> float:
         """Return the FLOPs of a microbatch."""

@@ -61,7 +61,7 @@ def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:
     """Return the learning rate of the step after ``applied`` of ``total`` steps in the run.
 
     Warm-up rises linearly from 0 and reaches the peak at step ``warmup_steps``. Linear and cosine
-    then fall and reach ``min_learning_rate`` when the last step is done. ``wsd`` falls within
+    then fall and reach ``min_learning_rate`` when the last step is done. ``wsd`` does so over
     ``decay_steps``, by ``1 - sqrt`` (arXiv:2405.18392, section 3.1; Megatron-LM's ``minus_sqrt``).
     Without a minimum, no step before the end has rate 0.
     """

@@ -33,7 +33,7 @@ NOT_UPDATED: Final = Movement(moved=False, expected=0)
 
 
 class UpdateResult(NamedTuple):
-    """Result of an optimizer step. The weights were updated only if ``applied`` is true."""
+    """Result of an optimizer step. The weights were updated if and only if ``applied``."""
 
     applied: bool
     grad_norm: float  # after normalisation, before clipping

@@ -85,7 +85,7 @@ class TrainedLog:
 
 
 def trained_log(place: WriteLocation) -> TrainedLog:
-    """Create the log of rank 0. It is in the run directory, on any machine."""
+    """Create the log of rank 0. It is in the run directory even if rank 0 runs elsewhere."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
         file = LineFile(place.directory / "logs" / name)

@@ -129,7 +129,7 @@ def name_in_files(name: str, files: Collection[str]) -> str:
 
 
 def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
-    """Return the names missing in the files. These may lack the base model's prefix."""
+    """Return the missing names. Names in files may lack the base model's prefix."""
     return [
         name
         for name, shape in made.items()

@@ -145,7 +145,7 @@ class RankCheckpoints:
 
     def _follow(self, during: str) -> bytes:
         """Execute orders until rank 0 is done. Return its encoded result."""
-        failure: Exception | None = None  # of the last order; rank 0 may survive others
+        failure: Exception | None = None  # of the last order only
         while isinstance(order := self._peers.broadcast(_Done(None), _ORDERS), _Order):
             _, failure = self._carry_out(order)
         if order.result is None:

@@ -129,7 +129,7 @@ def write_weights(
     Raises:
         OSError: The disk failed.
     """
-    written, pending = list[list[str]](), dict[str, Tensor]()  # names by file; the next file
+    written, pending = list[list[str]](), dict[str, Tensor]()  # names by file; next file
     nbytes = total = 0
 
     def flush() -> None:

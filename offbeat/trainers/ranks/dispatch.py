@@ -63,7 +63,7 @@ def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[
     """Return ``count`` microbatches: the given ones, followed by padding.
 
     Ranks that shard one model compute together. A rank with fewer microbatches, or none, computes
-    padding until the others are done too. Its gradient is zero.
+    padding until the others are done too. The gradient of padding is zero.
     """
     if len(microbatches) > count:
         raise ValueError(f"{len(microbatches)} microbatches cannot be padded to {count}")

@@ -237,8 +237,7 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
     if packed.one_branch_a_row or "attention_mask" in inputs:
         return model(**inputs).logits
     if packed.trees and implementation == SPLIT:
-        # A mask of four axes is passed on unchanged. Without one, transformers would make a dense
-        # one
+        # A mask of four axes is passed on. Without one, transformers would make a dense mask
         mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
         inputs["trees"] = packed.trees
     else:

@@ -101,7 +101,7 @@ class DividedEmbedding(nn.Module):
     """An embedding with some rows on this rank. Its output is whole on all ranks."""
 
     def __init__(self, weight: nn.Parameter, padding: int | None, share: VocabularyShare) -> None:
-        """``padding``: the token with a row that gets no gradient from here, or None."""
+        """``padding`` is the token that gets no gradient for its row from here, or None."""
         super().__init__()
         self.weight, self._share = weight, share
         is_here = padding is not None and 0 <= padding - share.first < share.rows
@@ -280,7 +280,7 @@ def largest_logprobs(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the ``count`` most probable tokens of each row of [U, V] logits, and their logprobs.
 
-    Tokens are in falling order of their natural logprobs, which have the same order.
+    Both are in falling order of the natural logprobs.
     """
     wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
     if share is None:
@@ -356,8 +356,7 @@ class _TokenLogprobs(torch.autograd.Function):
             place_N = (which_N - rows.start) * part_UV.shape[1] + target_N
             add_N = grad_N
             if len(part_UV) < len(logits_UV):
-                # Tokens of other rows add zero. Selecting them would need a synchronisation with
-                # the GPU
+                # Tokens of other rows add zero. Selecting them would synchronise with the GPU
                 here_N = (which_N >= rows.start) & (which_N < rows.stop)
                 place_N, add_N = torch.where(here_N, place_N, 0), torch.where(here_N, add_N, 0)
             part_UV.view(-1).index_add_(0, place_N, add_N)

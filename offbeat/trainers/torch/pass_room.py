@@ -67,7 +67,7 @@ class PassRoom:
 
         Raises:
             torch.OutOfMemoryError: They cannot be cut further, and a pass of their size ran out of
-            memory. The next call tries them.
+                memory. The next call tries them.
         """
         what, microbatches = read()
         while (has_failed := self._has_failed(microbatches)) or not self._has_room(microbatches):

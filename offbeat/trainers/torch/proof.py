@@ -352,7 +352,7 @@ def prove_model(
     dtype: torch.dtype,
     tolerance: float,
 ) -> Witness:
-    """Prove rows on the model itself, up to the last positions of ``max_model_len``.
+    """Prove rows on the model itself, including the last positions of ``max_model_len``.
 
     Args:
         model: The whole model on its device.

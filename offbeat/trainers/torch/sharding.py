@@ -123,9 +123,9 @@ def settled(model: nn.Module) -> Generator[None]:
 
 
 def _has_begun(model: FSDPModule) -> bool:
-    """Return whether a pass through the model has begun. Before the first, a reset is not needed.
+    """Return whether a pass through the model has begun. Before the first, no reset is needed.
 
-    torch would fail then, and its error would replace the error that ended the pass.
+    torch's reset would fail then, and its error would replace the error that ended the pass.
     """
     return fully_shard.state(model)._is_root is not None  # noqa: SLF001  # pyright: ignore -- undocumented
 
@@ -245,7 +245,7 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def local_region(tensor: Tensor) -> Region:
-    """Return the region of a tensor that this rank holds. It is empty beyond the tensor's last row.
+    """Return the region of a tensor that this rank holds, empty on ranks beyond its last row.
 
     The last axis of the mesh cuts first: tensor ranks divide the whole tensor, and FSDP2 shards
     each part.

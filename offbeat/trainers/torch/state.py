@@ -158,7 +158,7 @@ def _as_in_files(
 def _saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
     """Return, by first name of each weight, the names under which it is saved: one for tied names.
 
-    transformers chooses it by the memory of tensors, so here each weight gets its own memory.
+    transformers chooses that name by the memory of tensors, so each weight here gets its own.
     """
     tied = tied_names(shell)
     ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- read by its own saving
