@@ -1,4 +1,4 @@
-"""Maps a backend's name to its actor class; imports only the chosen one."""
+"""Maps a backend's name to its actor class and imports only the chosen class."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from offbeat.config.engine_plugin import find_engine
 
 
 def engine_class(backend: str) -> type[Any]:
-    """Return the actor class of ``generator.backend``, which has engines.
+    """Return the actor class of ``generator.backend``. The backend must have engines.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     plugin = find_engine(backend)
     if plugin is not None:

@@ -1,4 +1,4 @@
-"""A deadline for calls that have none of their own."""
+"""A deadline for calls without a timeout."""
 
 import os
 import sys
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class StartedCall(threading.Thread, Generic[T]):
-    """A call that runs in a thread from now on."""
+    """A call that runs in a thread from its creation on."""
 
     def __init__(self, call: Callable[[], T], what: str) -> None:
-        """Start the call; ``what`` names it in messages."""
+        """Start the call. ``what`` names it in messages."""
         super().__init__(name=what, daemon=True)
         self.is_abandoned = False  # whether the process may end before the call does
         self._call = call
@@ -30,7 +30,7 @@ class StartedCall(threading.Thread, Generic[T]):
             self._answers.put((None, error))
 
     def result(self, within_s: float | None = None) -> T:
-        """Wait for the result, once; a call that blocks for longer is abandoned.
+        """Wait once for the result. Abandon a call that blocks for longer.
 
         Raises:
             DeadlineExceeded: It has not returned within ``within_s``.
@@ -47,7 +47,7 @@ class StartedCall(threading.Thread, Generic[T]):
 
 
 def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
-    """Call in a thread and return the result; a call that blocks is abandoned.
+    """Run a call in a thread and return the result. Abandon a call that blocks.
 
     Raises:
         DeadlineExceeded: It has not returned within ``within_s``.
@@ -57,9 +57,9 @@ def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
 
 
 def exit_behind_blocked_calls(code: int) -> None:
-    """End the process with this exit code if an abandoned call still blocks; else return.
+    """End the process with this exit code if an abandoned call still blocks, else return.
 
-    A call inside a library crashes the interpreter if it returns while that is being shut down.
+    A call inside a library crashes the interpreter if it returns during the interpreter's shutdown.
     """
     if any(isinstance(each, StartedCall) and each.is_abandoned for each in threading.enumerate()):
         sys.stdout.flush()

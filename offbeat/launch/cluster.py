@@ -1,9 +1,9 @@
 """Ray for one run: starts or joins a cluster and creates the actors.
 
-Folder of a private Ray's sessions, which nobody but its owner can enter.
+Also chooses the folder of a private Ray's sessions, which only its owner can enter.
 
-Ray makes its folders, with sockets and logs in them, writable for everybody. In a folder that others
-reach, they could replace Ray's socket with one of their own, or a log with a link.
+Ray makes its folders, with sockets and logs in them, writable for everybody. In a folder that other
+users reach, they could replace Ray's socket with their socket, or a log with a link.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -50,14 +50,14 @@ from offbeat.weight_sync.transport_plugin import find_transport_of
 
 _BELOW: Final = "/ray/session_2026-11-24_02-05-24_431724_4194304/sockets/plasma_store"
 _LONGEST_SOCKET: Final = 107
-"""Bytes of the path of a Unix socket on Linux; Ray refuses to start with a longer one."""
+"""Bytes of the path of a Unix socket on Linux. Ray refuses to start with a longer one."""
 
 
 def session_folder(environment: Mapping[str, str]) -> str | None:
-    """Return the folder for the sessions of a private Ray; None: Ray's default folder.
+    """Return the folder for the sessions of a private Ray, or None for Ray's default folder.
 
-    The folder is ``ray`` in ``offbeat-UID`` of the folder for temporary files. Ray's own is used where
-    ``RAY_TMPDIR`` is set, where paths would be too long, and where no folder can be made.
+    The folder is ``ray`` in ``offbeat-UID`` in the folder for temporary files. Ray's default is
+    used if ``RAY_TMPDIR`` is set, if paths would be too long, or if the folder cannot be made.
     """
     if "RAY_TMPDIR" in environment:
         return None
@@ -66,14 +66,14 @@ def session_folder(environment: Mapping[str, str]) -> str | None:
         if not _is_private(folder):
             folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     except OSError:
-        return None  # what Ray says of its own attempt names the fix
+        return None  # Ray's error for its own attempt names the fix
     if len(os.fsencode(folder)) + len(_BELOW) > _LONGEST_SOCKET:
         return None
     return str(folder / "ray")
 
 
 def _is_private(folder: Path) -> bool:
-    """Make a folder if there is none; return whether it is this user's, and of nobody else."""
+    """Make the folder if missing. Return whether only this user owns and can enter it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -90,8 +90,8 @@ def in_own_session() -> Generator[None, None, None]:
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
     daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
 
-    On Linux only: there the kernel ends them when the driver dies. Elsewhere a Ray process does
-    that, and finds them by the group.
+    Only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a Ray process
+    does that, and finds them by the process group.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -149,8 +149,8 @@ class ClusterLost(OffbeatError):
 def start_ray(runtime_env: Mapping[str, str]) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
 
-    Actors of a joined cluster get the run's environment variables; those of a private one inherit
-    this process's.
+    Actors of a joined cluster get the run's environment variables. Actors of a private cluster
+    inherit this process's variables.
 
     Raises:
         RayNotStarted: The private cluster did not start.
@@ -187,10 +187,10 @@ def _settings_of_private() -> dict[str, Any]:
 
 
 def check_token(address: str) -> None:
-    """Raise if the cluster at HOST:PORT refuses this process: ``ray.init`` would not say why.
+    """Raise if the cluster at HOST:PORT refuses this process. ``ray.init`` would not say why.
 
     Raises:
-        TokenRefused: There is no token, or a wrong one; names which.
+        TokenRefused: The token is missing or wrong. The message names which.
     """
     if address == "local":
         return
@@ -209,9 +209,9 @@ def check_token(address: str) -> None:
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
-    """Translate an error of ``ray.init`` about this machine; None if its own message suffices."""
+    """Translate an error of ``ray.init`` about this machine, or return None if it is clear."""
     detail = " ".join(str(error).split()).rstrip(".")
-    # Ray has no error class of its own for a start that takes too long
+    # Ray has no special error class for a start that times out
     if type(error) is Exception:
         return RayNotStarted("this machine", detail, "Stop what keeps its cores busy")
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
@@ -221,16 +221,16 @@ def why_not_started(error: Exception) -> RayNotStarted | None:
 
 
 def watch_gcs() -> GcsWatch:
-    """Watch the control service of the cluster that this process is part of."""
+    """Watch the control service of the cluster that this process belongs to."""
     limit_s = JOINED_LIMIT_S if os.environ.get("RAY_ADDRESS") else PRIVATE_LIMIT_S
     return GcsWatch(ray.get_runtime_context().gcs_address, limit_s)
 
 
 def check_room(spec: RunSpec) -> None:
-    """Check that every actor fits some machine.
+    """Check that every actor fits on some machine.
 
     Raises:
-        NoRoom: An actor fits no machine; names it, the resource and the key to change.
+        NoRoom: An actor fits on no machine. The message names actor, resource and key to change.
         MachinesApart: Engines may be where weights of the trainer do not reach them.
     """
     machines = [node for node in ray.nodes() if node["Alive"]]
@@ -253,10 +253,10 @@ def check_room(spec: RunSpec) -> None:
 
 
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Check that all actors fit together into a cluster that does not grow.
+    """Check that all actors fit together on a cluster that does not grow.
 
     Raises:
-        NoRoom: A resource does not suffice; names it and the keys to change.
+        NoRoom: A resource does not suffice. The message names it and the keys to change.
     """
     ranks, generator = trainer_resources(config), config.generator
     engines = generator.engines
@@ -279,7 +279,7 @@ def check_alive() -> None:
         ClusterLost: This machine's raylet has ended.
     """
     here = _this_node()
-    # The control service may have ended since the last check: then this call would block forever
+    # The control service may have ended since the last check. Then this call would block forever
     try:
         nodes = bounded(ray.nodes, "the list of machines", _NODES_S)
     except DeadlineExceeded:
@@ -289,7 +289,7 @@ def check_alive() -> None:
 
 
 def make_actors(spec: RunSpec) -> Actors:
-    """Create all actors except the controller. Returns at once; they start in the background."""
+    """Create all actors except the controller. They start in the background."""
     engines = dict(_make_engines(spec))
     ranks = [] if spec.evaluates_only else list(_make_ranks(spec))
     return Actors(ranks, engines, list(_make_workers(spec, tuple(engines))))
@@ -321,7 +321,7 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
 
 
 def rank_options(resources: RankResources) -> dict[str, float]:
-    """Return Ray's options of a trainer rank, which handles one call at a time, in their order."""
+    """Return Ray's options for a trainer rank. A rank handles one call at a time, in order."""
     return {
         "num_cpus": resources.cpus,
         "num_gpus": resources.gpus,
@@ -339,14 +339,14 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
 def global_name(spec: RunSpec, engine: str) -> str:
     """Return the name of an engine's actor, unique on a cluster with several runs.
 
-    It is also unique to this driver: actors of a killed driver may still exist when its run is
-    resumed.
+    It is also unique to this driver, because actors of a killed driver may still exist when its run
+    is resumed.
     """
     return f"{spec.run_id}/{spec.driver}/{engine}"
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> Handle:
-    """Create the controller's actor; its method ``run`` builds and runs the run.
+    """Create the controller's actor, whose method ``run`` builds and executes the run.
 
     It runs on the driver's machine, where the driver reads journal, metrics and summary.
     """
@@ -369,9 +369,9 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
 
 
 def sharing_of(spec: RunSpec, token: RunDirToken) -> Sharing | None:
-    """Return how actors check whether they see the run directory.
+    """Return how actors check whether they see the run directory, or None.
 
-    None if there is one machine only.
+    None means that there is only one machine.
     """
     if not os.environ.get("RAY_ADDRESS"):
         return None

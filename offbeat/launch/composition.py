@@ -1,4 +1,4 @@
-"""Composition root inside the controller's process: config and actor handles -> a controller."""
+"""Composition root in the controller's process: config and actor handles -> a controller."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from offbeat.transfer_queue.spool import FOLDER
 
 @dataclass(frozen=True, slots=True)
 class Actors:
-    """Handles of all actors. The driver created and owns them."""
+    """Handles of all actors. The driver creates and owns the actors."""
 
     ranks: Sequence[Handle]  # trainer ranks
     engines: Mapping[str, Handle]
@@ -73,7 +73,7 @@ def _make_trainer(spec: RunSpec, actors: Actors) -> Trainer:
 
 
 def _find_layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
-    """Return the layouts of engines whose ranks fetch what they need; None: they take all of it."""
+    """Return engine layouts if engines fetch only their own shards, else None."""
     by_region = config.sync.sends_regions(len(actors.ranks))
     if not by_region or not config.generator.has_layout:
         return None

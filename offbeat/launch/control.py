@@ -1,8 +1,8 @@
 """Sends commands to a live run through its run directory, over any file system that it shares.
 
-``offbeat control`` writes a file; the driver, which polls its run twice per second anyway, removes
-it and passes the command to the controller. Removing the file decides: the driver removes it to
-execute the command, the operator's process to withdraw it after a timeout.
+``offbeat control`` writes a file. The driver, which polls its run twice per second, removes the
+file and passes the command to the controller. Only one side can remove the file: the driver to
+execute the command, or the operator's process to withdraw it after a timeout.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def check_live(run_dir: Path, fix_if_ended: str) -> None:
     """Raise if a directory holds no run, or a run that has ended.
 
     Raises:
-        RunDirUnusable: It does.
+        RunDirUnusable: It holds no live run.
     """
     if not (run_dir / CONFIG).exists():
         raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
@@ -43,7 +43,7 @@ def check_live(run_dir: Path, fix_if_ended: str) -> None:
 
 
 def leave(run_dir: Path, command: Command) -> Path:
-    """Write a command for the driver of this run; return the path of its file.
+    """Write a command for the driver of this run and return the path of its file.
 
     Raises:
         RunDirUnusable: It is not the directory of a live run, or cannot be written.
@@ -68,7 +68,7 @@ def leave(run_dir: Path, command: Command) -> Path:
 def was_taken(command: Path, *, within_s: float) -> bool:
     """Wait for the driver to accept the command.
 
-    False if it did not and the command was withdrawn.
+    Return False if the driver did not accept it and the command was withdrawn.
     """
     give_up_at = time.monotonic() + within_s
     while command.exists():
@@ -85,7 +85,7 @@ def was_taken(command: Path, *, within_s: float) -> bool:
 def take_commands(run_dir: Path) -> list[bytes]:
     """Remove and return the commands written since the last call, oldest first.
 
-    Errors of the file system do not end the run: remaining commands are found by a later call.
+    Errors of the file system do not end the run: a later call finds the remaining commands.
     """
     found = list[bytes]()
     try:
@@ -100,14 +100,14 @@ def take_commands(run_dir: Path) -> list[bytes]:
 
 
 class CommandInbox:
-    """Commands for a run, from an operator or from its wall-clock limit."""
+    """Commands for a run, from an operator or from the run's wall-clock limit."""
 
     def __init__(
         self, run_dir: Path, limit_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``limit_s`` seconds from now the run gets a stop command; None: never."""
+        """Add a stop command after ``limit_s`` seconds from now, or never if that is None."""
         self.given = list[bytes]()
-        """All commands so far: a restarted controller needs them too."""
+        """All commands so far. A restarted controller needs the earlier ones too."""
         self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
         self._stop_at = math.inf if limit_s is None else clock() + limit_s
 

@@ -45,14 +45,14 @@ class ControllerHost:
     _summary: bytes = field(default=b"", init=False)
 
     async def run(self) -> bytes:
-        """Run to the end; return the summary as JSON.
+        """Run to the end and return the summary as JSON.
 
-        A failed run is an outcome here, not an error. The files are closed also after a bug.
+        A failed run is an outcome here, not an error. The files are also closed after a bug.
         """
         self.telemetry.start()
         self.trace.start()
         try:
-            with contextlib.suppress(RunFailed):  # it is in the summary
+            with contextlib.suppress(RunFailed):  # the summary has the error
                 await self.controller.run(on_ended=self._ended)
         finally:
             self._keep_journal(self.journal.close)  # a last checkpoint follows the summary
@@ -84,14 +84,14 @@ class ControllerHost:
         self.controller.control(msgspec.json.decode(command, type=Command))
 
     def _segments_needed(self) -> set[str]:
-        """Return the spool segments still needed; none for a run that took its last step."""
+        """Return the spool segments still needed, or none if the run has trained its last step."""
         state = self.controller.state
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _ended(self, raised: BaseException | None) -> bool:
         """Write everything that must survive to disk, before anything slow.
 
-        Return whether a newer controller owns the run: then nothing is written.
+        Return whether a newer controller owns the run. If so, write nothing.
         """
         aborted_by = ""
         match raised:

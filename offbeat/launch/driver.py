@@ -47,11 +47,11 @@ from offbeat.weight_sync.served import ServedWeights
 
 log = structlog.stdlib.get_logger()
 _LOOK_S: Final = 0.5  # polling interval, and refresh of the display
-_BEGUN_S: Final = 2.0  # for a run that is about to end to report that it has begun
+_BEGUN_S: Final = 2.0  # time for a run that is about to end to report that it has begun
 
 
 class _RayRuntime:
-    """Ray of one run. It is started by ``start``, or else by ``run``."""
+    """Ray for one run. ``start`` starts it, else ``run`` does."""
 
     def __init__(self) -> None:
         self._is_started = False
@@ -93,13 +93,13 @@ class _RayRuntime:
         signals: Signals,
         opened: OpenedRun,
     ) -> Summary:
-        """Do everything between starting Ray and leaving it; the actors end with this function."""
+        """Do everything between starting and leaving Ray. The actors end when this returns."""
         handles = list[Handle]()
         orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
         try:
             with signals.held_back():
                 self._start(spec.config)
-            with signals.installed():  # Ray installs a handler of its own when it starts
+            with signals.installed():  # Ray installs its own handler when it starts
                 with signals.held_back():
                     check_room(spec)
                     if (sharing := sharing_of(spec, token)) is not None:
@@ -112,7 +112,7 @@ class _RayRuntime:
                     read_backs = ReadBacks(spec.run_dir, asked)
                     watched = _WatchedRun(spec, opened, signals, display, orders, read_backs)
                     summary = watched.run_controllers(actors, handles)
-                opened.has_begun(summary.outcome)  # of a run that was too short to be seen
+                opened.has_begun(summary.outcome)  # for a run that was too short for a poll
                 return summary
         finally:
             self._stop(handles)
@@ -120,7 +120,7 @@ class _RayRuntime:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedRun:
-    """A run whose actors exist, and what its driver does twice per second."""
+    """A run with existing actors, and the work of its driver twice per second."""
 
     spec: RunSpec
     opened: OpenedRun
@@ -149,7 +149,7 @@ class _WatchedRun:
         raise AssertionError("unreachable: the last incarnation returns or raises")
 
     def _watch(self, controller: Handle) -> Summary:
-        """Show progress and pass commands on, until the run has ended.
+        """Show progress and pass on commands until the run has ended.
 
         Raises:
             OffbeatError: The controller is silent for too long, or the cluster has no place for it.
@@ -184,9 +184,9 @@ class _WatchedRun:
             raise lost(error, "controller", "the run") from None
 
     def _abort(self, controller: Handle, reason: str) -> None:
-        """Ask the controller to end in order, if the run has begun."""
+        """Ask the controller to end the run in order, if the run has begun."""
         if not self.signals.begun:
-            self._show(controller, _BEGUN_S)  # it may have begun since the last look
+            self._show(controller, _BEGUN_S)  # it may have begun since the last poll
         if not self.signals.at_once:
             controller.abort.remote(reason)
 
@@ -202,7 +202,7 @@ class _WatchedRun:
         silence.check()
 
     def _show(self, controller: Handle, within_s: float = _LOOK_S) -> bool:
-        """Show the status; return whether the controller replied."""
+        """Show the status and return whether the controller replied."""
         try:
             status = ask_status(controller, within_s)
         except TimeoutError:
@@ -216,11 +216,11 @@ class _WatchedRun:
 
 
 def ask_status(controller: Handle, within_s: float) -> bytes | None:
-    """Return the controller's status as JSON; None while it is being built.
+    """Return the controller's status as JSON, or None while the controller is being built.
 
     Raises:
         TimeoutError: No reply. A dead controller ends its run with its own error.
-        OffbeatError: The controller raised instead of replying, which it would do again.
+        OffbeatError: The controller raised instead of replying, and would raise again.
     """
     try:
         return cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
@@ -238,4 +238,4 @@ _ray: Final = _RayRuntime()
 RAY: Final = Runtime(
     run=_ray.run, start=_ray.start, stop=_ray.stop, failures=(RayError, RuntimeError)
 )
-"""A private cluster on this machine, or the one that ``RAY_ADDRESS`` names."""
+"""A private cluster on this machine, or the cluster that ``RAY_ADDRESS`` names."""

@@ -32,11 +32,11 @@ _STUB_ENVIRONMENT: Final[Mapping[str, Any]] = {
 
 
 def dry(config: RunConfig) -> RunConfig:
-    """Return the same run on stub backends: same controller, queue, sync, loggers.
+    """Return the same run on stub backends, with the same controller, queue, sync and loggers.
 
-    One stub trainer replaces all ranks, and at most four stub engines the fleet, or the file of
-    demonstrations; prompts and rewards are synthetic; no model is loaded and no server is
-    contacted.
+    One stub trainer replaces all ranks. At most four stub engines replace the engines, or the file
+    of demonstrations. Prompts and rewards are synthetic. The run loads no model and contacts no
+    server.
     """
     values, transport = config.model_dump(), find_transport_of(config.sync)
     environments = {
@@ -92,14 +92,14 @@ def dry(config: RunConfig) -> RunConfig:
 
 
 def kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
-    """Return the keys of a section that ``kind`` has too."""
+    """Return the keys of a section that ``kind`` also has."""
     return {name: value for name, value in section.items() if name in kind.model_fields}
 
 
 def changed(
     values: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], **others: object
 ) -> RunConfig:
-    """Return the recipe of ``values`` with changed keys in some sections, and ``others`` outside."""
+    """Return the recipe of ``values`` with ``changes`` in sections and ``others`` outside."""
     for section, change in changes.items():
         values[section] |= change
     return RunConfig.model_validate(values | others)

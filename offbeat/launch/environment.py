@@ -1,7 +1,7 @@
-"""Selects the environment variables that actors of other machines get, and their transport.
+"""Selects the environment variables for actors on other machines, and how they are sent.
 
-Plain ones are part of Ray's runtime environment, which Ray shows and logs. Secrets are passed in
-the arguments of actors, which it does not log.
+Plain variables are part of Ray's runtime environment, which Ray shows and logs. Secrets are passed
+as arguments of actors, which Ray does not log.
 """
 
 import json
@@ -32,7 +32,7 @@ _PREFIXES: Final = (
 _NAMES: Final = (
     "HUGGING_FACE_HUB_TOKEN",
     "HUGGINGFACE_HUB_CACHE",
-    "LD_LIBRARY_PATH",  # libfabric and NCCL's network plugin are found by it
+    "LD_LIBRARY_PATH",  # libfabric and NCCL's network plugin are found through it
     "OMP_NUM_THREADS",
     "XDG_CACHE_HOME",
 )
@@ -51,7 +51,8 @@ class EnvironmentVariables:
 def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> EnvironmentVariables:
     """Return the variables for actors of a joined cluster: the recipe's, and relevant ones of ours.
 
-    Variables that a Ray job sets for all of its processes are left out: Ray refuses duplicates.
+    Variables that a Ray job sets for all of its processes are left out, because Ray refuses
+    duplicates.
     """
     of_trackers = (tracker.variable_prefixes for tracker in all_trackers().values())
     of_engines = (engines.variable_prefixes for engines in known_engines().values())

@@ -1,4 +1,4 @@
-"""Evaluation by itself: the run of a recipe without its training."""
+"""Evaluation only: the run of a recipe without its training."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +19,13 @@ _MODEL: Final = "config.json"
 
 
 class NothingToEvaluate(FixableError):
-    """The argument of ``offbeat eval`` names no recipe, and no model of a run."""
+    """The argument of ``offbeat eval`` names neither a recipe nor a model of a run."""
 
     form = "{} {}. {}"
 
 
 class NoPrompts:
-    """Prompt source at its end: a run that draws from it trains no step."""
+    """Exhausted prompt source: a run that draws from it trains no step."""
 
     rows = 0
 
@@ -54,7 +54,7 @@ def check_can_evaluate(config: RunConfig) -> None:
 
 
 def evaluation_only(config: RunConfig) -> RunConfig:
-    """Return the run that scores ``model.path`` once, on the recipe's engines, and trains nothing."""
+    """Return the run that scores ``model.path`` once on the recipe's engines and trains nothing."""
     values: dict[str, Any] = config.model_dump()
     values["trainer"] = kept(values["trainer"], StubTrainerConfig)
     changes: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def evaluation_only(config: RunConfig) -> RunConfig:
 
 
 def rendered_evaluation(run_dir: Path) -> RenderableType:
-    """Render the scores of a run that evaluated, and where its samples are."""
+    """Render the scores of a run that evaluated, and the path of its samples."""
     files = evaluation_files(run_dir)
     if not files:
         return f"nothing was scored; {run_dir}"
@@ -77,13 +77,13 @@ def rendered_evaluation(run_dir: Path) -> RenderableType:
 
 
 def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
-    """Return the recipe behind the argument of ``offbeat eval``, and the override for its model.
+    """Return the recipe for the argument of ``offbeat eval``, and the override for its model.
 
-    A file is a recipe; a directory is that of a run, whose newest exported model is taken, or one
-    of its exported models, ``checkpoints/step_N``.
+    A file is a recipe. A directory is a run or an exported model of a run, ``checkpoints/step_N``.
+    For a run, the newest exported model is scored.
 
     Raises:
-        NothingToEvaluate: It is neither.
+        NothingToEvaluate: The argument is none of these.
     """
     if not what.is_dir():
         return what, []
@@ -109,7 +109,7 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
 
 
 def _model_is(directory: Path) -> list[str]:
-    """Return the overrides by which a run's recipe reads this model and no other weights."""
+    """Return the overrides that make a run's recipe read this model and no other weights."""
     return [f"model.path={directory.absolute()}", "model.weights=null"]
 
 

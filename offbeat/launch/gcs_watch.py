@@ -1,7 +1,7 @@
 """Watches the cluster's control service (GCS): Ray ends a process that misses it for 60 s.
 
-Ray ends it without an exception, so the outcome of the run would not be reported. Therefore the
-driver polls the service, and gives up earlier.
+Ray ends the process without an exception, so nothing would report the outcome of the run. Therefore
+the driver polls the service, and gives up earlier.
 """
 
 import socket
@@ -12,7 +12,7 @@ from typing import Final
 from offbeat.messages.failures import OffbeatError
 
 PRIVATE_LIMIT_S: Final = 10.0  # the service of a private cluster does not restart
-JOINED_LIMIT_S: Final = 40.0  # that of a joined cluster may restart; Ray's own limit is 60 s
+JOINED_LIMIT_S: Final = 40.0  # a joined cluster's service may restart; Ray's own limit is 60 s
 _LOOK_S: Final = 2.0
 _CONNECT_S: Final = 2.0
 
@@ -43,12 +43,12 @@ class GcsWatch:
         reach: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reach`` connects to a host and a port, or raises OSError; None uses TCP."""
+        """Poll by ``reach``, which connects to a host and port or raises OSError. None: by TCP."""
         self._address, self._limit_s = address, limit_s
         self._reach, self._clock = reach or connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
-        """Whether it answered the last poll. Calls to it block while it does not."""
+        """Whether the service answered the last poll. While it does not, calls to it block."""
 
     def check(self) -> None:
         """Raise if the service is lost.
@@ -73,5 +73,5 @@ class GcsWatch:
 
 
 def connect(host: str, port: int, within_s: float = _CONNECT_S) -> None:
-    """Connect by TCP once; raise OSError if nobody listens."""
+    """Connect by TCP once, or raise OSError if nothing listens."""
     socket.create_connection((host, port), timeout=within_s).close()

@@ -1,6 +1,6 @@
-"""Rows that a program gives instead of a prompt file, and their file.
+"""Writes rows that a program passes instead of a prompt file into a file.
 
-Values of rows are kept as they are; a value that JSON would change is refused.
+Values of rows are kept unchanged. A value that JSON would change is refused.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from offbeat.telemetry.summary import write_atomically
 
 _ARRAY_LIBRARIES: Final = ("numpy", "torch")
 _KEPT_KINDS: Final = ("b", "i", "u", "f", "U", "T", "O")
-"""Kinds of a dtype of numpy that ``tolist`` keeps. It can make a number of a date."""
+"""Kinds of numpy dtypes that ``tolist`` keeps. For other kinds it can turn a date into a number."""
 _FLOAT_BYTES: Final = 8
 
 _LONGEST_PLACE: Final = 60
@@ -48,11 +48,11 @@ _REASONS: Final[tuple[tuple[type | tuple[type, ...], str, str], ...]] = (
     (float, f"{_CHANGED}float", "Give float(VALUE)"),
     (list, f"{_CHANGED}list", "Give list(VALUE)"),
 )
-"""Types, the problem with such a value, and the fix. The first row that fits counts."""
+"""Types, the problem with such a value, and the fix. The first matching row counts."""
 
 
 class UnkeptValue(Exception):
-    """Error of a key or a value that a prompt file cannot keep, and the fix."""
+    """A prompt file cannot keep a key or a value. Holds the reason and the fix."""
 
     def __init__(self, what: str, problem: str, fix: str) -> None:
         super().__init__(f"{printable(what)} {problem}")
@@ -60,9 +60,9 @@ class UnkeptValue(Exception):
 
 
 def keep_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row as JSON can hold it, with equal values at every depth.
+    """Return a row in types that JSON can hold, with equal values at every depth.
 
-    Arrays of numpy and torch are lists, their numbers are Python numbers, and every mapping is a dict.
+    Arrays of numpy and torch become lists, their numbers Python numbers, and every mapping a dict.
 
     Raises:
         UnkeptValue: JSON would change a key or a value, or cannot hold it.
@@ -126,13 +126,13 @@ def _check_number(place: str, value: float) -> float:
 
 
 def _is_array(value: Any) -> bool:  # noqa: ANN401 -- as above
-    """Return whether ``tolist`` makes lists and numbers of a value and loses nothing."""
+    """Return whether ``tolist`` turns a value into lists and numbers without loss."""
     if type(value).__module__.partition(".")[0] not in _ARRAY_LIBRARIES:
         return False
     dtype = getattr(value, "dtype", None)
     if dtype is None or not hasattr(value, "tolist") or hasattr(value, "mask"):
         return False
-    kind = getattr(dtype, "kind", "O")  # torch has none
+    kind = getattr(dtype, "kind", "O")  # dtypes of torch have no kind
     return kind in _KEPT_KINDS and (kind != "f" or dtype.itemsize <= _FLOAT_BYTES)
 
 
@@ -159,24 +159,24 @@ def _type_name(value: object) -> str:
 
 
 _SHOWN: Final = 12
-"""Hexadecimal digits of the digest in the file's name."""
+"""Hexadecimal digits of the digest in the file name."""
 _FORM: Final = 'Give [{"prompt": ...}, ...]'
 
 
 class BadRows(ShortInNotebooks, FixableError):
-    """Prompts that were given in Python are no rows, or hold a value that JSON would change."""
+    """Prompts that Python code passed are no rows, or hold a value that JSON would change."""
 
     form = "{}: {}. {}"
 
 
 def prompt_path(prompts: Any, folder: Path, argument: str = "prompts") -> str:  # noqa: ANN401 -- of libraries that are not imported
-    """Return the path of prompts: their own, or that of a file with the rows that were given.
+    """Return the path of prompts: the given path, or the path of a file with the given rows.
 
     Args:
         prompts: A path, a path on the hub, a ``Dataset`` of datasets, a ``DataFrame`` of pandas, or any
             iterable of mappings.
-        folder: Where the rows are written. The name of the file has their digest, so that the same rows
-            are the same file, and a resumed run finds them.
+        folder: Where the rows are written. The file name contains their digest. So equal rows have
+            the same file, and a resumed run finds it.
         argument: Name of the argument, for errors.
 
     Raises:
@@ -213,7 +213,7 @@ def _rows(argument: str, prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as a
 
 
 def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
-    """Return the rows of a ``DataFrame``; refuse a frame of which they are only a part."""
+    """Return the rows of a ``DataFrame``. Refuse a frame with an index or columns that rows would lose."""
     if not hasattr(frame, "columns"):
         raise BadRows(f"{argument}: {type(frame).__name__}", "it is one column", "Give a DataFrame")
     if not frame.columns.is_unique:

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face Hub that a recipe names: downloaded once, and read from the local disk.
+"""Downloads models of the Hugging Face Hub that a recipe names, once, to the local disk.
 
-Every part of a run reads a directory. So the directory takes the place of the name before anything
-else looks at the recipe, and the run records it with its commit: a resume reads the same weights.
+Every part of a run reads a directory. So the directory replaces the name before anything else reads
+the recipe. The run records it with its commit, so a resume reads the same weights.
 """
 
 import re
@@ -23,9 +23,9 @@ _CONFIG: Final = "config.json"
 
 
 def with_local_model(config: RunConfig, say: Callable[[str], object]) -> RunConfig:
-    """Return the recipe with a directory in ``model.path``, if that names a model of the hub.
+    """Return the recipe with a directory in ``model.path`` if that names a model of the hub.
 
-    The model is downloaded unless this machine has it. ``say`` gets lines on the progress.
+    The model is downloaded unless this machine has it. ``say`` receives progress lines.
 
     Raises:
         HubFilesError: The hub has no such model, or cannot be reached.
@@ -40,9 +40,11 @@ def with_local_model(config: RunConfig, say: Callable[[str], object]) -> RunConf
 
 
 def find_or_download(path: str, say: Callable[[str], object]) -> Path:
-    """Return the directory of a model ``hf://OWNER/NAME[@REVISION]``; errors as ``with_local_model``.
+    """Return the directory of a model ``hf://OWNER/NAME[@REVISION]``.
 
-    Without a network it is the one that this revision named last.
+    Errors are as in ``with_local_model``.
+
+    Without a network it is the directory that this revision named last.
     """
     named = hub_model(path)
     if named is None:
@@ -67,13 +69,13 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
 
 
 def _as_path_too(error: HubFilesError, name: str) -> HubFilesError:
-    """Return the error of a name that may also have been meant as a directory."""
+    """Return the error for a name that the user may have meant as a directory."""
     problem = f"there is no directory of that name, and as a model of the hub: {error.problem}"
     return type(error)(f"model.path={name}", problem, error.fix)
 
 
 def _download(snapshot: HubSnapshot, say: Callable[[str], object]) -> Path:
-    """Download and verify a model; its directory gets its name when it is whole."""
+    """Download and verify a model. Its directory gets its final name when it is complete."""
     target = _folder(snapshot.model) / snapshot.commit
     beside = target.with_name(f"{snapshot.commit}.part")
     files = len(snapshot.bytes_by_file)
@@ -90,7 +92,7 @@ def _downloaded(name: str, commit: str) -> Path | None:
 
 
 def _cached(snapshot: HubSnapshot) -> Path | None:
-    """Return the directory in the cache of ``huggingface_hub`` if it has every file of a model."""
+    """Return the directory in the cache of ``huggingface_hub``, if it has every file of a model."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 -- slow to import
 
     name, commit = snapshot.model, snapshot.commit
@@ -102,7 +104,7 @@ def _cached(snapshot: HubSnapshot) -> Path | None:
 
 
 def _last(name: str, revision: str | None) -> Path | None:
-    """Return the directory that a revision named when the hub was last reached, if it is there."""
+    """Return the directory that the revision last named on the hub, if it exists here."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
 
     ref = _ref(name, revision)

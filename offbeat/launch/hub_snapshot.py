@@ -1,7 +1,7 @@
 """Lists a model of the Hugging Face Hub, downloads it to a local directory, and verifies the files.
 
 Run as a module, this file downloads one snapshot and exits: the child process of ``launch.stage``.
-The files of a model are read as bytes; nothing of it is loaded or run.
+It reads the files of a model as bytes, and loads or runs none of them.
 """
 
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -51,7 +51,7 @@ def list_snapshot(model: str, revision: str | None) -> HubSnapshot:
         HubFilesError: The hub does not answer, or has no such model or revision.
         CannotStage: The model has no config, or no safetensors.
     """
-    # Imported where it is used, here and below: it takes long.
+    # Imported where it is used, here and below, because the import is slow.
     from huggingface_hub import HfApi  # noqa: PLC0415
 
     with hub_errors(model, f"model {model}", revision, _OFFLINE_FIX):
@@ -67,7 +67,7 @@ def list_snapshot(model: str, revision: str | None) -> HubSnapshot:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a run may read a file: not hidden, no pickle, in no unknown folder."""
+    """Return whether a run may read a file: not hidden, not a pickle, in a known folder."""
     path = PurePosixPath(name)
     is_hidden = path.name.startswith(".")
     return str(path.parent) in _FOLDERS and not is_hidden and path.suffix not in _PICKLES
@@ -98,7 +98,7 @@ def verify(snapshot: HubSnapshot, target: Path) -> None:
 
 
 def main() -> None:
-    """Download the snapshot of ``sys.argv[2]`` to ``sys.argv[3]``. Exit with 1 and one line if it fails."""
+    """Download snapshot ``sys.argv[2]`` to ``sys.argv[3]``. On failure exit with 1 and one line."""
     die_with_parent(int(sys.argv[1]))
     snapshot = msgspec.json.decode(sys.argv[2], type=HubSnapshot)
     from huggingface_hub import snapshot_download  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The model directory that a run begins with, and the bytes of its weights."""
+"""Prepares the model directory that a run begins with, and start deadlines from its size."""
 
 from pathlib import Path
 from typing import Final
@@ -15,8 +15,8 @@ _CONFIG: Final = "config.json"
 def with_initial_model(config: RunConfig, run_dir: Path) -> RunConfig:
     """Return the recipe with ``model.weights`` written into the run's directory as ``model.path``.
 
-    So trainer, reference and engines of whatever backend read one directory. A resumed run reads
-    the one that it began with, whether the checkpoint still exists or not.
+    So trainer, reference and engines of every backend read one directory. A resumed run reads the
+    directory that it began with, even if the checkpoint no longer exists.
 
     Raises:
         OffbeatError: The checkpoint does not fit the model, or is damaged.
@@ -37,12 +37,12 @@ def with_initial_model(config: RunConfig, run_dir: Path) -> RunConfig:
 
 
 def with_start_deadlines(config: RunConfig) -> RunConfig:
-    """Return the recipe with the deadlines of starts that follow from the bytes of its model's files.
+    """Return the recipe with start deadlines that follow from the size of its model's files.
 
     Raises:
         OSError: The disk failed.
     """
-    files = Path(config.model.path).glob("*.safetensors")  # none if this machine does not see them
+    files = Path(config.model.path).glob("*.safetensors")  # none if this machine cannot see them
     nbytes = sum(each.stat().st_size for each in files)
     sections: dict[str, GeneratorConfig | TrainerConfig] = {"trainer": config.trainer}
     if config.generator.has_engines:

@@ -27,9 +27,9 @@ def launch(
     spares_prompts: bool = False,
     session: "Session | None" = None,
 ) -> "RunEnd":
-    """Run the recipe, or with ``evaluates_only`` its evaluation alone.
+    """Run the recipe, or only its evaluation with ``evaluates_only``.
 
-    With ``spares_prompts`` an evaluation keeps prompts whose samples have all failed.
+    With ``spares_prompts`` an evaluation keeps prompts if all of their samples have failed.
 
     The exit code is 0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143
     terminated.
@@ -54,11 +54,11 @@ def launch(
             session=session,
         )
     finally:
-        gc.unfreeze()  # ``pause_collections`` froze what a caller may own
+        gc.unfreeze()  # ``pause_collections`` froze objects that a caller may own
 
 
 def find_runtime(config: RunConfig) -> "Runtime":
-    """Return the runtime that a recipe chooses; only Ray's imports Ray.
+    """Return the runtime that a recipe chooses. Only Ray's runtime imports Ray.
 
     Raises:
         PartPackageMissing: Ray is not installed.
@@ -78,19 +78,19 @@ def run_recipe(
     run_dir: Path | str | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Run a recipe from a program, as ``offbeat train`` does; return the exit code of ``launch``.
+    """Run a recipe as ``offbeat train`` does, and return the exit code of ``launch``.
 
-    It sets environment variables of this process, starts or joins Ray, and stops it again: one run
-    per process, in the main thread, before Ray is imported.
+    It sets environment variables of this process, and starts or joins Ray and stops it again. So
+    call it once per process, in the main thread, before Ray is imported.
 
     Args:
         recipe: A YAML file.
         overrides: Overrides of recipe keys, as ``["steps=10"]``.
-        run_dir: Directory of the run; None: the recipe's.
+        run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
 
     Raises:
-        ConfigError: The recipe cannot work; the error lists every problem.
+        ConfigError: The recipe cannot work. The error lists every problem.
         StartedByTarget: User code of another run starts this one.
     """
     check_starts_run()

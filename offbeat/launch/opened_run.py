@@ -1,4 +1,4 @@
-"""Opens the directory of a run that is to start, or to be resumed."""
+"""Opens the directory of a run that starts or resumes."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -30,17 +30,17 @@ _NOT_BEGUN: Final = ("starting", "aborted", "failed")
 
 
 class OpenedRun(NamedTuple):
-    """A run whose directory is locked."""
+    """A run with a locked directory."""
 
     run_id: str
     directory: Path
     inputs: Mapping[str, str]
     resumed: ResumedDirectory | None = None
     notice: str = ""
-    """Sentence on the steps that a resumed run trains again, or why it trains none; or empty."""
+    """Sentence on steps that a resumed run trains again, or why it trains none. May be empty."""
 
     def tell_changes(self, say: Callable[[str], object]) -> None:
-        """Log and say what a resumed run does otherwise from now on, and what it does again."""
+        """Log and report which settings a resumed run changes, and which steps it repeats."""
         for each in () if self.resumed is None else self.resumed.notices:
             log.warning("run.changed", what=each)
             say(each)
@@ -49,7 +49,7 @@ class OpenedRun(NamedTuple):
             say(self.notice)
 
     def has_begun(self, phase: str) -> None:
-        """Record the recipe of a resumed run, once its trainer and engines have taken it up."""
+        """Record the recipe of a resumed run, once its trainer and engines use it."""
         if self.resumed is not None and phase not in _NOT_BEGUN:
             self.resumed.accept()
 
@@ -63,7 +63,7 @@ def open_run(
     *,
     changed_code: bool,
 ) -> OpenedRun:
-    """Open a new or resumed run, whose directory is locked until ``ours`` ends.
+    """Open a new or resumed run and keep its directory locked until ``ours`` ends.
 
     Raises:
         RunDirUnusable: As ``make_run_dir`` and ``reopen_run_dir``.

@@ -46,12 +46,12 @@ class PreviewFailed(ShortInNotebooks, OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class PreviewedPrompt:
-    """A prompt, and the answers of the model."""
+    """A prompt and the model's answers to it."""
 
-    text: str  # as the model reads it, special tokens included; the row where no text is known
+    text: str  # as the model reads it, with special tokens; the row if the text is unknown
     samples: tuple[ScoredSample, ...]
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Errors of the samples that failed, by their numbers."""
+    """Errors of the failed samples, by sample number."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -60,12 +60,12 @@ class PreviewedPrompt:
 
     @property
     def failed(self) -> int:
-        """Return the number of samples whose reward, agent or environment failed."""
+        """Return the number of samples with a failed reward, agent or environment."""
         return sum(not each.is_valid for each in self.samples)
 
     @property
     def has_signal(self) -> bool:
-        """Return whether the rewards differ: otherwise all advantages of the group are 0."""
+        """Return whether the rewards differ. Otherwise all advantages of the group are 0."""
         return len(set(self.rewards)) > 1
 
     @property
@@ -81,32 +81,32 @@ class Preview:
 
     prompts: tuple[PreviewedPrompt, ...]
     model: str
-    """Directory of the model that has answered, or a note on it."""
+    """Directory of the model that answered, or a note on it."""
 
     @property
     def reward(self) -> float | None:
-        """Return the mean reward; None if every sample has failed."""
+        """Return the mean reward, or None if every sample has failed."""
         rewards = [reward for each in self.prompts for reward in each.rewards]
         return fmean(rewards) if rewards else None
 
     @property
     def failed(self) -> int:
-        """Return the number of samples whose reward, agent or environment failed."""
+        """Return the number of samples with a failed reward, agent or environment."""
         return sum(each.failed for each in self.prompts)
 
     @property
     def reward_s(self) -> float:
-        """Return the seconds in environment and reward, mean over groups."""
+        """Return the mean over groups of the seconds in environment and reward."""
         return fmean(each.samples[0].environment_s or 0.0 for each in self.prompts)
 
     @property
     def without_signal(self) -> float:
-        """Return the fraction of groups whose samples all have the same reward."""
+        """Return the fraction of groups in which all samples have the same reward."""
         return fmean(not each.has_signal for each in self.prompts)
 
     @property
     def truncated(self) -> float:
-        """Return the fraction of samples that were cut at the limit of tokens."""
+        """Return the fraction of samples that were cut at the token limit."""
         return fmean(
             each.finish_reason == "length" for prompt in self.prompts for each in prompt.samples
         )
@@ -118,7 +118,7 @@ class Preview:
     def __str__(self) -> str:
         return self.to_text()
 
-    __repr__ = __str__  # what a notebook shows of the last line of a cell
+    __repr__ = __str__  # a notebook shows it for the last line of a cell
 
     def _examples(self) -> Iterator[str]:
         for number, prompt in self._shown():
@@ -130,7 +130,7 @@ class Preview:
             yield ""
 
     def _shown(self) -> Iterator[tuple[int, PreviewedPrompt]]:
-        """Yield the first prompts by number, and one with a failed sample if they have none."""
+        """Yield the first prompts by number, and one with a failed sample if these have none."""
         numbered = list(enumerate(self.prompts, start=1))
         yield from numbered[:_SHOWN]
         has_failed = [prompt.failed > 0 for prompt in self.prompts]
@@ -152,7 +152,7 @@ class Preview:
 
     @property
     def verdict(self) -> str:
-        """Return one sentence: whether there is something to learn from."""
+        """Return one sentence on whether the rewards contain anything to learn from."""
         if self.reward is None:
             return "Every sample has failed: training ends with the first of them."
         share = 1.0 - self.without_signal
@@ -180,15 +180,15 @@ def _outcome(sample: ScoredSample, errors: Mapping[int, str]) -> str:
 def preview_of(
     loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES, note: str = ""
 ) -> Preview:
-    """Sample the first prompts of a recipe with its engines, and reward them; nothing is trained.
+    """Sample the first prompts of a recipe with its engines and reward them, without training.
 
-    Nothing of it is kept on disk.
+    Nothing is kept on disk.
 
     Args:
         loaded: The recipe.
         prompts: Number of prompts.
-        samples: Number of samples of each.
-        note: What to call the model; its path by default.
+        samples: Number of samples per prompt.
+        note: Description of the model, by default its path.
 
     Raises:
         NothingToEvaluate: The recipe samples nothing.
@@ -236,11 +236,11 @@ def _read_errors(directory: Path) -> dict[tuple[str, int, int], str]:
 
 
 def _ignore(line: str) -> None:
-    """Ignore a line on the progress of a download."""
+    """Ignore a progress line of a download."""
 
 
 def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:
-    """Return the recipe whose evaluation samples its first training prompts."""
+    """Return a recipe with an evaluation that samples the first training prompts."""
     values: dict[str, Any] = config.model_dump()
     for section in values["environments"].values():
         section["eval"] |= NO_FILE
@@ -277,7 +277,7 @@ def _previewed(
 def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
     """Return the first prompts as the model reads them, by set and position in it.
 
-    A prompt of an agent, or one with media, has no such text: its row is shown.
+    Prompts of an agent and prompts with media have no such text. Their row is shown.
     """
     texts = dict[tuple[str, int], str]()
     tokenizer = load_tokenizer(config)

@@ -1,4 +1,4 @@
-"""Default environment variables of every process of a run, and the progress bars of libraries."""
+"""Sets default environment variables for all processes of a run, and hides progress bars."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ ENVIRONMENT: Final = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Disable the raylet's messages on dead workers in our terminal: the driver reports them.
+    # Hide the raylet's messages on dead workers in our terminal: the driver reports them.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-"""Set for this process and its actors before they are read; existing values are kept."""
+"""Set for this process and its actors before they are read. Existing values are kept."""
 
 PRIVATE: Final = {
     # Ray's name for "a private cluster binds to loopback only", on Linux too.
@@ -30,9 +30,9 @@ _WARNING: Final = "IProgress not found"
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Set a recipe's variables for this process, and the defaults of those that are not set.
+    """Set a recipe's variables for this process, and the defaults of variables that are not set.
 
-    Ray reads its variables when it is imported: call this before.
+    Ray reads its variables when it is imported, so call this before the import.
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
     of_cluster = client_environment(os.environ, Path.home()) if joins else PRIVATE
@@ -43,7 +43,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 
 def _hide_bars_of_imported() -> None:
-    """Hide the bars of a transformers that was imported before, and so has read the variables."""
+    """Hide the bars of a transformers that was imported earlier, and so has read the variables."""
     library = sys.modules.get("transformers.utils.logging")
     if library is not None and os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
         library.disable_progress_bar()
@@ -53,7 +53,7 @@ def import_progress_bars() -> None:
     """Import tqdm as transformers does, and drop its warning that a notebook has no ipywidgets.
 
     tqdm warns once, when it is imported in a notebook, and then prints bars as text. Nothing here
-    shows such a bar. Other warnings, and the filters of the program, stay as they are.
+    shows such a bar. Other warnings, and the filters of the program, do not change.
     """
     if "ipykernel" not in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""Runs from Python: ``train``, ``start`` and ``resume`` are thin over recipes."""
+"""Runs from Python: ``train``, ``start`` and ``resume`` are thin wrappers around recipes."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -54,35 +54,36 @@ def train(
 ) -> Run:
     """Train a model, and return the run when it has ended.
 
-    A run of one rank and the embedded engine runs in this process, unless ``runtime`` or the variable
-    ``RAY_ADDRESS`` is set; any other run on Ray. It works in any thread, inside of a running event loop,
-    and for several runs in one process. Ctrl-C, or an interrupted cell, ends the run in order.
+    A run with one rank and the embedded engine runs in this process, unless ``runtime`` or the
+    variable ``RAY_ADDRESS`` is set. Any other run uses Ray. ``train`` works in any thread, inside a
+    running event loop, and for several runs in one process. Ctrl-C, or an interrupted cell, ends
+    the run in order.
 
     Args:
-        recipe: A YAML file that the other arguments are laid over.
+        recipe: A YAML file. The other arguments override its keys.
         model: Directory of the model, its name on the hub, or the section ``model`` of a recipe.
         prompts: A path, a path on the hub, a ``Dataset``, a ``DataFrame``, or a list of dicts with
-            ``prompt`` or ``messages``. Rows are written to a file beside the run's directory.
-        eval_prompts: The same for evaluations; ``eval={"interval": N}`` says how often, and is
+            ``prompt`` or ``messages``. Rows are written to a file next to the run's directory.
+        eval_prompts: The same for evaluations. ``eval={"interval": N}`` sets how often, and is
             required.
         reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
             summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
             names of its functions.
         agent: ``agent(task, client) -> float``, likewise.
-        loss: ``loss(tokens, options)``, which returns the loss of each token, likewise; or the
+        loss: ``loss(tokens, options)``, which returns the loss of each token, likewise, or the
             section ``algorithm.loss`` of a recipe.
-        run_dir: Directory of the run; None: the recipe's.
+        run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
         quiet: Print nothing.
         settings: Keys of the recipe: whole sections as dicts, dotted keys, or the last part of a key
-            if there is only one of that name, as ``learning_rate``.
+            if only one key has that name, as ``learning_rate``.
 
     Raises:
-        ConfigError: The recipe cannot work; the error lists every problem.
+        ConfigError: The recipe cannot work. The error lists every problem.
         BadRows: Prompts are no rows, or hold a value that JSON would change.
-        RunRefused: This machine, or an input, cannot run it; as ``offbeat check`` says.
+        RunRefused: This machine, or an input, cannot run it, as ``offbeat check`` reports.
         TrainingFailed: The run ended with an error.
-        RunInterrupted: It was interrupted, and can go on: ``resume``.
+        RunInterrupted: It was interrupted, and ``resume`` can continue it.
     """
     check_names(train, (resume,), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
@@ -103,7 +104,7 @@ def start(
     dry_run: bool = False,
     **settings: Any,
 ) -> LiveRun:
-    """Start a run as ``train`` does, in the background, and return it; it prints nothing.
+    """Start a run as ``train`` does, in the background, and return it. It prints nothing.
 
     Raises:
         ConfigError, BadRows, RunRefused: As ``train``.
@@ -152,21 +153,23 @@ def resume(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Go on with a run that was interrupted, killed or has failed; return it when it has ended.
+    """Continue a run that was interrupted, killed or has failed, and return it when it has ended.
 
-    Give every object again that was given by value: its digest is compared with the recorded one.
+    Pass every object again that was passed by value: its digest is compared with the recorded
+    digest.
 
     Args:
         run_dir: Directory of the run.
         reward: As in ``train``.
         agent: As in ``train``.
         loss: As in ``train``.
-        changed_code: Go on though reward, environment, sampler or loss are other code.
+        changed_code: Continue although the code of reward, environment, sampler or loss has
+            changed.
         quiet: Print nothing.
         settings: Keys of the recipe to change, as ``steps``.
 
     Raises:
-        NoRunInDirectory: There is no run in the directory.
+        NoRunInDirectory: The directory holds no run.
         ConfigError, RunRefused, TrainingFailed, RunInterrupted: As ``train``.
     """
     check_starts_run()
@@ -201,12 +204,12 @@ def resume(
 
 
 def compose_object_overrides(reward: Rewards | None, agent: Function | None) -> list[str]:
-    """Return the overrides that give a recipe these objects, each as in ``train``."""
+    """Return the overrides that put these objects into a recipe, each as in ``train``."""
     return overrides_of(_Given(reward=reward, agent=agent).in_recipe(Path()))
 
 
 class _Given(NamedTuple):
-    """Arguments of a run; see ``train``."""
+    """Arguments of a run, as in ``train``."""
 
     model: os.PathLike[str] | str | Mapping[str, Any] | None = None
     prompts: Any = None
@@ -217,7 +220,7 @@ class _Given(NamedTuple):
     settings: Mapping[str, Any] = {}
 
     def in_recipe(self, folder: Path) -> dict[str, Any]:
-        """Return them as keys of a recipe; rows are written into ``folder``."""
+        """Return the arguments as keys of a recipe, and write rows into ``folder``."""
         keys = dict[str, Any]()
         if self.model is not None:
             _check_model(self.model)
@@ -236,7 +239,7 @@ class _Given(NamedTuple):
 
 
 def _check_model(model: object) -> None:
-    """Check that a model is named.
+    """Check that a model is given by name.
 
     Raises:
         ConfigError: It is an object.
@@ -247,7 +250,7 @@ def _check_model(model: object) -> None:
 
 
 def _targets(reward: Rewards) -> dict[str, Any]:
-    """Return the key of one function, or of several by name."""
+    """Return the key for one function, or for several by name."""
     if isinstance(reward, str) or callable(reward):
         return {"environment.target": reward}
     if not reward:
@@ -316,7 +319,7 @@ def _prepared(
 def _loaded(
     recipe: Path | str | None, settings: Mapping[str, Any], *, dry_run: bool
 ) -> LoadedRecipe:
-    """Load the recipe; choose the runtime of one process if nobody has chosen and it fits."""
+    """Load the recipe. Choose the one-process runtime if none is chosen and the recipe fits."""
     import_progress_bars()
     _check_recipe(recipe)
     overrides = overrides_of(settings)
@@ -333,10 +336,10 @@ def _loaded(
 
 
 def _check_recipe(recipe: object) -> None:
-    """Check that the first argument names a file, and no model and no run.
+    """Check that the first argument names a file, and not a model or a run.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It names no file.
     """
     if recipe is None:
         return
@@ -361,7 +364,7 @@ def _check_has_reward(overrides: Sequence[str]) -> None:
     """Check that a run without a recipe file has prompts and a reward, or neither.
 
     Raises:
-        ConfigError: It has one of them only.
+        ConfigError: It has only one of them.
     """
     keys = {each.partition("=")[0] for each in overrides}
     sections = {key.partition(".")[0] for key in keys}

@@ -1,9 +1,9 @@
-"""Authentication token of a Ray cluster.
+"""Handles the authentication token of a Ray cluster.
 
-A local ``ray.init`` requires one, creates it in the home directory if there is none, and a head started
-later requires the same. Whoever has it can run code as this user.
+A local ``ray.init`` requires a token and creates it in the home directory if missing. A head
+started later requires the same token. Anybody who has it can run code as this user.
 
-Loads no Ray: a client reads its variables when it is imported.
+This module does not load Ray, because a client reads its variables when it is imported.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TokenRefused(OffbeatError):
-    """The cluster requires a token, and this process has none, or another one."""
+    """The cluster requires a token, and this process has none or a different one."""
 
     address: str
     problem: str
@@ -41,10 +41,10 @@ def token_file(home: Path) -> Path:
 
 
 def keep_token_private(environment: Mapping[str, str], home: Path) -> None:
-    """Make the token that a private cluster will use readable by its owner alone.
+    """Make the token of a private cluster readable for its owner only.
 
-    Ray creates it with the permissions of any file, by default readable for everybody. What cannot be
-    changed stays as it is: Ray says what is wrong with such a home directory.
+    Ray creates it with default permissions, by default readable for everybody. If the permissions
+    cannot be changed, they stay: Ray reports the problem with such a home directory.
     """
     is_used = environment.get("RAY_AUTH_MODE", "token").lower() == "token"
     if _is_named(environment) or not is_used:
@@ -63,8 +63,8 @@ def _is_named(environment: Mapping[str, str]) -> bool:
 
 
 def _create_private(file: Path, content: str) -> None:
-    """Create a file, whole from its first moment; one that is there by now stays."""
-    handle, beside = tempfile.mkstemp(prefix=".token.", dir=file.parent)  # its owner's alone
+    """Create a file atomically. A file that exists by then stays."""
+    handle, beside = tempfile.mkstemp(prefix=".token.", dir=file.parent)  # its owner's only
     try:
         with os.fdopen(handle, "w") as stream:
             stream.write(content)
@@ -76,6 +76,7 @@ def _create_private(file: Path, content: str) -> None:
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return the variables that Ray's client needs to send a token.
 
-    Even if it has a token, it sends one in token mode only. A cluster without tokens ignores it.
+    Even if the client has a token, it sends it in token mode only. A cluster without tokens ignores
+    it.
     """
     return {"RAY_AUTH_MODE": "token"} if has_token(environment, home) else {}

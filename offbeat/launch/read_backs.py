@@ -1,9 +1,9 @@
-"""Answers of a live run to questions about the weights that its engines serve.
+"""Answers questions to a live run about the weights that its engines serve.
 
-Questions to a live run about the weights that its engines serve, through its run directory.
+Question and answer pass through the run directory.
 
-``offbeat verify-weights --engine`` leaves a question, which the driver removes, and polls for its
-answer; the driver has every engine answer. Neither the controller nor the run's state takes part.
+``offbeat verify-weights --engine`` writes a question and polls for its answer. The driver removes
+the question and asks every engine. The controller and the run's state are not involved.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
 
     Raises:
         RunDirUnusable: It is not the directory of a live run, or cannot be written.
-        RunDoesNotAnswer: Nobody answered in time; the question is withdrawn.
+        RunDoesNotAnswer: No answer came in time. The question is withdrawn.
     """
     check_live(run_dir, "Leave --engine out: its checkpoints are compared")
     token = secrets.token_hex(4)
@@ -63,7 +63,7 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
 
 
 def take_questions(run_dir: Path) -> list[str]:
-    """Remove the open questions; return their names. An unreadable directory holds none."""
+    """Remove the open questions and return their names: none if the directory is unreadable."""
     found = list[str]()
     with contextlib.suppress(OSError):
         for file in sorted((run_dir / FOLDER).glob(f"*{_QUESTION}")):
@@ -73,7 +73,7 @@ def take_questions(run_dir: Path) -> list[str]:
 
 
 def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> None:
-    """Answer a question whole.
+    """Write the answer to a question atomically.
 
     Raises:
         OSError: The disk cannot write.
@@ -85,7 +85,7 @@ def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> Non
 
 log = structlog.stdlib.get_logger()
 _DEADLINE_S: Final = 50.0
-"""Deadline of every engine's answer: less than ``offbeat verify-weights`` waits. An engine answers
+"""Deadline of every engine's answer: shorter than ``offbeat verify-weights`` waits. It answers
 between two decode steps, after it has hashed its weights at some GB/s."""
 Replies = Mapping[str, Future[ServedWeights]]
 """Answers by engine."""
@@ -113,7 +113,7 @@ class ReadBacks:
         self._open = list[_Open]()
 
     def poll(self) -> None:
-        """Pass new questions on, and answer those whose engines have all answered, or are late."""
+        """Pass on new questions. Answer a question when all engines have replied or are late."""
         for name in take_questions(self._run_dir):
             self._open.append(_Open(name, self._ask_engines(), self._clock() + _DEADLINE_S))
         for each in tuple(self._open):

@@ -1,4 +1,4 @@
-"""A run as an object of Python: its results, and the end of one that goes on."""
+"""A run as a Python object: reads its results, and waits for or stops a live run."""
 
 import atexit
 import contextlib
@@ -55,7 +55,7 @@ class NothingExported(ShortInNotebooks, FixableError):
 
 
 class RunRefused(ShortInNotebooks, OffbeatError):
-    """A run does not begin; ``problems`` are all that were found."""
+    """A run does not begin. ``problems`` are all problems that were found."""
 
     problems: tuple[str, ...]
 
@@ -64,7 +64,7 @@ class RunRefused(ShortInNotebooks, OffbeatError):
 
 
 class TrainingFailed(ShortInNotebooks, OffbeatError):
-    """A run ended with an error. ``run`` holds what it has written."""
+    """A run ended with an error. ``run`` gives access to its files."""
 
     error: str
     run_dir: str
@@ -79,7 +79,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted; it ended in order and can go on."""
+    """A run was interrupted. It ended in order and can be resumed."""
 
     def __init__(self, run_dir: str, go_on: str) -> None:
         super().__init__(run_dir, go_on)
@@ -95,10 +95,10 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
 
 
 class WritePage(Protocol):
-    """Writes one page on runs."""
+    """Function that writes one page on runs."""
 
     def __call__(self, run_dirs: Sequence[Path], output: Path | None) -> Path:
-        """Write it to ``output``, by default beside the first run; return its path."""
+        """Write the page to ``output``, by default next to the first run, and return its path."""
         ...
 
 
@@ -108,13 +108,13 @@ class Report(NamedTuple):
     path: Path
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame of its own."""
+        """Return the page in a frame."""
         page = escape(self.path.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:0"></iframe>'
 
 
 class Run:
-    """Results of a run, read from its directory; the run may be live, ended or somebody else's."""
+    """Results of a run, read from its directory. The run may be live, ended or another user's."""
 
     def __init__(self, directory: Path) -> None:
         """Read nothing yet."""
@@ -125,10 +125,10 @@ class Run:
         end = f", {summary['outcome']} after step {summary['steps']}" if summary else ""
         return f"Run({str(self.directory)!r}{end})"
 
-    if not TYPE_CHECKING:  # a checker knows which class has them
+    if not TYPE_CHECKING:  # a type checker knows which class has them
 
         def __getattr__(self, name: str) -> Any:
-            """Say who has what only the run of ``start`` has."""
+            """Explain which object has an attribute that only the run of ``start`` has."""
             if name in _OF_LIVE_RUNS:
                 problem = (
                     f"this Run has results only; {name} is of the Run that offbeat.start() returned"
@@ -139,36 +139,36 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The recipe, defaults filled in."""
+        """The recipe, with defaults filled in."""
         return results.read_config(self.directory)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``; empty while the run goes on."""
+        """The content of ``summary.json``, empty until the run has ended."""
         path = run_directory(self.directory) / "summary.json"
         return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 
     def metrics(self) -> Any:
         """Return one row per step: ``step``, ``version``, ``time_s`` and a column per metric.
 
-        A ``DataFrame``; a list of dicts where pandas is not installed.
+        The result is a ``DataFrame``, or a list of dicts if pandas is not installed.
         """
         return _table(results.metric_rows(self.directory))
 
     def evaluations(self) -> Any:
-        """Return one row per evaluation; ``version`` is the one that was scored."""
+        """Return one row per evaluation. ``version`` is the scored version."""
         return _table(results.evaluation_rows(self.directory))
 
     def failures(self) -> Any:
-        """Return one row per failed sample or group that the run has kept."""
+        """Return one row per failed sample or group that the run has recorded."""
         return _table(results.failure_rows(self.directory))
 
     def samples(self, step: int | None = None) -> Any:
         """Return one row per sample that a step has trained, by default the last step.
 
         Columns: ``prompt``, ``response``, ``reward``, ``advantage``, ``group``, ``sample``, ``tokens``,
-        ``finish_reason``, ``oldest_version`` and ``newest_version``. The log of rollouts is some seconds
-        behind a live run: until then texts are None.
+        ``finish_reason``, ``oldest_version`` and ``newest_version``. The log of rollouts is some
+        seconds behind a live run. Until it catches up, texts are None.
 
         Raises:
             NoSuchStep: The step was not trained.
@@ -180,7 +180,7 @@ class Run:
         return why(self.directory, str(group))
 
     def report(self, path: Path | str | None = None) -> "Report":
-        """Write the page of ``offbeat report`` and return it; a notebook shows it inline.
+        """Write the page of ``offbeat report`` and return it. A notebook shows it inline.
 
         ``path`` is ``report.html`` in the run's directory by default.
         """
@@ -191,7 +191,8 @@ class Run:
         """Sample and reward the first prompts with the newest exported model, else the initial one.
 
         Args:
-            reward: As in ``offbeat.train``. Give it again if it was given by value, in another process.
+            reward: As in ``offbeat.train``. In another process, pass it again if it was passed by
+                value.
             agent: Likewise.
 
         Raises:
@@ -212,14 +213,14 @@ class Run:
         return preview_of(load_recipe(self.directory / CONFIG, overrides), note=note)
 
     def plot(self, *names: str, axes: Any = None) -> Any:
-        """Draw metrics by step; evaluations are drawn as points. Return the ``Axes``.
+        """Draw metrics by step, and evaluations as points. Return the ``Axes``.
 
         Args:
-            names: Metrics, as in ``metrics``; the reward by default.
-            axes: Where to draw; None: a new figure.
+            names: Metrics, as in ``metrics``. Default: the reward.
+            axes: Where to draw. None creates a new figure.
 
         Raises:
-            NoSuchMetric: There is no metric of a name.
+            NoSuchMetric: No metric has such a name.
             PartPackageMissing: matplotlib is not installed.
         """
         with named_if_missing():
@@ -239,7 +240,7 @@ class Run:
         """Directory of the newest exported model, in the format of transformers.
 
         Raises:
-            NothingExported: There is none.
+            NothingExported: No model is exported.
         """
         exported = sorted(
             (run_directory(self.directory) / "checkpoints").glob("step_*/config.json"),
@@ -261,12 +262,12 @@ class Run:
         return f"It ended early, after step {steps}: {call} writes its model"
 
     def load(self, **options: Any) -> tuple[Any, Any]:
-        """Load the newest exported model; return it and its tokenizer.
+        """Load the newest exported model and return it with its tokenizer.
 
         ``options`` are passed to ``from_pretrained`` of the model.
 
         Raises:
-            NothingExported: There is none.
+            NothingExported: No model is exported.
             PartPackageMissing: transformers or torch is not installed.
         """
         import_progress_bars()
@@ -282,10 +283,10 @@ class Run:
         return model.from_pretrained(path, **options), tokenizer.from_pretrained(path)
 
     def save_recipe(self, path: Path | str, *, overwrite: bool = False) -> None:
-        """Write what differs from the defaults as a recipe; ``offbeat train`` reads it.
+        """Write the keys that differ from the defaults as a recipe for ``offbeat train``.
 
         Raises:
-            FileExistsError: There is a file already, and ``overwrite`` is not set.
+            FileExistsError: The file exists, and ``overwrite`` is not set.
         """
         if Path(path).exists() and not overwrite:
             raise FileExistsError(f"{path} exists: name another file, or pass overwrite=True")
@@ -299,10 +300,10 @@ class Run:
 
 
 class LiveRun(Run):
-    """A run that goes on in the background of this process."""
+    """A run that executes in the background of this process."""
 
     def __init__(self, session: "Session", execute: Callable[[], "RunEnd"]) -> None:
-        """Start it, and return when it has a directory.
+        """Start the run, and return when it has a directory.
 
         Raises:
             RunRefused: It does not begin.
@@ -330,7 +331,7 @@ class LiveRun(Run):
             self._session.opened.set()
 
     def _outlive_program(self) -> None:
-        """Hold the process until the run has ended; a signal ends it as it ends ``offbeat train``."""
+        """Hold the process until the run has ended. A signal ends it as in ``offbeat train``."""
         from offbeat.launch.session import Interrupted  # imported already: it is slow
 
         if self._over.is_set():
@@ -348,7 +349,7 @@ class LiveRun(Run):
             _codes_at_exit.append(FAILED)
 
     def _ended(self, *, is_asked: bool = True) -> Run:
-        """Wait for the end, and return the run."""
+        """Wait for the end and return the run."""
         self._over.wait()
         if isinstance(self._end, BaseException):
             raise self._end
@@ -356,7 +357,7 @@ class LiveRun(Run):
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the run goes on."""
+        """Return whether the run is still executing."""
         return not self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Run:
@@ -365,7 +366,7 @@ class LiveRun(Run):
         Raises:
             TrainingFailed: It ended with an error.
             RunInterrupted: It was interrupted.
-            TimeoutError: It goes on after ``timeout_s``.
+            TimeoutError: It is still running after ``timeout_s``.
         """
         try:
             is_over = self._over.wait(timeout_s)
@@ -377,9 +378,10 @@ class LiveRun(Run):
         return self._ended()
 
     def stop(self) -> None:
-        """Ask for the end of the run after its step in progress. Returns at once.
+        """Ask the run to end after its step in progress. Return at once.
 
-        It writes a checkpoint and its model, and can go on. Before it has begun, it ends at once.
+        The run writes a checkpoint and its model, and can be resumed. Before it has begun, it ends
+        at once.
         """
         from offbeat.launch.control import leave  # imported already: it is slow
 
@@ -393,9 +395,9 @@ class LiveRun(Run):
 
 @atexit.register
 def _exit_with_code() -> None:
-    """Exit as the runs ended that the program has waited for; it cannot change its code otherwise.
+    """Exit with the code of the runs that the program waited for, which it cannot set otherwise.
 
-    Registered first, so it is called after the handlers of modules that are imported later.
+    Registered first, so Python calls it after the handlers of modules that are imported later.
     """
     if _codes_at_exit:
         sys.stdout.flush()
@@ -411,9 +413,9 @@ def _tell(what: str) -> None:
 def _call_at_program_end(call: Callable[[], None]) -> None:
     """Call this when the main thread has ended, while thread pools still accept the work of a run.
 
-    ``atexit`` comes too late: Python shuts its thread pools before it waits for other threads. It has
-    no public hook for that moment, and every version since 3.9 has this one. The last call that was
-    registered comes first, so that of the pools is imported before.
+    ``atexit`` runs too late: Python shuts its thread pools before it waits for other threads.
+    Python has no public hook for that moment, but every version since 3.9 has this one. Python
+    calls the last registered hook first, so the hook of the pools must be imported before.
     """
     import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
@@ -423,7 +425,7 @@ def _call_at_program_end(call: Callable[[], None]) -> None:
 def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     """Return a run that has ended.
 
-    ``is_asked``: an end that ``stop`` asked for is no interruption.
+    ``is_asked``: ``stop`` asked for the end, so the end is not an interruption.
 
     Raises:
         RunRefused: It did not begin.
@@ -443,10 +445,10 @@ def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
 
 
 def open_run(run_dir: Path | str) -> Run:
-    """Return the run of a directory, live or ended, for its results.
+    """Return the live or ended run of a directory, for reading its results.
 
     Raises:
-        NoRunInDirectory: It holds none.
+        NoRunInDirectory: The directory holds no run.
     """
     directory = Path(run_dir).absolute()
     if not (directory / CONFIG).exists():

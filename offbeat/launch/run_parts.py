@@ -1,6 +1,6 @@
-"""Parts of a run that every runtime shares: its controller, and what the controller reads and writes.
+"""Creates the parts of a run that every runtime shares: its controller, inputs and outputs.
 
-Constructor arguments of the parts of a run, on any runtime.
+Also composes the constructor arguments of the parts of a run, on any runtime.
 """
 
 import asyncio
@@ -72,19 +72,19 @@ class RunSpec:
     driver: str  # name of the driver process
     sharing: Sharing | None = None  # None: there is only one machine
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
-    evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
-    spares_prompts: bool = False  # evaluations keep prompts whose samples have all failed
-    values: tuple[PackedValue, ...] = ()  # what the user gave by value
+    evaluates_only: bool = False  # no trainer; engines serve the weights that they load
+    spares_prompts: bool = False  # evaluations keep prompts if all of their samples have failed
+    values: tuple[PackedValue, ...] = ()  # objects that the user passed by value
 
     @property
     def loss_values(self) -> tuple[PackedValue, ...]:
-        """Return the loss, if it was given by value: only trainers load it, because it imports torch."""
+        """Return the loss if passed by value. Only trainers load it, because it imports torch."""
         loss = targets(self.config).get(LOSS)
         return tuple(each for each in self.values if each.target == loss)
 
     @property
     def other_values(self) -> tuple[PackedValue, ...]:
-        """Return the objects by value that the controller and the environment workers load."""
+        """Return the by-value objects that the controller and the environment workers load."""
         return tuple(each for each in self.values if each not in self.loss_values)
 
 
@@ -102,7 +102,7 @@ class MadePorts:
 
 
 MakePorts = Callable[[RunSpec, Iterable[str]], MadePorts]
-"""Creates the ports of a run from the spool segments to keep, on the controller's event loop."""
+"""Creates the ports of a run, given the spool segments to keep, on the controller's event loop."""
 
 
 async def assemble(spec: RunSpec, make_ports: MakePorts) -> ControllerHost:
@@ -201,7 +201,7 @@ def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]
 
 
 def _read_training_prompts(spec: RunSpec) -> PromptSource:
-    """Read and verify the run's prompts; a restarted controller reads them again."""
+    """Read and verify the run's prompts. A restarted controller reads them again."""
     prompts = make_prompts(spec.config, spec.inputs, spec.working_dir)
     sources: Mapping[str, PromptSource] = {"": prompts}
     if isinstance(prompts, MixedPrompts):
@@ -209,7 +209,7 @@ def _read_training_prompts(spec: RunSpec) -> PromptSource:
     for name, each in sources.items():
         key = key_in(name, DATA)
         if isinstance(each, FilePrompts) and key not in spec.inputs:
-            record_input(spec.run_dir, key, each.digest)  # the driver could not read them
+            record_input(spec.run_dir, key, each.digest)  # the driver could not read it
     return prompts
 
 
@@ -229,7 +229,7 @@ def _make_advantages(spec: RunSpec) -> AdvantageEstimator:
 
 
 async def _read_journal(spec: RunSpec) -> tuple[Ledger, FileJournal]:
-    """Read the journal in a thread, so that the driver gets replies however slow the disk is."""
+    """Read the journal in a thread, so that the driver gets replies even if the disk is slow."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     opening = partial(
@@ -247,7 +247,7 @@ async def _read_journal(spec: RunSpec) -> tuple[Ledger, FileJournal]:
 
 
 async def _call_in_thread(call: Callable[[], T], what: str, within_s: float) -> T:
-    """Call in a thread, so that this process answers however slow a disk is.
+    """Call in a thread, so that this process answers even if a disk is slow.
 
     Raises:
         DeadlineExceeded: ``what`` was not read in time.
@@ -260,7 +260,7 @@ async def _call_in_thread(call: Callable[[], T], what: str, within_s: float) -> 
 
 
 def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
-    """Yield the specs of all engines; a run of demonstrations has none."""
+    """Yield the specs of all engines. A run of demonstrations has none."""
     config = spec.config
     if config.generator.backend == "none":
         return
@@ -279,13 +279,13 @@ def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
 
 
 def _served_model(config: RunConfig) -> ModelConfig:
-    """Return the model as engines load it: in the dtype that weights are sent in."""
+    """Return the model as engines load it, in the dtype of the sent weights."""
     wire = config.sync.wire_dtype
     return config.model.model_copy(update={"dtype": wire}) if wire else config.model
 
 
 def trainer_specs(spec: RunSpec) -> Iterator[TrainerSpec]:
-    """Yield the specs of all trainer ranks; one stub represents all of them."""
+    """Yield the specs of all trainer ranks. One stub represents all of them."""
     ranks = len(trainer_resources(spec.config))
     for rank in range(ranks):
         yield TrainerSpec(
@@ -303,7 +303,7 @@ def trainer_specs(spec: RunSpec) -> Iterator[TrainerSpec]:
 def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[EnvironmentSpec]:
     """Yield the specs of all environment workers.
 
-    ``engines`` are the names of the engines' actors; empty if engines are in the same process.
+    ``engines`` are the names of the engines' actors, or empty if engines are in the same process.
     """
     for index in range(environment_workers(spec.config)):
         yield EnvironmentSpec(

@@ -15,7 +15,7 @@ from offbeat.telemetry.summary import Summary
 
 
 def screen(stream: TextIO | None) -> Console:
-    """Return a console that never raises for its stream; a silent one if the stream is None."""
+    """Return a console that never raises for its stream. It is silent if the stream is None."""
     return (
         Console(quiet=True)
         if stream is None
@@ -26,8 +26,8 @@ def screen(stream: TextIO | None) -> Console:
 class BestEffortStream(io.TextIOBase):
     """A text stream that discards output once the underlying stream fails.
 
-    A closed pipe, a closed terminal or a full disk do not end a run. From then on the file
-    descriptor is /dev/null, so that buffered text does not fail either when the process ends.
+    A closed pipe, a closed terminal or a full disk do not end a run. After the failure the file
+    descriptor is /dev/null, so that buffered text does not fail when the process ends.
     Characters that the stream cannot encode are written as ``?``.
     """
 
@@ -68,19 +68,19 @@ class BestEffortStream(io.TextIOBase):
 
 # A controller that has replied before and is silent this long counts as frozen
 _SILENT_S: Final = 60.0
-_FIRST_ANSWER_S: Final = 300.0  # its process has to start and to import everything
+_FIRST_ANSWER_S: Final = 300.0  # time for its process to start and to import everything
 
 
 class HeartbeatTimeout:
     """Tracks how long a controller has been silent, and whether that is too long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the timer: the controller was started now."""
+        """Start the timer when the controller starts."""
         self._clock = clock
         self._since, self._limit_s = clock(), _FIRST_ANSWER_S
 
     def broken(self) -> None:
-        """Restart the timer: the controller replied."""
+        """Restart the timer when the controller replies."""
         self._since, self._limit_s = self._clock(), _SILENT_S
 
     def check(self) -> None:
@@ -94,9 +94,9 @@ class HeartbeatTimeout:
 
 
 def next_commands(directory: Path, summary: Summary, go_on: str, *, in_python: bool = False) -> str:
-    """Return commands on the run in ``directory``, each on a line with what it does.
+    """Return commands on the run in ``directory``, one per line with a description.
 
-    ``go_on`` resumes the run, or is empty if nothing does. It is among them if the run ended before
+    ``go_on`` resumes the run, or is empty if nothing does. It is included if the run ended before
     its last step. With ``in_python`` they are calls.
     """
     run = repr(str(directory)) if in_python else shlex.quote(str(directory))

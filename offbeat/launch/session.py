@@ -1,8 +1,8 @@
-"""Session of a run: checks it, opens its directory, executes it, and reports how it ended.
+"""Checks a run, opens its directory, executes it, and reports how it ended.
 
 The runtime that executes it is an argument. This is the only place that chooses an exit code.
 
-Composes calls and commands about a run, for messages: to resume it, and to preview it.
+Also composes calls and commands for messages: to resume a run, and to preview it.
 """
 
 import os
@@ -58,7 +58,7 @@ _ARGUMENT_BY_KEY: Final = {LOSS: "loss", ADVANTAGE: "advantage"}
 _ONE: Final = "environment.target"
 _NAMED: Final = re.compile(r"environment\.rewards\.([\w-]+)\.target")
 _CHOSEN: Final = "..."
-"""Stands for an object that has no name of its own."""
+"""Placeholder for an object without a name."""
 
 
 def compose_resume_call(
@@ -66,8 +66,8 @@ def compose_resume_call(
 ) -> str:
     """Return the call that resumes a run from any process.
 
-    It gives every object again that was given by value. If the run failed in code of the user, it
-    allows changed code, because the user will change it.
+    The call passes every object again that was passed by value. If the run failed in the user's
+    code, the call allows changed code, because the user will change it.
     """
     by_value = {key: each for key, each in targets(config).items() if is_by_value(each)}
     arguments = [repr(str(directory)), *_compose_objects(config, by_value)]
@@ -79,20 +79,20 @@ def compose_resume_call(
 def compose_resume_command(
     directory: Path, config: RunConfig, *, failed_in_user_code: bool = False
 ) -> str:
-    """Return the command that resumes a run; it allows changed code as the call does."""
+    """Return the command that resumes a run. It allows changed code under the same condition."""
     allowed = " --changed-code" if failed_in_user_code and targets(config) else ""
     return f"offbeat train --resume {shlex.quote(str(directory))}{allowed}"
 
 
 def compose_preview(directory: Path, *, in_python: bool) -> str:
-    """Return the call, or the command, that previews the recipe of a run."""
+    """Return the call or command that previews the recipe of a run."""
     if in_python:
         return f"offbeat.open_run({str(directory)!r}).preview()"
     return f"offbeat preview {shlex.quote(str(directory / CONFIG))}"
 
 
 def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str]:
-    """Return arguments that give the objects again, by key of the recipe."""
+    """Return arguments that pass the objects again, by key of the recipe."""
     arguments, rewards, others = list[str](), list[str](), list[str]()
     for key, target in by_value.items():
         name = _find_name(target)
@@ -110,7 +110,7 @@ def _compose_objects(config: RunConfig, by_value: Mapping[str, str]) -> list[str
 
 
 def _find_name(target: str) -> str:
-    """Return the name by which the user's program knows an object, or a placeholder."""
+    """Return the name that the user's program has for an object, or a placeholder."""
     name = str(getattr(given(target), "__name__", "")) if is_given(target) else ""
     return name if name.isidentifier() else _CHOSEN
 
@@ -120,14 +120,14 @@ _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM
 
 
 class Interrupted(BaseException):
-    """A signal arrived before an orderly end was possible, or a second signal arrived."""
+    """A signal arrived before the run could end in order, or a second signal arrived."""
 
     def __init__(self, signals: "Signals") -> None:
         super().__init__(signals.reason)
 
 
 class Signals:
-    """Records the signal that requests the run's end; a second one ends it at once.
+    """Records the signal that requests the run's end. A second signal ends it at once.
 
     Without a watcher, the first signal raises ``Interrupted`` wherever the process is. A watcher
     polls ``at_once`` instead: an exception raised inside a library's call may surface as another
@@ -138,20 +138,20 @@ class Signals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.reason = ""
-        """Name of the signal, or the call that asked for the end."""
+        """Name of the signal or call that requested the end."""
         self.watched = False  # a watcher polls it regularly
-        self.begun = False  # whether there is a run that can be ended in order
+        self.begun = False  # whether a run exists that can end in order
         self._again = self._held_back = False
 
     @property
     def at_once(self) -> bool:
-        """Return whether the run cannot, or must not, be ended in order."""
+        """Return whether the run cannot, or must not, end in order."""
         return self.received is not None and (self._again or not self.begun)
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # Python installs handlers in the main thread only
+            yield  # Python installs handlers only in the main thread
             return
         handled = set(_EXIT_OF_SIGNAL)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -175,11 +175,11 @@ class Signals:
                 raise Interrupted(self)
 
     def stop(self, reason: str = signal.SIGINT.name) -> None:
-        """Ask for the run's end in order, as the first signal does; from any thread."""
+        """Request the run's end in order, as the first signal does. Any thread may call this."""
         self._receive(signal.SIGINT, reason)
 
     def _receive(self, received: signal.Signals, reason: str) -> None:
-        """Record what asks for the end; the first one counts."""
+        """Record what requests the end. Only the first request counts."""
         self.reason = self.reason or reason
         self.received = self.received or received
 
@@ -198,23 +198,23 @@ class Runtime:
     run: Callable[[RunSpec, RunDirToken, Console, Signals, OpenedRun], Summary]
     """Executes a checked and opened run to its end, and returns its summary.
 
-    It polls ``Signals`` as a watcher, shows progress on the console, passes on the commands of
-    ``CommandInbox``, and says by ``OpenedRun.has_begun`` when the run has begun. Nothing that it has
-    started is left when it returns or raises.
+    It polls ``Signals`` as a watcher, shows progress on the console, and passes on the commands of
+    ``CommandInbox``. It calls ``OpenedRun.has_begun`` when the run has begun. When it returns or
+    raises, nothing that it started is left.
     """
 
     failures: tuple[type[Exception], ...] = ()
-    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run; any
+    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run. Any
     other error is a bug, and is raised."""
 
     start: Callable[[RunConfig, Signals], object] | None = None
-    """Starts processes of the runtime while the model is checked, if there are any to start.
+    """Starts processes of the runtime, if it has any, while the model is checked.
 
-    An error of the start is reported by ``run``. ``stop`` is called in any case.
+    ``run`` reports an error of the start. ``stop`` is called in any case.
     """
 
     stop: Callable[[], object] = lambda: None
-    """Ends what ``start`` has started. Does nothing after ``run``."""
+    """Ends whatever ``start`` has started. Does nothing after ``run``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +225,18 @@ class RunEnd:
     """Exit code of the command line."""
 
     directory: Path | None = None
-    """The run's; None: it was refused."""
+    """Directory of the run, or None if the run was refused."""
 
     summary: Summary | None = None
     problems: tuple[str, ...] = ()
-    """Why it was refused."""
+    """Why the run was refused."""
 
     go_on: str = ""
     """Call or command that resumes the run."""
 
 
 class Session:
-    """Signals and output of a run; the defaults are those of the command line."""
+    """Signals and output of a run. The defaults are the command line's."""
 
     def __init__(
         self,
@@ -247,8 +247,8 @@ class Session:
     ) -> None:
         """Write to these consoles, else to the standard streams.
 
-        ``in_python``: the caller raises what it gets in ``RunEnd``, so it is not printed; texts name
-        calls of Python, not commands.
+        ``in_python``: the caller raises the problems in ``RunEnd``, so they are not printed. Texts
+        name Python calls, not commands.
         """
         self.console = screen(sys.stdout) if console is None else console
         self.errors = screen(sys.stderr) if errors is None else errors
@@ -256,15 +256,15 @@ class Session:
         self.signals = Signals()
         self.directory: Path | None = None
         self.opened = threading.Event()
-        """Set when the run has a directory, or ends without one, for a thread that waits for it."""
+        """Set when the run has a directory, or ends without one. A thread may wait for it."""
 
     @classmethod
     def silent(cls) -> Self:
-        """Return a session of a caller in Python that prints nothing."""
+        """Return a session for a caller in Python that prints nothing."""
         return cls(Console(quiet=True), Console(quiet=True), in_python=True)
 
     def refuse(self, *problems: object) -> RunEnd:
-        """Return why the run does not begin; print it on the command line."""
+        """Return why the run does not begin, and print it on the command line."""
         if self.in_python:
             return RunEnd(REFUSED, problems=tuple(map(_in_python, problems)))
         for each in problems:
@@ -341,7 +341,7 @@ def drive(  # noqa: PLR0913 -- the options of a run, by name
 def _start_meanwhile(
     runtime: Runtime, config: RunConfig, signals: Signals, check: Callable[[], list[Finding]]
 ) -> list[Finding]:
-    """Return the findings of ``check``, and start the runtime meanwhile.
+    """Start the runtime while ``check`` runs, and return the findings of ``check``.
 
     Raises:
         Interrupted: A signal arrived.
@@ -409,7 +409,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
 def exit_code(
     outcome: Literal["finished", "aborted", "failed"], received: signal.Signals | None
 ) -> int:
-    """Return the exit code of a run: 0 if it finished, also where a signal came too late to end it."""
+    """Return the exit code of a run: 0 if it finished, even if a signal came too late to end it."""
     if outcome == "finished":
         return FINISHED
     return FAILED if received is None else _EXIT_OF_SIGNAL[received]
@@ -418,7 +418,8 @@ def exit_code(
 def _classify_failure(signals: Signals, problem: str) -> tuple[Outcome, str]:
     """Return outcome and error.
 
-    A signal may hit all processes: failures it causes are not the run's.
+    A signal may reach all processes, so failures that it causes do not count as failures of the
+    run.
     """
     if signals.received is None:
         return "failed", problem
@@ -432,5 +433,5 @@ def _say(console: Console, text: str, style: str = "") -> None:
 def summarize_lost_run(
     spec: RunSpec, outcome: Outcome, error: str, *, ended_by: str = ""
 ) -> Summary:
-    """Return the summary of a run whose controller wrote none, from what it has recorded."""
+    """Return a summary from the recorded files of a run if its controller wrote no summary."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error, ended_by=ended_by)

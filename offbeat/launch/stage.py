@@ -1,7 +1,8 @@
 """Downloads a model to the local disk of this machine, or of every node of a cluster.
 
 ``huggingface_hub.snapshot_download`` runs in a child process. If no byte moves for some time, the
-child is killed and started again; it keeps whole files. A client that hangs blocks no node for ever.
+child is killed and restarted. Complete files are kept. So a client that hangs blocks no node
+forever.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _KILL_S: Final = 10.0
 _VERIFY_S: Final = 120.0
 _SLOWEST_BYTES_PER_S: Final = 20 * 2**20  # of a disk from which files are verified
 _FRUITLESS: Final = 3
-"""Downloads in a row that stall without completing a file, after which the node gives up."""
+"""Downloads in a row that stall without a completed file, after which the node gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Download(Protocol):
 
 
 class ChildDownload:
-    """``Download`` in a child process, which dies with this one."""
+    """``Download`` in a child process that dies with this process."""
 
     def __init__(self, snapshot: HubSnapshot, target: Path) -> None:
         self._target = target
@@ -108,7 +109,7 @@ class ChildDownload:
 
 
 def staged(snapshot: HubSnapshot, target: Path, stall_s: float) -> Generator[str]:
-    """Download a model to ``target`` and verify it; yield lines on the progress.
+    """Download a model to ``target``, verify it, and yield progress lines.
 
     Raises:
         CannotStage: The download fails or stalls, or a file is damaged.
@@ -134,7 +135,7 @@ def supervise(
     stall_s: float,
     now_s: Callable[[], float],
 ) -> Generator[str]:
-    """Run a download to its end; kill it and start it again if no byte moves for ``stall_s``.
+    """Run a download to its end. Kill and restart it if no byte moves for ``stall_s``.
 
     It is also killed if the caller stops or ``look`` fails.
 
@@ -166,7 +167,7 @@ def supervise(
 
 
 def progress(snapshot: HubSnapshot, target: Path) -> DownloadProgress:
-    """Look at the files of the target directory."""
+    """Return the state of the files in the target directory."""
     size_by_file, files = dict[str, int](), set[tuple[str, int, int]]()
     for path in target.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
@@ -181,7 +182,7 @@ def progress(snapshot: HubSnapshot, target: Path) -> DownloadProgress:
 
 @contextmanager
 def _locked(target: Path) -> Generator[None]:
-    """Lock the directory against other downloads, also from machines that share it."""
+    """Lock the directory against other downloads, including those from machines that share it."""
     handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

@@ -25,10 +25,10 @@ from offbeat.messages.failures import OffbeatError
 def stage_on_cluster(
     snapshot: HubSnapshot, target: Path, stall_s: float, say: Callable[[str], None]
 ) -> dict[str, OffbeatError]:
-    """Download a model on every node of the cluster at ``RAY_ADDRESS``; return failures by node.
+    """Download a model on every node of the cluster at ``RAY_ADDRESS``. Return failures by node.
 
     Raises:
-        ClusterUnreachable: There is no cluster at ``RAY_ADDRESS``.
+        ClusterUnreachable: No cluster answers at ``RAY_ADDRESS``.
         TokenRefused: It requires a token that this process does not have.
     """
     start_ray({})
@@ -39,7 +39,7 @@ def stage_on_cluster(
 
 
 def live_nodes() -> list[tuple[str, str]]:
-    """Return id and address of each node that is alive."""
+    """Return id and address of each live node."""
     nodes = ray.nodes()
     return [(node["NodeID"], node["NodeManagerAddress"]) for node in nodes if node["Alive"]]
 
@@ -50,7 +50,7 @@ def stage_on_nodes(
     stall_s: float,
     say: Callable[[str], None],
 ) -> dict[str, OffbeatError]:
-    """Download a model to a directory of each node; return failures by node name."""
+    """Download a model to a directory on each node, and return failures by node name."""
     secrets = dict(passed_on(os.environ, {}).secret)
     name_by_lines = dict[Any, str]()
     for (node, address), target in target_by_node.items():

@@ -1,4 +1,4 @@
-"""Ends the processes of a run in bounded time, also if the cluster's control service is gone."""
+"""Ends the processes of a run in bounded time, even if the cluster's control service is gone."""
 
 # pyright: reportUnknownMemberType=false
 # Ray declares functions without the types of their parameters.
@@ -19,14 +19,15 @@ from offbeat.launch.bounded_call import bounded
 from offbeat.messages.failures import DeadlineExceeded
 
 log = structlog.stdlib.get_logger()
-_LEAVE_S: Final = 2.0  # for a controller to end itself
-_STOP_S: Final = 10.0  # for all actors to be killed; Ray ends this process 20 s after ``GcsLost``
+_LEAVE_S: Final = 2.0  # time for a controller to end itself
+_STOP_S: Final = 10.0  # to kill all actors; Ray ends this process 20 s after ``GcsLost``
 
 
 def end_controller(controller: Handle) -> None:
     """End a controller's process.
 
-    It ends itself, because a kill needs the cluster's control service. A frozen one is killed.
+    It ends itself, because a kill needs the cluster's control service. A frozen controller is
+    killed.
     """
 
     def end() -> None:
@@ -46,8 +47,8 @@ def stop_ray(
 ) -> None:
     """Kill all actors and disconnect from the cluster.
 
-    Without its control service both block: then this process leaves without them. A private cluster
-    ends with this process in any case.
+    Without its control service both calls block. Then this process leaves without them. A private
+    cluster ends with this process in any case.
     """
     started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
 
@@ -60,7 +61,7 @@ def stop_ray(
         bounded(stop, "the end of its actors", within_s)
     except DeadlineExceeded as late:
         log.warning("cluster.not_left", error=str(late))
-        atexit.unregister(shutdown)  # it would wait for the call that blocks
+        atexit.unregister(shutdown)  # it would wait for the blocked call
     for process in started:  # agents outlive a raylet that has lost its control service
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -37,7 +37,7 @@ MAX_PACKAGE_BYTES: Final = 200 * 2**20
 
 
 class CannotPack(OffbeatError):
-    """The working directory cannot be packed as it is."""
+    """The working directory cannot be packed in its current state."""
 
     working_dir: str
     problem: str
@@ -47,13 +47,13 @@ class CannotPack(OffbeatError):
 
 
 class NoDashboardAddress(FixableError):
-    """An address at which there can be no Ray dashboard."""
+    """No Ray dashboard can exist at the address."""
 
     form = "--address {!r} {}. {}"
 
 
 class NoClusterNeeded(FixableError):
-    """A recipe that runs in one process, and so on no cluster."""
+    """A recipe runs in one process, so it needs no cluster."""
 
     form = "{} {}. {}."
 
@@ -76,7 +76,7 @@ class RayJob:
 
 
 class Client(Protocol):
-    """The part of ``ray.job_submission.JobSubmissionClient`` that is used."""
+    """The methods of ``ray.job_submission.JobSubmissionClient`` that ``send`` uses."""
 
     def list_jobs(self) -> Iterable[Any]: ...
     def submit_job(
@@ -87,7 +87,7 @@ class Client(Protocol):
 def submit_job(
     loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
 ) -> int:
-    """Pack and submit a job, and print how to follow it; return the exit code.
+    """Pack and submit a job, print how to follow it, and return the exit code.
 
     0: submitted, now or before. 2: the address, the token or the directory is wrong.
     """
@@ -136,7 +136,7 @@ def check_on_cluster(loaded: LoadedRecipe) -> None:
 
 
 def check_address(address: str) -> None:
-    """Refuse addresses for which Ray's client would search for a cluster for a minute.
+    """Refuse addresses for which Ray's client would search a cluster for a minute.
 
     Raises:
         NoDashboardAddress: It is not a URL of a host and an optional port.
@@ -144,7 +144,7 @@ def check_address(address: str) -> None:
     try:
         url = urlsplit(address)
         reachable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
-    except ValueError:  # of the port, or of an IPv6 address
+    except ValueError:  # for the port, or an IPv6 address
         reachable = False
     if not reachable:
         problem = "is not the address of a Ray dashboard"
@@ -154,8 +154,8 @@ def check_address(address: str) -> None:
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:
     """Create the job for a recipe inside ``working_dir``.
 
-    Paths that are not packed must exist on the cluster too, under the same absolute path. That
-    includes the run directory, which must not be inside the copy, since Ray deletes it.
+    Paths that are not packed must also exist on the cluster, under the same absolute path. That
+    includes the run directory, which must not be inside the copy, because Ray deletes the copy.
 
     Raises:
         CannotPack: A recipe is not packed, the directory is too large, or an override is a secret.
@@ -186,7 +186,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
 
 
 def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
-    """Refuse secrets in the command of a job: every user of the cluster can list it."""
+    """Refuse secrets in the command of a job, because every user of the cluster can list it."""
     redacted = Redactor.from_environment()
     for override in overrides:
         key, _, value = override.partition("=")
@@ -219,7 +219,7 @@ def _is_packed(path: Path, working_dir: Path) -> bool:
 
 
 def packed_bytes(folder: Path) -> int:
-    """Return the bytes of the files that would be packed; links are not followed."""
+    """Return the bytes of the files that would be packed. Links are not followed."""
     total = 0
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _is_excluded(name)]
@@ -234,7 +234,7 @@ def _is_excluded(name: str) -> bool:
 
 
 def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]) -> None:
-    """Submit the job unless it exists, and print where to look."""
+    """Submit the job unless it exists, and print how to follow it."""
     known = {details.submission_id: details for details in client.list_jobs()}
     if job.submission_id in known:
         status = str(known[job.submission_id].status)
