@@ -23,7 +23,7 @@ _LOSS: Final = "algorithm.loss"
 
 
 def check_algorithm(config: RunConfig) -> Iterator[Finding]:
-    """Warn of bounds of another loss, of ``sft`` on an engine's samples, and of greedy samples."""
+    """Warn of another loss's bounds, of ``sft`` on an engine's samples, and of greedy samples."""
     yield from _bounds_of_another_loss(config)
     yield from _imitates_itself(config)
     yield from _draws_one_answer(config)
@@ -72,7 +72,7 @@ def _imitates_itself(config: RunConfig) -> Iterator[Finding]:
 
 
 def _draws_one_answer(config: RunConfig) -> Iterator[Finding]:
-    """Warn of filters that leave one token: the samples of a group have nothing to be compared with."""
+    """Warn of filters that leave one token: all samples of a group are then equal."""
     samples = config.samples_per_group
     if not config.generator.has_engines or samples == 1:
         return
@@ -106,7 +106,7 @@ def check_checkpoints(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_kl(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a KL penalty whose gradient is zero on average, so that it holds the policy to nothing."""
+    """Warn of a KL penalty with a mean gradient of zero, which does not constrain the policy."""
     loss = config.algorithm.loss
     if (
         isinstance(loss, PolicyGradientLossConfig)
@@ -125,7 +125,7 @@ def check_kl(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_microbatches(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a budget below the longest row: a row is never cut, so less than one changes nothing."""
+    """Warn of a budget below the longest row. Rows are never cut, so it has no effect."""
     if config.trainer.backend == "stub":
         return
     budget, longest = microbatch_tokens(config.trainer), config.generator.max_model_len
@@ -143,7 +143,7 @@ _OPTIMIZER = "trainer.optimizer"
 
 
 def check_optimizer_steps(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a peak that no step reaches, and of minibatches that leave ranks idle."""
+    """Warn of a peak rate that no step reaches, and of minibatches that leave ranks idle."""
     if config.trainer.backend != "stub":
         yield from _warm_up_ends(config)
         yield from _minibatches_fill_the_ranks(config)
@@ -183,7 +183,7 @@ def _minibatches_fill_the_ranks(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_failed_samples(config: RunConfig) -> Iterator[Finding]:
-    """Say what a failed sample costs, and what its retries do to the samples that are trained."""
+    """Report the cost of a failed sample, and how its retries affect the trained samples."""
     rollout, least = config.rollout, min_valid_samples(config)
     policy = on_failed_sample(config)
     if policy == "fail_group":
@@ -202,7 +202,7 @@ _TEACHER_SUBJECT = "teacher"
 
 
 def check_teacher(config: RunConfig) -> Iterator[Finding]:
-    """Check the teacher's files and tokenizer; nothing without a teacher."""
+    """Check the teacher's files and tokenizer. Yield nothing without a teacher."""
     path = config.algorithm.loss.teacher_path
     if path is None:
         return

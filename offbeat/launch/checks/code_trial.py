@@ -1,7 +1,7 @@
 """The program of a child process that makes a sampler, or proves a loss, as a run does.
 
-It reads a ``Trial`` from its standard input, and answers with a ``TrialAnswer`` on its standard output;
-user code that prints there writes to the standard error.
+It reads a ``Trial`` from standard input and writes a ``TrialAnswer`` to standard output. Prints of
+user code go to standard error.
 """
 
 import os
@@ -35,7 +35,7 @@ class LossTrial(msgspec.Struct, frozen=True, tag=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Code to try, of the user or of another package, as a recipe names it."""
+    """Code of the user or of another package to try, as a recipe names it."""
 
     of: SamplerTrial | LossTrial
     parent_pid: int
@@ -43,14 +43,14 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TrialAnswer(msgspec.Struct, frozen=True):
-    """Says why a run would refuse the code, and what to do; both are empty if it would not."""
+    """Why a run would refuse the code, and the fix. Both are empty if it would accept the code."""
 
     problem: str = ""
     fix: str = ""
 
 
 def main() -> None:
-    """Try one object, and answer."""
+    """Try one object and write the answer."""
     answers = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
@@ -62,7 +62,7 @@ def main() -> None:
     else:
         answer = TrialAnswer()
     os.write(answers, msgspec.json.encode(answer))
-    os._exit(0)  # threads of user code do not keep the process
+    os._exit(0)  # threads of user code must not keep the process alive
 
 
 def _try(trial: Trial) -> None:
@@ -84,7 +84,7 @@ def _try(trial: Trial) -> None:
     from offbeat.trainers.losses import load_custom_loss
 
     if of.device != "cpu" and not torch.cuda.is_available():
-        return  # a loss may have kernels for GPUs alone
+        return  # a loss may have kernels for GPUs only
     load_custom_loss(CustomLossConfig.model_validate(of.section), working_dir, of.device)
 
 

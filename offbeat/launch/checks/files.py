@@ -50,8 +50,9 @@ def check_run_dir(
     """Check that the directory can be written and has enough free space.
 
     A directory given on the command line (``requested``) must also be empty. ``checkpoints`` is the
-    maximum number of the trainer's states on disk at once, ``adapter_bytes`` the size of the adapters
-    that are trained, which states then hold in the place of the model; None: the model is trained.
+    maximum number of the trainer's states on disk at once. ``adapter_bytes`` is the size of the
+    trained adapters, which the states then hold instead of the model. It is None if the model is
+    trained.
     """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
@@ -100,7 +101,7 @@ def check_prompts(
     share: float = 1.0,
     read: dict[str, FilePrompts] | None = None,
 ) -> Iterator[Finding]:
-    """Check every line of the prompt files, with the code that a run reads them with.
+    """Check every line of the prompt files, with the same code as a run.
 
     Args:
         config: The recipe.
@@ -125,7 +126,7 @@ def check_prompts(
             seen = f"{key} is not set: evaluations score prompts that the run trains on"
             yield warning("evaluation", seen, f"Name a file of held-out prompts in {key}.")
             continue
-        # Also what no step evaluates now: ``offbeat eval`` reads it, and a resume with an interval.
+        # Also sets that no step evaluates now: ``offbeat eval``, or a resume with an interval, does.
         only = config.eval.model_copy(update={"sets": {name: one} if name else {}, "interval": 1})
         held = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
         if isinstance(held, FilePrompts):
@@ -136,7 +137,7 @@ def check_prompts(
 def check_overlap(
     config: RunConfig, trained: Mapping[str, FilePrompts], held: Mapping[str, FilePrompts]
 ) -> Iterator[Finding]:
-    """Check that no row is both trained on and held out; prompts by the keys of their files."""
+    """Check that no row is both trained on and held out. Prompts are by the keys of their files."""
     digests = [{key: each.digests for key, each in read.items()} for read in (trained, held)]
     for overlap in overlaps(config, *digests):
         tell = error if config.eval.interval else warning  # without an interval no step scores them
@@ -155,7 +156,7 @@ def _read(
     key: str,
     commits: Mapping[str, str],
 ) -> Generator[Finding, None, PromptSource | None]:
-    """Return the prompts; None, and a finding, if they cannot be read."""
+    """Return the prompts. If they cannot be read, yield a finding and return None."""
     try:
         return make(config, commits)
     except PromptFileError as broken:
@@ -201,7 +202,7 @@ def fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, st
     A path in ``known`` is read at the commit there.
 
     Raises:
-        HubFilesError: A file cannot be had.
+        HubFilesError: A file cannot be downloaded.
         DeadlineExceeded: The hub is too slow, or has stopped answering.
     """
     fetch = partial(fetch_commits, config, known)

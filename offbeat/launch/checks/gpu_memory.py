@@ -1,4 +1,4 @@
-"""Says what a trainer rank holds, and compares it with the memory of its GPU."""
+"""Compares the bytes that a trainer rank holds with the memory of its GPU."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from offbeat.trainers.trainer_plugin import RankBytes, known_trainers
 
 
 def gpu_bytes(config: RunConfig) -> int | None:
-    """Return the memory of the smallest GPU here: Ray chooses which rank gets which.
+    """Return the memory of the smallest GPU here, because Ray chooses the GPU of each rank.
 
-    None if no trainer rank needs one, or none is here.
+    Return None if no trainer rank needs a GPU, or this machine has none.
     """
     trainer = config.trainer
     if trainer.backend == "stub" or not trainer.device.startswith("cuda"):
         return None
-    import torch  # which takes seconds, and a recipe for the CPU need not load it here
+    import torch  # its import takes seconds, and a recipe for the CPU need not load it here
 
     every = range(torch.cuda.device_count())
-    cuda: Any = torch.cuda  # which does not say what it returns
+    cuda: Any = torch.cuda  # its return types are undeclared
     found = [cuda.get_device_properties(each) for each in every]
     return min((int(each.total_memory) for each in found), default=None)
 
@@ -28,8 +28,8 @@ def largest_rank_said(held: RankBytes, weights: str = "weights") -> str:
     """Return the bytes of the rank that holds most, by kind, as a part of a finding.
 
     Args:
-        held: What it holds.
-        weights: What its first part is.
+        held: Its bytes.
+        weights: Name of the first part.
     """
     return (
         f"the largest holds {size(held.total)}: {weights} {size(held.weights)}, gradients "
@@ -46,16 +46,16 @@ def against_gpu(
     rank: int = 0,
     loading_bytes: int = 0,
 ) -> Finding:
-    """Return what a rank holds as a finding: an error if its GPU is smaller, a warning if its share is.
+    """Return a finding on a rank's bytes: an error above its GPU's size, a warning above its share.
 
     Args:
         config: The recipe.
-        about: Subject of the finding, and what was computed.
-        held_bytes: What the rank holds throughout a step, a lower bound of what it needs.
-        gpu: Memory of its GPU in bytes; None: unknown, or the rank is on the CPU.
-        fix: What makes a rank hold less, and the key of the part of a GPU that it reserves.
+        about: Subject of the finding, and a name of the computed bytes.
+        held_bytes: Bytes that the rank holds throughout a step, a lower bound of its need.
+        gpu: Memory of its GPU in bytes, or None if unknown or if the rank is on the CPU.
+        fix: How to make a rank hold less, and the key for the part of a GPU that it reserves.
         rank: The rank.
-        loading_bytes: What it holds at its start, while it loads the model.
+        loading_bytes: Bytes that it holds at its start, while it loads the model.
     """
     (subject, seen), (less, key) = about, fix
     if loading_bytes > held_bytes:

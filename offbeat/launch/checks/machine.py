@@ -1,6 +1,6 @@
-"""Compares cores, memory and shared memory of this machine with what the run needs.
+"""Compares cores, memory and shared memory of this machine with the needs of the run.
 
-The lines that a bug report needs: versions of this Python, of its packages, of this machine.
+Composes the lines that a bug report needs: versions of Python, of its packages, of this machine.
 """
 
 import platform
@@ -34,7 +34,7 @@ _PROCESS_BYTES: Final = 600 * 2**20
 _STORE_OF_MEMORY: Final = 0.3
 _STORE_OF_SHARED: Final = 0.95
 _LARGEST_STORE: Final = 200e9
-"""Bounds of the object store that Ray starts by default: share of main memory, share of shared memory, bytes."""
+"""Bounds of Ray's default object store: share of main memory, share of shared memory, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def this_machine() -> Machine:
 
 
 def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check that there is a core for each thread that computes at the same time."""
+    """Check that each thread that computes at the same time has a core."""
     section = config.trainer
     ranks = [] if section.backend == "stub" else trainer_resources(config)
     trainer = sum(each.threads for each in ranks)
@@ -85,17 +85,15 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     """Return a lower bound of main memory: weights and optimizer state, without activations.
 
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
-    are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
-    be as large. Each engine: weights. Of a run that trains adapters: weights in the trainer, and in
-    each engine that merges them as loaded and as served; adapters, their gradients and moments. With
-    ``sync.delta``: the base in each engine, and in the trainer where its transport keeps no
-    snapshot anyway. Engines that share the trainer's weights hold none, and nothing is published.
+    are published, the frozen reference if there is a KL penalty, and a teacher per rank, assumed to
+    be as large. Each engine: weights. In a run that trains adapters: weights in the trainer, and in
+    each engine that merges them as loaded and as served. In addition adapters, their gradients and
+    moments. With ``sync.delta``: the base in each engine, and in the trainer if its transport keeps
+    no snapshot. Engines that share the trainer's weights hold none, and nothing is published.
 
-    Args:
-        config: The recipe.
-        model: Facts of its model.
-        trained: Parameters that ``trainer.freeze`` leaves, or those of adapters: others have neither
-            gradient nor moments. None: all; of adapters, which are then not counted, none.
+    Args: config: The recipe. model: Facts of its model. trained: Parameters that ``trainer.freeze``
+        leaves, or parameters of adapters. Other parameters
+            have neither gradient nor moments. None: all, or with adapters none, so they count as 0.
     """
     each = ITEMSIZE[config.model.dtype]
     merges = sends_additions(config)
@@ -115,7 +113,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
 
 
 def _held_bytes(config: RunConfig, model: ModelFiles, trained: int | None, *, on_gpu: bool) -> int:
-    """Return what trainer and engines hold on GPUs, or on CPUs, to compute with.
+    """Return the bytes that trainer and engines hold for computing, on GPUs or on CPUs.
 
     Weights that trainer and engines share are counted once.
     """
@@ -141,10 +139,10 @@ def check_one_gpu(
     """Check the GPU that trainer and engines of one process share.
 
     Args:
-        config: The recipe; nothing is said of a run on Ray, whose parts reserve GPUs.
+        config: The recipe. A run on Ray gets no finding, because its parts reserve GPUs.
         model: Facts of its model.
-        gpu: Memory of the GPU in bytes; None: unknown, or the trainer is on the CPU.
-        trained: As of ``memory_needed_bytes``.
+        gpu: Memory of the GPU in bytes, or None if unknown or if the trainer is on the CPU.
+        trained: As in ``memory_needed_bytes``.
     """
     if config.runtime.backend != "local" or gpu is None:
         return
@@ -168,9 +166,9 @@ def _on_gpu(device: str) -> bool:
 def check_memory(
     config: RunConfig, machine: Machine, model: ModelFiles, trained: int | None = None
 ) -> Iterator[Finding]:
-    """Check memory: an error only beyond the total; less than what is free now is fine.
+    """Check memory. Only a need beyond the total is an error, not one beyond the free memory.
 
-    ``trained``: as of ``memory_needed_bytes``.
+    ``trained``: as in ``memory_needed_bytes``.
     """
     needed = memory_needed_bytes(config, model, trained)
     part = freezing_part(config) if trained else None
@@ -194,7 +192,7 @@ def check_memory(
 
 
 def release_bytes(config: RunConfig, model: ModelFiles) -> int:
-    """Return the bytes of a full release in Ray's object store; 0 if none goes there."""
+    """Return the bytes of a full release in Ray's object store, or 0 if it holds none."""
     sends = config.generator.has_engines and config.sync.transport == "object_store"
     if not sends or sends_additions(config):
         return 0
@@ -244,7 +242,7 @@ _HEADING: Final = "versions, for a bug report"
 
 
 def versions() -> str:
-    """Return the block of text: no path, no name of a machine or a user."""
+    """Return the block of text, without paths and names of machines or users."""
     machine = this_machine()
     lines = [
         ("offbeat", installed_version("offbeat") or _ABSENT),
@@ -259,7 +257,7 @@ def versions() -> str:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield what offbeat requires and, if installed, what its extras do; no development tools."""
+    """Yield packages that offbeat requires and installed ones of its extras, but no dev tools."""
     is_optional = {
         match.group(): "extra ==" in text
         for text in reversed(requires("offbeat") or [])

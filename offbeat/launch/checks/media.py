@@ -1,4 +1,4 @@
-"""Checks that the option of media brings."""
+"""Checks that the media option provides."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class MediaChecks(Protocol):
-    """Checks of a run whose prompts may have media; each yields nothing if they have none."""
+    """Checks of a run with possible media in prompts. Without media each yields nothing."""
 
     def check_model(self, config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
-        """Check that the model, made without memory, reads the media of the prompts."""
+        """Check that the model, made without memory, can read the media of the prompts."""
         ...
 
     def check_media(self, config: RunConfig, commits: Mapping[str, str]) -> Iterator[Finding]:
-        """Encode media of the first rows as a worker does. ``commits``: of paths on the hub."""
+        """Encode media of the first rows as a worker does. ``commits`` are by path on the hub."""
         ...
 
 

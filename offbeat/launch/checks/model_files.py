@@ -1,7 +1,7 @@
 """Reads facts of a model directory: JSON files and the headers of safetensors files.
 
-No torch is needed, unless a model has a name of its own for its maximum position: then
-transformers, which knows these names, is imported.
+No torch is needed, unless a model has an unusual name for its maximum position. Then transformers,
+which knows these names, is imported.
 """
 
 import json
@@ -40,7 +40,7 @@ class ModelFiles:
 def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
     """Read the model in ``folder``.
 
-    Return its facts, None if unreadable, and the problems found.
+    Return its facts, or None if unreadable, and the problems found.
     """
     if not folder.is_dir():
         return None, [error(_SUBJECT, f"{folder} is no directory", f"{_FIX} {_DOWNLOAD}")]
@@ -71,7 +71,7 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
 
 
 def _positions(settings: dict[str, Any]) -> tuple[str, int | None]:
-    """Return the config key of the maximum position, and its value; None if there is none."""
+    """Return the config key of the maximum position and its value, or None if missing."""
     for key in _position_keys(settings):
         value = settings.get(key)
         if isinstance(value, int):
@@ -174,11 +174,11 @@ _WEIGHTS_SUBJECT = "weights"
 
 
 def check_weights(config: RunConfig) -> Iterator[Finding]:
-    """Say what ``model.weights`` holds, or why a run cannot begin with it; nothing without it."""
+    """Report the content of ``model.weights``, or why a run cannot begin with it, if it is set."""
     path = config.model.weights
     if path is None:
         return
-    # torch, which a recipe without such weights need not load here.
+    # Loads torch, which a recipe without such weights need not load here.
     from offbeat.trainers.warm_start import UnfitWeights, found_weights
 
     try:

@@ -1,10 +1,8 @@
 """Checks that batched rows and cached decoding are exact for a model's class, without weights.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
+It loads torch, which costs seconds, so only recipes with a model import it.
 
-Says what a microbatch of the torch trainer takes besides weights, gradients and moments.
-
-It loads torch, whose import takes seconds: only recipes with a model import it.
+Also estimates the memory of a torch trainer's microbatch besides weights, gradients and moments.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -57,7 +55,7 @@ from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer, freezin
 from offbeat.transfer_queue.schema import Columns
 
 _VALUES = "weight values"
-_MOST_READ = 1 << 33  # bytes: some seconds; the start of a run reads all of them
+_MOST_READ = 1 << 33  # bytes, read in some seconds; the start of a run reads all of them
 _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
@@ -125,7 +123,7 @@ def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
 def _trained(
     model: PreTrainedModel, patterns: Sequence[str], plugin: TrainerPlugin | None
 ) -> Finding:
-    """Say how much of the model is trained; what the patterns match is marked in it as frozen."""
+    """Report how much of the model is trained. Mark weights that a pattern matches as frozen."""
     try:
         if plugin is not None:
             plugin.check_frozen(model, patterns)
@@ -141,7 +139,7 @@ def _trained(
 
 
 def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
-    """Return the model without memory, or None if ``check_model_proof`` reports why there is none."""
+    """Return the model without memory, or None if ``check_model_proof`` reports why not."""
     path, trust = config.model.path, config.model.trust_remote_code
     try:
         return model_without_memory(path, trust_remote_code=trust)
@@ -150,9 +148,9 @@ def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
 
 
 def trained_parameters(config: RunConfig) -> int | None:
-    """Return how many parameters are trained: additions of a part, or all but frozen ones.
+    """Return the number of trained parameters: additions of a part, or all but frozen ones.
 
-    None without either, or if the model or a pattern is refused.
+    Return None without either, or if the model or a pattern is refused.
     """
     patterns, part = freeze_patterns(config), freezing_part(config)
     if (not patterns and part is None) or (model := unfilled_model(config)) is None:
@@ -163,12 +161,12 @@ def trained_parameters(config: RunConfig) -> int | None:
             return part.count_additions(config, model)
         frozen = frozen_parameters(model, patterns)
     except UntrainableModel:
-        return None  # ``check_model_proof`` says why
+        return None  # ``check_model_proof`` reports why
     return sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in frozen)
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
-    """Report a model whose samples would never end, or not at a stop string.
+    """Report a model with samples that would never end, or not at a stop string.
 
     The model's files must be complete.
     """
@@ -244,7 +242,7 @@ _SUBJECT = "activations"
 def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Estimate the activations of a microbatch of samples of full length, on each rank.
 
-    Nothing for other trainers, adapters and models with pictures, and for what cannot be estimated.
+    Yield nothing for other trainers, adapters, models with pictures and other unknown cases.
     """
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig):
@@ -270,8 +268,8 @@ def estimated_activations(
 ) -> tuple[int, tuple[int, int]] | None:
     """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
 
-    None for trainers other than torch, adapters, models with pictures, code of a model's directory,
-    and what ``activation_bytes`` cannot count.
+    Return None for trainers other than torch, adapters, models with pictures, code of a model's
+    directory, and models that ``activation_bytes`` cannot count.
 
     Raises:
         UntrainableModel: No kind of rows is exact for the model.
@@ -291,7 +289,7 @@ def estimated_activations(
 
 
 def _full_groups(config: RunConfig, trainer: TorchTrainerConfig) -> list[dict[str, np.ndarray]]:
-    """Return as many groups of samples of full length as fill a microbatch, or as a step has."""
+    """Return as many full-length groups of samples as fill a microbatch, or as a step has."""
     length, samples = config.generator.max_model_len, config.samples_per_group
     new = min(config.generator.sampling.max_new_tokens, length - 1)
     prompt = length - new

@@ -1,4 +1,4 @@
-"""Checks the tokens of prompts, on the longest rows of the files."""
+"""Checks the number of prompt tokens, on the longest rows of the files."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -26,16 +26,16 @@ from offbeat.messages.text import first_line
 from offbeat.models.media_rules import MediaTokens, media_tokens
 
 _LONGEST_ROWS: Final = 200
-_WITHIN_S: Final = 2.0  # for each file
+_WITHIN_S: Final = 2.0  # per file
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Encoder of rows, and the tokens that none should have."""
+    """Encoder of rows, and the tokens that no row should have."""
 
     environment: Environment
     unknown: int | None
-    first: int | None  # token that begins a text, of which there is one
+    first: int | None  # token that begins a text, and occurs once
     vocabulary: int  # rows of the model's embeddings
     is_too_large: bool  # whether the tokenizer has tokens beyond them
     media_tokens: MediaTokens
@@ -44,9 +44,9 @@ class _Texts:
 def check_prompt_lengths(
     config: RunConfig, commits: Mapping[str, str] = NO_COMMITS
 ) -> Iterator[Finding]:
-    """Tokenise the longest rows of the prompt files; code of custom environments is not run.
+    """Tokenise the longest rows of the prompt files, without running code of custom environments.
 
-    Rows with media are checked by ``MediaChecks.check_media``. ``commits`` are those of paths on the hub.
+    ``MediaChecks.check_media`` checks rows with media. ``commits`` are by path on the hub.
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
@@ -80,7 +80,7 @@ def check_prompt_lengths(
 
 @dataclass(slots=True)
 class Refusals:
-    """Rows of which no prompt can be made, by the kind of the error."""
+    """Rows that cannot become a prompt, by the kind of the error."""
 
     kinds: dict[str, list[tuple[int, str]]] = field(
         default_factory=dict[str, list[tuple[int, str]]]
@@ -117,7 +117,7 @@ class _Measured:
 def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
     seen = _Measured()
-    # A token beyond the embeddings may stand in any row.
+    # A token beyond the embeddings may be in any row.
     most = prompts.rows if texts.is_too_large else _LONGEST_ROWS
     count = most if not config.environment.has_media else prompts.rows
     for prompt in prompts.longest(count):
@@ -202,14 +202,14 @@ def _summary(key: str, prompts: FilePrompts, seen: _Measured) -> str:
 
 
 def ends_run(config: RunConfig, key: str, rows: int, bad: int) -> bool:
-    """Return whether a run over these rows is sure to end by the groups that it has to drop."""
+    """Return whether a run over these rows must end because of the groups that it has to drop."""
     comes_to_all = config.steps * config.groups_per_step >= rows
     spends_budget = bad > config.rollout.drop_budget and comes_to_all
     return bad == rows or (key == "data.path" and spends_budget)
 
 
 def _tokens(environment: Environment, prompt: Prompt) -> tuple[tuple[int, ...], int]:
-    """Return the tokens of a row, and the fewest that have to fit behind them."""
+    """Return the tokens of a row, and the minimum number of tokens that must fit after them."""
     if isinstance(environment, Demonstrations):
         made = environment.demonstrate(prompt)
         return made.prompt_ids + made.response_ids, 0

@@ -88,7 +88,7 @@ _COLOURS = {
 
 
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> int:
-    """Report all findings, then ``versions``; the exit code is 0 unless something cannot work."""
+    """Report all findings, then ``versions``. Return 0 unless something cannot work."""
     config, of_hub = loaded.config, list[Finding]()
     try:
         config = with_local_model(config, partial(typer.echo, err=True))
@@ -112,7 +112,7 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> 
 
 
 def print_findings(findings: Sequence[Finding], versions: str) -> None:
-    """Print each finding, errors first, then ``versions``; the last line counts and names problems."""
+    """Print findings, errors first, then ``versions``. The last line counts and names problems."""
     for finding in sorted(findings, key=lambda each: _ORDER.index(each.level)):
         word, rest = printable_lines(str(finding)).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
@@ -122,9 +122,9 @@ def print_findings(findings: Sequence[Finding], versions: str) -> None:
 def find(
     config: RunConfig, run_dir: Path | None, commits: Mapping[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield all findings about running ``config`` here, in ``run_dir`` if it is given.
+    """Yield all findings about running ``config`` on this machine, in ``run_dir`` if it is given.
 
-    ``commits`` are those of its paths on the hub; None: they are resolved.
+    ``commits`` are by path on the hub. If it is None, they are resolved.
     """
     if commits is None:
         try:
@@ -141,7 +141,7 @@ def find(
 
 
 def _until_package_is_missing(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings; if one needs a package that is not installed, report that the rest is skipped."""
+    """Yield findings. If one needs a package that is missing, report that the rest is skipped."""
     try:
         with named_if_missing():
             yield from findings
@@ -156,13 +156,14 @@ def find_beside_model(
     *,
     calls_rewards: bool = False,
 ) -> Iterator[Finding]:
-    """Yield findings about everything but the model's class and tokenizer. Loads no torch.
+    """Yield findings about everything but the model's class and tokenizer. Load no torch.
 
-    With ``calls_rewards`` each reward of the user is called once: a run calls it soon anyway.
+    With ``calls_rewards`` each reward of the user is called once, because a run soon calls it
+    anyway.
     """
     model, about_model = read_model(Path(config.model.path))
     if is_on_hub(config.model.path):
-        about_model = []  # whoever downloads it has said why it is not here
+        about_model = []  # the download has reported why it is missing
     machine = this_machine()
     engines = find_engine(config.generator.backend)
     is_local = config.runtime.backend == "local"
@@ -195,7 +196,7 @@ def find_beside_model(
 
 
 def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what deltas and the transport say about a recipe on this machine."""
+    """Yield the findings of deltas and of the transport about a recipe on this machine."""
     if config.sync.delta and config.generator.has_engines:
         yield from find_delta().check(config)
     transport = find_transport_of(config.sync)
@@ -204,7 +205,7 @@ def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator
 
 
 def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
-    """Yield findings about the model, and about prompts as its tokenizer reads them."""
+    """Yield findings about the model, and about prompts in the tokens of the model."""
     model, _ = read_model(Path(config.model.path))
     engines = find_engine(config.generator.backend)
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
@@ -247,7 +248,7 @@ def _check_run_dir(
 
 
 def _adapter_bytes(config: RunConfig) -> int | None:
-    """Return the bytes of trained adapters, or None if there are none."""
+    """Return the bytes of trained adapters, or None without adapters."""
     if not model_is_frozen(config) or not has_model(config):
         return None
     from offbeat.launch.checks import model_proof
@@ -257,14 +258,14 @@ def _adapter_bytes(config: RunConfig) -> int | None:
 
 
 def has_model(config: RunConfig) -> bool:
-    """Return whether a run loads a model: then its checks load torch, whose import takes seconds."""
+    """Return whether a run loads a model. If so, its checks load torch, which costs seconds."""
     return config.trainer.backend != "stub" or config.generator.backend != "stub"
 
 
 def _of_each_environment(
     config: RunConfig, commits: Mapping[str, str] | None, *, calls_rewards: bool
 ) -> Iterator[Finding]:
-    """Yield the findings about prompts and code of each environment; of several, with its name."""
+    """Yield findings on prompts and code of each environment, by name if there are several."""
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():
@@ -287,16 +288,16 @@ def _of_each_environment(
 
 
 def _first_row(read: Mapping[str, FilePrompts]) -> dict[str, Any] | None:
-    """Return the first row that a run draws, as a reward gets it; None: there is no file."""
+    """Return the first row that a run draws, as a reward receives it, or None without a file."""
     prompt = read[DATA].prompt(0) if DATA in read else None
     return None if prompt is None else media_prompts().without_content(prompt.data)
 
 
 class AgentChecks(Protocol):
-    """Checks of an environment whose episodes call the model over HTTP."""
+    """Checks of an environment with episodes that call the model over HTTP."""
 
     def check_agent(self, config: RunConfig) -> Iterator[Finding]:
-        """Check what joins the turns of a conversation, and how many episodes run at once."""
+        """Check how turns of a conversation are joined, and how many episodes run at once."""
         ...
 
 
@@ -304,7 +305,7 @@ def agent_checks() -> AgentChecks:
     """Return the checks of the plug-in.
 
     Raises:
-        PluginUnusable: Its folder is not there, or its import fails.
+        PluginUnusable: Its folder is missing, or its import fails.
     """
     return cast("AgentChecks", find_only("agents"))
 
@@ -312,7 +313,7 @@ def agent_checks() -> AgentChecks:
 def _tokens_of_each_environment(
     config: RunConfig, commits: Mapping[str, str] | None
 ) -> Iterator[Finding]:
-    """Yield the findings about prompts as the model reads them; of several, with the name."""
+    """Yield findings on prompts as the model reads them, with names of several environments."""
     for name, view in environment_views(config).items():
         plugin = find_environment(view.environment.name)
         for finding in chain(
@@ -336,9 +337,9 @@ def _of_environment(name: str, finding: Finding) -> Finding:
 def problems_before_start(
     config: RunConfig, run_dir: Path | None, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the errors of ``offbeat check`` that are found in a moment, before anything is started.
+    """Return the errors of ``offbeat check`` that need little time, before anything is started.
 
-    A run that joins a cluster is not checked against this machine, and a dry run is not checked.
+    A run that joins a cluster is not checked against this machine. A dry run is not checked.
     """
     if _joins_cluster(config):
         recipe = () if dry_run else check_secrets(config)
@@ -349,7 +350,7 @@ def problems_before_start(
 def problems_of_model(
     config: RunConfig, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the other errors of ``offbeat check``, which take seconds to find: they load torch."""
+    """Return the slow errors of ``offbeat check``, which load torch and need seconds."""
     if dry_run or _joins_cluster(config):
         return []
     return _errors(find_of_model(config, commits))

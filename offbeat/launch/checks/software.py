@@ -1,4 +1,4 @@
-"""Checks of packages, W&B, the cluster and devices that the run needs."""
+"""Checks the packages, W&B, the cluster and the devices that the run needs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -16,14 +16,14 @@ from offbeat.trainers.trainer_plugin import find_trainer, parts_of
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
 TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
-"""First and last minor version with which the tests of the core passed."""
+"""First and last minor version that passed the tests of the core."""
 _CONNECT_S: Final = 5.0
 
 
 def check_packages(
     config: RunConfig, find_version: Callable[[str], str | None] = installed_version
 ) -> Iterator[Finding]:
-    """Check that packages are installed, by their metadata: nothing is imported.
+    """Check that packages are installed, by their metadata. Import nothing.
 
     ``find_version`` returns the version of a package, or None if it is not installed.
     """
@@ -44,7 +44,7 @@ def check_packages(
 
 
 def _check_version(config: RunConfig, name: str, version: str) -> Finding:
-    """Judge a version: too old for this recipe, never tested, or fine."""
+    """Classify a version: too old for this recipe, never tested, or fine."""
     if name == "torch" and _shards(config) and (refusal := refuse_sharding(version)):
         problem, fix = refusal
         return error(name, f"the trainer {problem}", f"{fix}.")
@@ -82,9 +82,9 @@ def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Fi
 def check_ray_address(
     environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
 ) -> Iterator[Finding]:
-    """Check the cluster that the run joins, and that it answers: Ray would retry for minutes.
+    """Check that the cluster that the run joins answers. Otherwise Ray would retry for minutes.
 
-    ``reach`` connects to a host and a port, or raises OSError; None uses TCP.
+    ``reach`` connects to a host and a port, or raises OSError. None uses TCP.
     """
     address = environ.get("RAY_ADDRESS")
     if not address:
@@ -117,7 +117,7 @@ def check_one_process(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
-    """Return why the cluster cannot be reached; empty if it may be."""
+    """Return why the cluster is unreachable, or an empty string if it may be reachable."""
     if address in {"auto", "local"}:  # Ray finds these itself
         return ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -131,7 +131,7 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
 
 
 def gpus_wanted(config: RunConfig) -> float:
-    """Return the GPUs that Ray has to find for all actors together; 1 for a process that uses one."""
+    """Return the GPUs that Ray must find for all actors together, or 1 for one process on a GPU."""
     trainer, generator = config.trainer, config.generator
     if config.runtime.backend == "local":
         devices = [each.device for each in (trainer, generator) if each.backend != "stub"]
@@ -158,7 +158,7 @@ def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
 
 
 def count_gpus(config: RunConfig) -> int | None:
-    """Count GPUs with torch, but only when one is requested: importing torch takes seconds."""
+    """Count GPUs with torch, but only if one is requested: importing torch costs seconds."""
     sections = (config.trainer, config.generator)
     devices = [section.device for section in sections if section.backend != "stub"]
     if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):

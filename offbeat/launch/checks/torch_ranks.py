@@ -1,6 +1,6 @@
-"""Says what a rank of the torch trainer holds of a model that several ranks hold together.
+"""Counts the bytes of a torch trainer's rank for a model that several ranks share.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
+It loads torch, which costs seconds, so only recipes with a model import it.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ _SUBJECT: Final = "trainer ranks"
 
 
 def check_data_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
-    """Compare what a rank holds of a sharded model with ``gpu``.
+    """Compare the bytes of a rank of a sharded model with ``gpu``.
 
-    A part of the trainer does so if its ranks divide matrices, or if some hold only a vision tower.
+    For ranks that split matrices or hold only a vision tower, a part of the trainer does this.
 
     Args:
-        config: The recipe; nothing is said of one rank, which holds the model whole.
-        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+        config: The recipe. A single rank gets no finding, because it holds the whole model.
+        gpu: Memory of a rank's GPU in bytes, or None if unknown or if the ranks are on the CPU.
     """
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel > 1:
@@ -48,12 +48,12 @@ def compare_largest_rank(
     subject: str,
     gpu: int | None,
 ) -> Iterator[Finding]:
-    """Compare what the rank that holds most holds of a model without memory with ``gpu``."""
+    """Compare the bytes of the largest rank of a model without memory with ``gpu``."""
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
     except (UntrainableModel, PartPackageMissing):
-        return  # ``check_model_proof`` and ``check_packages`` say so
+        return  # ``check_model_proof`` and ``check_packages`` report it
     seen = (
         f"{trainer_ranks(config)} ranks; {largest_rank_said(held)}; "
         "what a pass gathers and computes comes on top"
@@ -71,7 +71,7 @@ def held_by_torch_rank(
     Args:
         config: The recipe.
         trainer: Its trainer, without encoder ranks.
-        model: Its model without memory; its frozen weights are marked, and it has no additions yet.
+        model: Its model without memory. Frozen weights are marked, and additions are still missing.
 
     Raises:
         UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.
@@ -81,7 +81,7 @@ def held_by_torch_rank(
     part = freezing_part(config)
     if part is not None:
         part.add_to_model(config, model)
-    # A frozen model is its own reference: it is computed without the additions.
+    # A frozen model is the reference itself: it is computed without the additions.
     has_reference = config.algorithm.loss.needs_reference_logprobs and part is None
     return largest_rank(
         model,

@@ -1,8 +1,8 @@
-"""Checks of the user's own code: it is imported in a child process, and a reward is called there.
+"""Checks of the user's code: a child process imports it and calls a reward.
 
-Tries the options of a sampler and of a loss that are not of this package, before a run does.
+Also tries the options of a sampler and of a loss from outside this package before a run does.
 
-Their code is called in a child process, as code of the user may do anything there.
+Their code is called in a child process, because user code may do anything there.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.finding import Finding, error, ok, warning
 
 _RESPONSE: Final = ""
-"""The response that a reward is tried with: a model may end its answer before the first token."""
+"""The response for trying a reward. A model may end its answer before the first token."""
 
 _OF_ANY_RESPONSE: Final = ("reward_wrong_type", "reward_not_finite")
-"""Reasons of a failure that the response does not cause."""
+"""Reasons of failures that do not depend on the response."""
 
 
 def check_targets(
@@ -55,7 +55,7 @@ def check_targets(
     Args:
         config: A recipe of one environment.
         working_dir: Where the user's modules are.
-        row: A row of the prompts, for which each reward is called once; None: none is called.
+        row: A row of the prompts, for which each reward is called once. None: no reward is called.
     """
     environment = config.environment
     options = [each.options for each in environment.rewards.values()] or [environment.options]
@@ -95,13 +95,13 @@ def check_advantage(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
 
 
 def _child(config: RunConfig, target: str, working_dir: Path, **changes: Any) -> RewardTarget:  # noqa: ANN401 - of the fields of a target
-    """Return what a child imports of code that runs in another process of a run, without limits."""
+    """Return a target without limits, for a child to import code of another process of a run."""
     no_limits: dict[str, Any] = {"options": {}, "memory_mib": None, "form": None}
     return make_reward_target(config.environment, target, working_dir, **{**no_limits, **changes})
 
 
 def _import(section: str, key: str, child: RewardTarget) -> Generator[Finding, None, Ready | None]:
-    """Return facts about the code if it can be imported; yield the finding about it."""
+    """Yield the finding about an import of the code. Return facts about it if it succeeded."""
     target = child.target
     named = key if is_by_value(target) else f"{key}={target}"
     try:
@@ -133,7 +133,7 @@ def _describe_value(child: RewardTarget) -> Ready:
 
 
 def _call(key: str, child: RewardTarget, row: dict[str, Any]) -> Iterator[Finding]:
-    """Call a reward once, and report that it returned no reward."""
+    """Call a reward once, and report if it returned no reward."""
     try:
         _run(child, row)
     except RewardFailed as failed:
@@ -165,7 +165,7 @@ def _run(child: RewardTarget, row: dict[str, Any] | None = None) -> Ready:
 
 
 def _one_call_at_a_time(config: RunConfig, ready: Ready) -> Iterator[Finding]:
-    """Warn of limits for the calls of an async reward if the function is not async."""
+    """Warn of limits on the calls of an async reward if the function is not async."""
     unused = config.environment.reward_call_keys()
     if unused and not ready.concurrent:
         name = _name(str(config.environment.target))
@@ -189,7 +189,7 @@ def _one_turn(config: RunConfig, ready: Ready) -> Iterator[Finding]:
 
 
 def check_variables(config: RunConfig) -> Iterator[Finding]:
-    """Warn of variables that user code is to inherit and that are not set here."""
+    """Warn of variables that user code should inherit and that are not set here."""
     if unset := [name for name in config.environment.variables if name not in os.environ]:
         yield warning(
             "environment",
@@ -211,7 +211,7 @@ def _installed(name: str) -> Finding:
 
 
 def check_secrets(config: RunConfig) -> Iterator[Finding]:
-    """Check that no value is the placeholder that a stored config has for a secret."""
+    """Check that no value is the placeholder that replaces a secret in a stored config."""
     for key in redacted_keys(config.model_dump()):
         seen = f"{key} is {REDACTED}: the recipe was written by a run, which leaves secrets out"
         yield error("secrets", seen, f"Give it again: {key}=...")
@@ -234,8 +234,8 @@ def try_options(
     Args:
         config: A recipe.
         working_dir: Where the user's modules are.
-        refused: Subjects of errors that are known: these sections are not tried.
-        within_s: Seconds that each of them has.
+        refused: Subjects of known errors. These sections are not tried.
+        within_s: Time limit for each section in seconds.
     """
     sampler, loss = config.sampler, config.algorithm.loss
     if isinstance(sampler, CustomSamplerConfig) and _SAMPLER not in refused:
@@ -254,9 +254,9 @@ def _try(
     working_dir: Path,
     within_s: float,
 ) -> Iterator[Finding]:
-    """Yield the reason why a run would refuse the code; nothing if a run accepts it."""
+    """Yield the reason why a run would refuse the code, or nothing if a run accepts it."""
     if is_by_value(code.target):
-        return  # another process does not have it
+        return  # another process does not have the object
     given = {
         f"{section}.options.{key}": shorten(value)
         for key, value in without_secrets(dict(code.options)).items()
@@ -276,10 +276,10 @@ def _try(
 
 
 def _tried_code_run(trial: Trial, within_s: float) -> TrialAnswer:
-    """Return the answer of a child process, all of whose processes are ended.
+    """Return the answer of a child process. End the child and all of its processes.
 
     Raises:
-        DeadlineExceeded: There is none in time.
+        DeadlineExceeded: No answer came in time.
     """
     import_path = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(  # noqa: S603 - this Python, and a module of this package

@@ -1,4 +1,4 @@
 """The command line.
 
-Commands import what they start, so that `--help` loads neither torch nor ray.
+Commands import their modules when called, so that `--help` loads neither torch nor ray.
 """

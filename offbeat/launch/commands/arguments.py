@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and what they say of a setting written as an option."""
+"""Arguments that several commands share, and the refusal of a setting written as an option."""
 
 import difflib
 from collections.abc import Generator
@@ -30,7 +30,7 @@ _CLOSE: Final = 0.8
 
 
 def refuse(problem: object, exit_code: int = REFUSED) -> NoReturn:
-    """Print a problem on standard error, and end the command."""
+    """Print a problem on standard error and end the command."""
     typer.echo(printable_lines(str(problem)), err=True)
     raise typer.Exit(exit_code)
 
@@ -45,7 +45,7 @@ def error_in_one_line() -> Generator[None, None, None]:
 
 
 class RecipeCommand(TyperCommand):
-    """Command that takes settings of a recipe: one that is written as an option is refused with its form here."""
+    """Command with recipe settings. Refuses a setting written as an option and shows its form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of typer's own click
         """Parse the arguments.
@@ -60,7 +60,7 @@ class RecipeCommand(TyperCommand):
                 break
             is_option = not name.startswith("--") or name in (*known, *ctx.help_option_names)
             if is_option or difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE):
-                continue  # a misspelt one is named with the nearest where it is parsed
+                continue  # its parser names the nearest option for a misspelt one
             setting = _setting(name, value if equals else (*args[at + 1 :], "VALUE")[0])
             line = (
                 f"No such option: {name}. Settings of a recipe stand behind it, without dashes: {setting}. "
@@ -71,7 +71,7 @@ class RecipeCommand(TyperCommand):
 
 
 def _setting(option: str, value: str) -> str:
-    """Return an option in the form of a setting; of a secret, or of no key of a recipe, only the form."""
+    """Return an option as a setting. For a secret or an unknown key return only the form."""
     from offbeat.config import schema
     from offbeat.config.peer_keys import translated
     from offbeat.config.secrets import is_secret_key

@@ -1,4 +1,4 @@
-"""The commands. Each reads its recipe, then imports what it starts: nothing heavy is loaded before.
+"""The commands. Each reads its recipe before it imports anything heavy.
 
 Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 """
@@ -28,12 +28,12 @@ from offbeat.messages.text import printable_lines
 
 
 class _Commands(TyperGroup):
-    """The commands of this package, and any other command that a plug-in brings."""
+    """The commands of this package, and the commands of plug-ins."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
-        """Return a command; look for a plug-in of its name if there is none."""
+        """Return a command. If this package has none, search for a plug-in with its name."""
         found = super().get_command(ctx, cmd_name)
-        is_folder = cmd_name in plugins_of("command")  # its commands have names of their own
+        is_folder = cmd_name in plugins_of("command")  # its commands have other names
         if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:
@@ -84,7 +84,7 @@ LocalOption = Annotated[
 def main() -> None:
     """Run the ``offbeat`` command. Always ends in ``SystemExit``.
 
-    Characters that standard output cannot encode are printed as ``?``; standard error escapes them.
+    Characters that standard output cannot encode are printed as ``?``. Standard error escapes them.
     """
     stdout: Any = sys.stdout
     if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _from_home(argument: str) -> str:
-    """Expand a ``~`` that the shell leaves: in quotes, or behind the = of an option."""
+    """Expand a ``~`` that the shell does not: in quotes, or after the = of an option."""
     option, equals, value = (
         argument.partition("=") if argument.startswith("--") else ("", "", argument)
     )
@@ -152,7 +152,7 @@ def train(
     if resume is not None and run_dir is not None:
         refuse(f"--resume {resume} and --run-dir {run_dir}: give one of them.")
     if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
-        recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
+        recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, not a recipe
     if recipe is None:
         if resume is None:
             refuse("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml")
@@ -181,9 +181,9 @@ def dry_run(
 
 
 def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
-    """Return the overrides, with the runtime that ``--local`` names.
+    """Return the overrides, with the runtime that ``--local`` selects.
 
-    Exits with 2 if they name one too: one of the two would be ignored.
+    Exit with 2 if the overrides also name a runtime, because one of the two would be ignored.
     """
     given = list(overrides or ())
     if not local:
@@ -297,7 +297,7 @@ def init(
 
     from offbeat.launch.commands.starter import Starter, write_starter
 
-    if not folder:  # as of a variable that is not set; it is not the working directory
+    if not folder:  # as from an unset variable; it is not the working directory
         refuse('DIRECTORY is "". Name one, or leave it out: offbeat init')
     chosen = Starter.AGENT if agent else Starter.LOSS if loss else Starter.REWARD
     write_starter(Path(folder), chosen)

@@ -1,4 +1,4 @@
-"""The commands that read run directories: of runs that go on, ended or were killed."""
+"""The commands that read directories of live, ended and killed runs."""
 
 from typing import Annotated
 

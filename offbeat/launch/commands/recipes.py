@@ -21,7 +21,7 @@ from offbeat.messages.failures import OffbeatError
 def read_or_exit(
     recipe: Path, overrides: Sequence[str] | None, *, dry_run: bool = False
 ) -> LoadedRecipe:
-    """Read a recipe; on errors, report all problems on standard error and exit with code 2."""
+    """Read a recipe. On errors, report all problems on standard error and exit with code 2."""
     try:
         return load_recipe(recipe, overrides or (), dry_run=dry_run)
     except ConfigError as error:
@@ -30,7 +30,7 @@ def read_or_exit(
 
 
 def read_with_model(recipe: Path, overrides: Sequence[str] | None) -> LoadedRecipe:
-    """Read a recipe as ``read_or_exit``, and download its model if it names one of the hub."""
+    """Read a recipe as ``read_or_exit`` does, and download its model if it is on the hub."""
     loaded = read_or_exit(recipe, overrides)
     if not is_on_hub(loaded.config.model.path):
         return loaded
@@ -45,7 +45,7 @@ def read_with_model(recipe: Path, overrides: Sequence[str] | None) -> LoadedReci
 
 
 def _report(error: ConfigError) -> str:
-    """Format the error with a red heading. ``typer.echo`` removes colours off a terminal."""
+    """Format the error with a red heading. ``typer.echo`` removes colours without a terminal."""
     head, _, rest = str(error).partition("\n")
     return f"{typer.style(head, fg=typer.colors.RED, bold=True)}\n{rest}"
 

@@ -44,7 +44,7 @@ def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:
 
 
 def _stage(snapshot: HubSnapshot, target: Path, stall_s: float) -> dict[str, OffbeatError]:
-    """Download on every node of the cluster at ``RAY_ADDRESS``, else here; return failures by node."""
+    """Download on every node of the cluster at ``RAY_ADDRESS``, else here. Return node failures."""
     from offbeat.launch.process_environment import set_environment
 
     set_environment({})

@@ -1,4 +1,4 @@
-"""``offbeat init``: a directory that trains at once, with everything that a first user changes."""
+"""``offbeat init``: writes a directory that trains at once, with all files that a user changes."""
 
 import enum
 import os
@@ -15,13 +15,13 @@ from offbeat.launch.commands.arguments import refuse
 from offbeat.messages.text import list_names
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
-"""Names of files that would act on this repository under their own name."""
+"""Names of files that would affect this repository under their real names."""
 
 _RECIPE: Final = "recipe.yaml"
 _WITH_LOSS: Final = "algorithm.loss.target=losses:loss"
 
 _MOST_NAMED: Final = 3
-"""Files that a refusal lists; an old starter has all of them."""
+"""Files that a refusal lists. An old starter has all of them."""
 
 
 class Starter(enum.StrEnum):
@@ -33,14 +33,14 @@ class Starter(enum.StrEnum):
 
     @property
     def run(self) -> str:
-        """Return the name of its run."""
+        """Return the name of the starter's run."""
         return "agent-starter" if self is Starter.AGENT else "starter"
 
 
 def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
-    """Write a starter into ``folder``, which is made if need be, and print what to do next.
+    """Write a starter into ``folder``, create the folder if missing, and print the next steps.
 
-    No existing file is replaced: exit code 2, before anything is written.
+    No existing file is replaced: instead exit with code 2 before anything is written.
     """
     sources = _sources(starter)
     if starter is Starter.LOSS and not (folder / _RECIPE).exists():

@@ -1,4 +1,4 @@
-"""The agent: a loop that calls a URL with OpenAI's client, and the reward of what came of it."""
+"""The agent: a loop that calls a URL with OpenAI's client, and the reward of its result."""
 
 import json
 import re
@@ -20,9 +20,9 @@ CALCULATOR: Any = {
 
 
 async def run(task: dict[str, Any], client: AgentClient, *, max_turns: int = 4) -> float:
-    """Play one episode of a task, which is a line of tasks.jsonl; return its reward.
+    """Play one episode of a task, which is a line of tasks.jsonl, and return its reward.
 
-    client.base_url and client.api_key are this episode's: what is asked with them is trained.
+    client.base_url and client.api_key belong to this episode: calls with them are trained.
     """
     model = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, http_client=connections())
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
@@ -41,12 +41,12 @@ async def run(task: dict[str, Any], client: AgentClient, *, max_turns: int = 4) 
 
 
 def multiply(arguments: str) -> str:
-    """The product that a call asks for, or what is wrong with the call, for the model to read."""
+    """Return the product that a call asks for, or a description of the error for the model."""
     product = re.fullmatch(r"(\d{1,9})\*(\d{1,9})", str(json.loads(arguments).get("expression")))
     return str(int(product[1]) * int(product[2])) if product else "error: write a*b"
 
 
 @cache
 def connections() -> DefaultAsyncHttpxClient:
-    """The connections of this process: making them anew costs more than an episode."""
+    """Return the connections of this process. Creating new ones costs more than an episode."""
     return DefaultAsyncHttpxClient()

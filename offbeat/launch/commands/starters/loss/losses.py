@@ -1,4 +1,4 @@
-"""The loss: a number for each token, as the loss of PPO has it.
+"""The loss: a number for each token, as in PPO.
 
 offbeat adds KL and entropy, leaves out tokens that are not trained, and divides by algorithm.loss.normalize.
 """
