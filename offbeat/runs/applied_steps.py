@@ -1,7 +1,7 @@
 """Applied steps of a run as columns: from the journal, joined with ``metrics.jsonl``.
 
-The journal has every step of the lineage that stands, also the one whose metrics a killed
-controller took along; it decides which steps there are.
+The journal has every step of the current lineage, including one whose metrics were lost when the
+controller was killed. So the journal decides which steps exist.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from offbeat.telemetry.records import MetricRecord
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]
-"""A column for each metric: one number per step, NaN where the step has none."""
+"""One column per metric: one number per step, NaN if the step has none."""
 Counts = NDArray[np.int32]
 AXES: Final = ("step", "time", "samples")
-"""Columns that a chart may have as its x axis."""
+"""Columns that a chart can use as its x axis."""
 PAUSE: Final = STEP_FIELDS.index("pause_s")
-_HEAT_ROWS: Final = 17  # staleness 0 to 15, and one row for all beyond
+_HEAT_ROWS: Final = 17  # staleness 0 to 15, and one row for everything above
 _POINTS: Final = 5000
-"""Longer runs are read as so many equal runs of steps, so that memory does not grow with them."""
-_STEPS: Final = 50_000  # of which every one is read by itself
+"""Longer runs are read as this many equal runs of steps, so that memory hardly grows with them."""
+_STEPS: Final = 50_000  # up to here every step is read individually
 
 
 def steps_of(part: Aggregates) -> Floats:
@@ -34,7 +34,7 @@ def steps_of(part: Aggregates) -> Floats:
 
 
 class AppliedSteps:
-    """The applied steps of the lineage that stands, from the parts of a journal."""
+    """The applied steps of the current lineage, from the parts of a journal."""
 
     def __init__(self, parts: Sequence[Aggregates]) -> None:
         self._began_unix_s = parts[0].began_unix_s if parts else 0.0
@@ -57,7 +57,7 @@ class AppliedSteps:
         return self._rows[:, STEP_FIELDS.index(name)]
 
     def columns(self) -> dict[str, Floats]:
-        """Return what the journal itself knows of each step."""
+        """Return the values that the journal itself has for each step."""
         samples, weighted, oldest = self.field("samples"), self._rows[:, -2], self._rows[:, -1]
         return {
             "step": self.field("version"),
@@ -69,7 +69,7 @@ class AppliedSteps:
         }
 
     def staleness_shares(self, intervals: int) -> list[Floats]:
-        """Return the heat map: for each staleness the share of the samples, per interval of steps."""
+        """Return the heat map: for each staleness its share of the samples, per interval of steps."""
         count = min(intervals, len(self))
         if not count:
             return []
@@ -86,7 +86,7 @@ _NO_AGES: Final[Counts] = np.zeros((0, _HEAT_ROWS), np.int32)
 
 
 def _drop_after(version: int, pieces: list[Floats], ages: list[Counts]) -> None:
-    """Remove the steps after a version, which a rewind has undone."""
+    """Remove the steps after a version, because a rewind has undone them."""
     while pieces:
         kept = int(np.searchsorted(pieces[-1][:, 0], version, side="right"))
         if kept:
@@ -97,9 +97,9 @@ def _drop_after(version: int, pieces: list[Floats], ages: list[Counts]) -> None:
 
 
 def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
-    """Return the samples of each step by staleness; and their staleness summed, and the greatest.
+    """Return the samples of each step by staleness, and its sum and maximum of staleness.
 
-    The last column has all beyond; without samples the greatest is -1.
+    The last column counts everything above its bound. Without samples the maximum is -1.
     """
     by_age = np.zeros((steps, _HEAT_ROWS), dtype=np.int32)
     extremes = np.zeros((steps, 2))
@@ -114,10 +114,10 @@ def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
 
 
 def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
-    """Return the journal's columns and those of the metrics, at the same steps.
+    """Return the columns of the journal and of the metrics, at the same steps.
 
-    A metric that the journal knows as well is taken from the journal. Of more than ``_STEPS`` steps
-    a row is the mean of several, with the number, time and samples of the last of them.
+    If both have a metric, the journal's is used. Beyond ``_STEPS`` steps a row is the mean of
+    several steps, with the number, time and samples of the last step.
     """
     columns = dict(own)
     if len(own["step"]) > _STEPS:
@@ -129,15 +129,15 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     for version, record in found.steps.items():
         row = int(np.searchsorted(ends, version))
         if row == len(ends) or (len(ends) == len(own["step"]) and ends[row] != version):
-            continue  # undone by a rewind
+            continue  # a rewind has undone it
         _fill(columns, row, record, known=own)
     return columns
 
 
 def evaluated(own: Columns, found: MetricsFile) -> dict[str, Floats]:
-    """Return a row for each evaluation that stands, at the step, time and samples of its version.
+    """Return a row for each valid evaluation, at the step, time and samples of its version.
 
-    The initial weights are version 0: no step has led to them.
+    The initial weights are version 0, which no step produced.
     """
     axes = {name: np.concatenate(([0.0], own[name])) for name in AXES}
     versions = np.array(sorted(found.evaluations), dtype=np.int64)
@@ -150,7 +150,7 @@ def evaluated(own: Columns, found: MetricsFile) -> dict[str, Floats]:
 
 
 def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: Columns) -> None:
-    """Write the metrics of a record into its row, except those that are ``known`` already."""
+    """Write the metrics of a record into its row, except metrics that are ``known`` already."""
     for name, value in record.metrics.items():
         if name in known:
             continue
@@ -174,7 +174,7 @@ def binned(column: Floats, bins: int) -> Floats:
 
 
 def last_of_bins(column: Floats, bins: int) -> Floats:
-    """Return the last number of each run of ``binned``: where its steps end."""
+    """Return the last number of each run of ``binned``, where its steps end."""
     if len(column) <= bins:
         return column
     ends = (np.arange(bins) + 1) * len(column) // bins - 1

@@ -1,6 +1,7 @@
-"""Directory of one run: chosen, created, never shared with another run.
+"""Chooses and creates the directory of one run, which is never shared with another run.
 
-Finds the run around a path that is no run, or those below it, so that a message can name them.
+For a path that is not a run, finds the run around it or the runs below it, so a message can name
+them.
 """
 
 import contextlib
@@ -54,10 +55,10 @@ class RunDirUnusable(FixableError):
 
     form = "run directory {}: {}. {}"
 
-    fix_in_python: str = ""  # if a call fixes it that is no command
+    fix_in_python: str = ""  # if a call fixes it and not a command
 
     def in_python(self) -> str:
-        """Return the text for a caller in Python: it names calls where ``str`` names commands."""
+        """Return the text for a caller in Python, which names calls instead of commands."""
         return self.form.format(self.subject, self.problem, self.fix_in_python or self.fix)
 
 
@@ -74,9 +75,9 @@ def make_run_dir(
 ) -> Path:
     """Create the run's directory and write the resolved config into it.
 
-    A directory passed as ``requested`` must be free. The recipe's own ``run_dir`` gets the first free
-    number as suffix, so that a recipe can be run again unchanged. ``commits`` are those of its paths
-    on the hub.
+    A directory passed as ``requested`` must be free. The recipe's ``run_dir`` gets the first free
+    number as suffix, so that a recipe can be run again unchanged. ``commits`` are the commits of
+    the recipe's paths on the hub.
 
     Raises:
         RunDirUnusable: It contains a run already, cannot be written, or is a URI.
@@ -91,7 +92,7 @@ def make_run_dir(
         ours: Path | None = None
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            # Creating the config claims the directory, and settles a race of two runs.
+            # Creating the config claims the directory, and decides a race between two runs.
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
@@ -100,7 +101,7 @@ def make_run_dir(
         except FileExistsError:
             continue
         except OSError as error:
-            if ours is not None:  # a full disk: a partial config would look like that of a run
+            if ours is not None:  # a full disk: a partial config would look like a run's
                 ours.unlink()
             raise RunDirUnusable(
                 str(candidate), error.strerror or str(error), *_NAME_ANOTHER
@@ -119,21 +120,21 @@ def make_run_dir(
 
 @dataclass(slots=True)
 class ResumedDirectory:
-    """Directory of a run to resume; its stored recipe and inputs are those of the last start."""
+    """Directory of a run to resume, with the stored recipe and inputs of the last start."""
 
     path: Path
     inputs: Mapping[str, str]
-    """Inputs with which the run goes on."""
+    """Inputs with which the run continues."""
 
     _config: str
     _recorded: frozenset[str]  # keys of the inputs that were stored
     notices: tuple[str, ...] = ()
-    """Keys that have another value from now on, one sentence each; ``config.yaml`` has only the last."""
+    """One sentence for each key that changes its value. ``config.yaml`` has only the last value."""
 
     _is_accepted: bool = False
 
     def accept(self) -> None:
-        """Replace the stored recipe and inputs; what the run has recorded meanwhile stays. Once.
+        """Replace the stored recipe and inputs, once. Keep what the run has recorded meanwhile.
 
         Raises:
             OSError: The directory cannot be written.
@@ -156,13 +157,13 @@ def reopen_run_dir(
     """Check the directory of a run to resume against the recipe, and return it.
 
     ``changed_code`` allows changes in the source of the user's modules since the run began.
-    ``commits`` are those of paths on the hub that the run did not name before.
+    ``commits`` are the commits of paths on the hub that the run did not name before.
 
-    The stored config stays until ``ResumedDirectory.accept``. The summary of a run that has ended is
-    removed. A run that ended before its first record is started anew.
+    The stored config stays until ``ResumedDirectory.accept``. The summary of an ended run is
+    removed. A run that ended before its first record starts afresh.
 
     Raises:
-        RunDirUnusable: It contains no run, or one that this recipe cannot continue: the message
+        RunDirUnusable: It contains no run, or a run that this recipe cannot continue. The message
             names each difference. Or the run has finished all these steps, or the directory cannot
             be written.
     """
@@ -193,11 +194,11 @@ def reopen_run_dir(
 
 
 _DONE: Final = ("rollouts", "checkpoints")
-"""Directories that are written only after the journal."""
+"""Directories that are only written after the journal."""
 
 
 def _check_journal(directory: Path) -> None:
-    """Check that the journal has been written, or that there was nothing to write yet."""
+    """Check that the journal has been written, or that the run had nothing to write yet."""
     if any(file.stat().st_size for file in (directory / JOURNAL).glob("events-*.bin")):
         return
     done = [name for name in _DONE if any(directory.glob(f"{name}/*"))]
@@ -211,7 +212,7 @@ def _check_journal(directory: Path) -> None:
 
 
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
-    """Check that steps are left; otherwise a finished run keeps its summary."""
+    """Check that steps are left. Otherwise a finished run keeps its summary."""
     path = directory / SUMMARY
     summary = dict(leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
     done = summary.get("steps")
@@ -230,8 +231,8 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 def locked(directory: Path) -> Generator[None]:
     """Lock the directory during the block, or until the process ends.
 
-    On a file system without locks no process is refused. Of two controllers there, the journal lets
-    only the one that started last continue.
+    On a file system without locks no process is refused. If two controllers run there, the journal
+    lets only the later one continue.
 
     Raises:
         RunDirUnusable: Another process has locked it, or the directory does not exist.
@@ -279,17 +280,18 @@ _FIXED: Final = (
     "trainer.freeze",
     _ROUNDING,
 )
-"""Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes.
+"""Keys that a resume cannot change: they define prompts, steps, teacher and trained weights.
 
-So do sections of some parts of a trainer."""
+Sections of some parts of a trainer do the same."""
 
 
 def _changed_inputs(
     config: RunConfig, before: Mapping[str, str], recipe: object, *, changed_code: bool
 ) -> dict[str, str]:
-    """Return the problem of each input of the run by recipe key; empty if unchanged.
+    """Return the problem of each input of the run by recipe key, or nothing if unchanged.
 
-    ``recipe`` is the one that the run had. A missing key was not recorded, or is not a local file: then only its name is compared.
+    ``recipe`` is the run's previous recipe. A missing key was not recorded, or is not a local file.
+    Then only its name is compared.
     """
     here = Path.cwd()
     now = input_digests(config, here, before)
@@ -312,7 +314,7 @@ def _changed_inputs(
 def _commits(
     key: str, path: str, now: Mapping[str, str], before: Mapping[str, str], recipe: object
 ) -> str:
-    """Return which commits on the hub the prompts are of, now and before; empty unless both are."""
+    """Return the prompts' commits on the hub, now and before, or "" unless both are known."""
     was = before.get(str(dict(leaves(recipe)).get(key)))
     is_now = now.get(path)
     return f": commit {is_now}, and the run began with commit {was}" if was and is_now else ""
@@ -326,7 +328,7 @@ def _other_code(before: str, here: Path) -> str:
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
-    """Return the digests of inputs with the same name as before, for those that cannot be read."""
+    """Return the recorded digests of inputs that are still named, for use if they are unreadable."""
     was, now = dict(leaves(before)), dict(leaves(config.model_dump()))
     keys = (*prompt_paths(config), MODEL, *targets(config))
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
@@ -335,7 +337,7 @@ def _still_named(known: Mapping[str, str], before: object, config: RunConfig) ->
 
 
 def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
-    """Return the digests of prompts that an environment makes by code, which the controller reads."""
+    """Return the digests of prompts that an environment's code makes and the controller reads."""
     keys = (
         key_in(name, DATA)
         for name, view in environment_views(config).items()
@@ -353,8 +355,8 @@ def _check_fixed(
 ) -> None:
     """Check that the fixed keys are unchanged.
 
-    Prompts may have moved, if their content is the same. Code that was given by value may have
-    another name: its digest is among the inputs. ``code`` has the keys of the user's code.
+    Prompts may have moved if their content is the same. Code that was passed by value may have
+    another name, because the inputs have its digest. ``code`` has the keys of the user's code.
     """
     was, wanted = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
@@ -390,7 +392,7 @@ def _check_fixed(
 
 
 def _has_more_epochs(was: Mapping[str, object], wanted: Mapping[str, object], key: str) -> bool:
-    """Return whether ``key`` gives a run more epochs: its prompts so far stay the same."""
+    """Return whether ``key`` only adds epochs to a run. Its prompts so far stay the same."""
     had, has = was.get(key), wanted.get(key)
     is_more = isinstance(had, int) and (not isinstance(has, int) or has > had)
     return _own_key(key) == "data.epochs" and is_more
@@ -399,7 +401,7 @@ def _has_more_epochs(was: Mapping[str, object], wanted: Mapping[str, object], ke
 def _rounds_to_nearest_now(
     was: Mapping[str, object], wanted: Mapping[str, object], key: str
 ) -> bool:
-    """Return whether ``key`` ends random rounding: the checkpoint has float32 masters for both."""
+    """Return whether ``key`` ends random rounding. The checkpoint has float32 masters for both."""
     return key == _ROUNDING and (was.get(key), wanted.get(key)) == ("stochastic", "nearest")
 
 
@@ -415,7 +417,7 @@ def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterato
 
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
-    """Check that no secret that was left out of the stored config is now a literal value."""
+    """Check that no secret that is missing in the stored config is now a literal value."""
     missing = list(redacted_keys(config.model_dump()))
     if missing:
         problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
@@ -427,7 +429,7 @@ def _is_fixed(key: str) -> bool:
 
 
 def _own_key(key: str) -> str:
-    """Return a key of one of several environments as that of a run with it alone."""
+    """Return a key of one of several environments as the key of a run with only that one."""
     section, _, below = key.partition(".")
     return below.partition(".")[2] if section == SECTION and below else key
 
@@ -442,18 +444,18 @@ def leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 _LISTED: Final = 2  # runs below a directory that a message names
-_LOOKED_AT: Final = 200  # entries of a directory, so that a message about / comes at once
+_LOOKED_AT: Final = 200  # entries of a directory, so that a message about / is fast
 
 
 def run_around(path: Path) -> Path | None:
-    """Return the run that a file or a folder lies in; None: it lies in none."""
+    """Return the run that contains a file or a folder, or None if no run does."""
     with contextlib.suppress(OSError):
         return next((each for each in path.resolve().parents if (each / JOURNAL).is_dir()), None)
     return None
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """Return some runs that are folders of a directory; if there is none, some one level below."""
+    """Return some runs that are folders of a directory, or if none are, some one level below."""
     children = list(_folders(directory))
     levels = children, (each for child in children for each in _folders(child))
     for level in levels:
@@ -464,7 +466,7 @@ def runs_below(directory: Path) -> list[Path]:
 
 
 def what_to_name(path: Path) -> str:
-    """Return a sentence on what a reader of runs takes in place of ``path``."""
+    """Suggest a run directory to pass instead of ``path``, in one sentence."""
     around = run_around(path)
     if around is not None:
         return f"Name the run that it lies in, {around}"
@@ -475,7 +477,7 @@ def what_to_name(path: Path) -> str:
 
 
 def _folders(directory: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):  # somebody else's
+    with contextlib.suppress(OSError):  # another user's
         for child in islice(sorted(directory.iterdir()), _LOOKED_AT):
             if child.is_dir() and not child.is_symlink():
                 yield child

@@ -1,4 +1,4 @@
-"""``offbeat why RUN --eval SET ROW``: one row of a set."""
+"""``offbeat why RUN --eval SET ROW``: shows one row of a set."""
 # pyright: basic
 # pyarrow has no types.
 
@@ -21,18 +21,18 @@ from offbeat.telemetry.evaluation_files import (
 )
 
 UNNAMED: Final = "-"
-"""Placeholder for the name of the set of ``eval.path``, which has none."""
+"""Placeholder for the missing name of the set of ``eval.path``."""
 
-_SHOWN: Final = 12  # names or numbers of what there is
+_SHOWN: Final = 12  # existing names or numbers in a message
 _RESPONSE_CHARACTERS: Final = 2 * SAMPLE_CHARACTERS  # all that a file keeps
 
 
 class NoSuchEvaluation(OffbeatError):
-    """The run has no such evaluation, or none that holds such a row."""
+    """The run has no such evaluation, or no evaluation with such a row."""
 
     run: str
     wanted: str  # such as "set 'maths'"
-    there: str  # what there is, in words; empty: nothing
+    there: str  # existing alternatives in words; empty if none
 
     def __str__(self) -> str:
         if not self.there:
@@ -57,13 +57,13 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of one row of a set, evaluation by evaluation."""
 
     run: str
-    set: str  # empty: the one set, which has no name
+    set: str  # empty for the set without a name
     row: int
     evaluations: list[EvaluatedVersion]  # the row's samples, oldest evaluation first
-    shown: int  # due version of the one whose samples are to be shown one by one
+    shown: int  # due version of the evaluation with individually shown samples
 
     def to_json(self) -> str:
-        """Encode as indented JSON with a final newline; of media it has only the sizes."""
+        """Encode as indented JSON with a final newline. Media are reduced to their sizes."""
         values = msgspec.structs.asdict(self) | {
             "evaluations": [
                 msgspec.structs.asdict(each)
@@ -74,7 +74,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format as text with a final newline; what a model or a file says is made printable."""
+        """Format as text with a final newline. Text of a model or a file is made printable."""
         (chosen,) = (each for each in self.evaluations if each.due == self.shown)
         prompt = chosen.samples[0].prompt
         lines = [
@@ -92,19 +92,17 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) -> EvaluatedRow:
-    """Return what the evaluations of a run made of a row of a set.
+    """Return the samples that the evaluations of a run made for a row of a set.
 
-    Args:
-        run_dir: Directory of the run.
-        name: The set's; ``UNNAMED`` for the one set of ``eval.path``.
-        row: Number of the row in the file of the set.
-        due: Version at which the evaluation was due whose samples are shown; None: the newest one
-            that has sampled the row.
+    Args: run_dir: Directory of the run. name: Name of the set, or ``UNNAMED`` for the set of
+        ``eval.path``. row: Number of the row in the file of the set. due: Due version of the
+        evaluation to show. None shows the newest evaluation that has sampled
+            the row.
 
     Raises:
-        NoSuchEvaluation: There is no such set, row or evaluation.
+        NoSuchEvaluation: The run has no such set, row or evaluation.
         EvaluationUnreadable: A file is damaged.
-        NotARun: There is no journal.
+        NotARun: The journal is missing.
     """
     import pyarrow as pa  # noqa: PLC0415 -- other commands read no evaluation
 
@@ -137,7 +135,7 @@ def evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) ->
 
 
 def _missing(rows: dict[str, list[int]], name: str, row: str) -> tuple[str, str]:
-    """Return what was looked for, and what there is instead."""
+    """Return the searched object, and the existing alternatives."""
     if name not in rows:
         there = ", ".join(printable(each) or UNNAMED for each in sorted(rows))
         return f"set {printable(name) or UNNAMED!r}", f"the sets {there}" if rows else ""
@@ -163,7 +161,7 @@ def _fields(sample: ScoredSample) -> Mapping[str, object]:
 
 
 def _previews(evaluated: EvaluatedVersion) -> Iterator[str]:
-    """Yield where the small copies of the media of the prompt are, if it has any."""
+    """Yield the paths of the small copies of the prompt's media, if it has any."""
     copies = [each for sample in evaluated.samples for each in sample.previews]
     if copies:
         sides = ", ".join(dict.fromkeys(f"{each.width} x {each.height}" for each in copies))

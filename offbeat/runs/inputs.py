@@ -1,4 +1,4 @@
-"""Input files of a run by content: recorded beside its config, compared when it resumes."""
+"""Input files of a run by content: recorded next to its config, compared when it resumes."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ INPUTS: Final = "inputs.json"
 TOKENIZER: Final = "tokenizer.json"
 MODEL: Final = "model.path"
 WORKING_DIR: Final = "working_dir"
-"""Key of the directory that the run's modules were imported from; not a digest."""
+"""Key of the directory that the run's modules were imported from. The value is not a digest."""
 
 _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 """Files of a model directory besides its weights: config, tokenizer, template, code."""
@@ -35,17 +35,17 @@ _NOT_DESCRIBING: Final = (".index.json", "generation_config.json")
 def input_digests(
     config: RunConfig, working_dir: Path, known: Mapping[str, str] = NO_COMMITS
 ) -> dict[str, str]:
-    """Return the SHA-256 of the run's inputs by recipe key; those that cannot be read are left out.
+    """Return the SHA-256 of the run's inputs by recipe key, without unreadable inputs.
 
-    And the commit of each path on the hub by that path: the one in ``known``, else today's.
+    Also return the commit of each path on the hub, by path: from ``known``, else today's.
 
-    For the model, all files except the weights, which the trainer verifies. For code, the target's
-    module and its imports from below ``working_dir``.
+    For the model, all files count except the weights, which the trainer verifies. For code, the
+    target's module and its imports from below ``working_dir`` count.
 
-    Of the generation config only the end tokens count, because sampling is set by the recipe.
+    Of the generation config only the end tokens count, because the recipe sets the sampling.
 
     Raises:
-        HubFilesError: Files on the hub cannot be had.
+        HubFilesError: Files on the hub cannot be downloaded.
         OSError: A file exists and cannot be read.
     """
     digests = fetch_commits(config, known)
@@ -75,7 +75,7 @@ def _end_ids(model: Path) -> bytes:
 
 
 def targets(config: RunConfig) -> dict[str, str]:
-    """Return the ``module:name`` of the user's code in this recipe, by key; graders are not."""
+    """Return the ``module:name`` of the user's code in this recipe, by key, without graders."""
     named = {
         key_in(name, key): target
         for name, view in environment_views(config).items()
@@ -93,17 +93,17 @@ def targets(config: RunConfig) -> dict[str, str]:
 def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
     """Return the digests of the run's inputs, and the directory its modules are imported from.
 
-    ``before`` provides the digests of inputs that cannot be read now, and the commits of paths on the
-    hub.
+    ``before`` provides the digests of inputs that cannot be read now, and the commits of paths on
+    the hub.
     """
     inputs = {**before, **input_digests(config, working_dir, before)}
     return inputs | {WORKING_DIR: str(working_dir)}
 
 
 def keep_tokenizer(model: Path, directory: Path) -> None:
-    """Copy the model's tokenizer into the run's directory, where there is one.
+    """Copy the model's tokenizer, if it has one, into the run's directory.
 
-    Logged samples are token ids: without the tokenizer nobody reads them once the model is gone.
+    Logged samples are token ids. Without the tokenizer they are unreadable once the model is gone.
     """
     tokenizer = model / TOKENIZER
     if tokenizer.is_file() and tokenizer.stat().st_size <= TOKENIZER_BYTES:
@@ -111,19 +111,19 @@ def keep_tokenizer(model: Path, directory: Path) -> None:
 
 
 def record_input(directory: Path, key: str, digest: str) -> None:
-    """Record the digest of an input that the driver could not read, once another process has."""
+    """Record the digest of an input that another process has read and the driver could not read."""
     inputs = read_inputs(directory)
     if key not in inputs:
         replace_inputs(directory, inputs | {key: digest})
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
-    """Return the digests that a run began with; empty for a run without any."""
+    """Return the digests that a run began with, or nothing for a run without any."""
     path = directory / INPUTS
     return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 
 
 def replace_inputs(directory: Path, inputs: Mapping[str, str]) -> None:
-    """Write the inputs of a run in place of those in its directory."""
+    """Replace the inputs of a run in its directory."""
     content = json.dumps(dict(inputs), indent=1, sort_keys=True)
     write_atomically(directory / INPUTS, f"{content}\n".encode())

@@ -1,6 +1,6 @@
-"""Sizes beyond which a file of a run directory is not read.
+"""Defines sizes above which a file of a run directory is not read.
 
-A run directory may come from anybody: a file is measured before it is decompressed or parsed.
+A run directory may come from anybody, so a file is measured before it is decompressed or parsed.
 """
 
 import stat
@@ -14,22 +14,22 @@ SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
 TOKENIZER_BYTES: Final = 64 * 2**20
 METRICS_BYTES: Final = 64 * 2**20
-"""Size above which a file is sampled: ``SAMPLED_LINES`` lines at equal distances, and as many evaluations."""
+"""Size above which a file is sampled: ``SAMPLED_LINES`` spaced lines, and as many evaluations."""
 SAMPLED_LINES: Final = 2000
 SCANNED_BYTES: Final = 8 * 2**30
-"""Bytes scanned for evaluations: some five million steps, at a second or two per 2 GB."""
+"""Bytes scanned for evaluations: some five million steps, in a second or two per 2 GB."""
 LINE_BYTES: Final = 2**20
 CONFIG_KEYS: Final = 5000
 CONFIG_DEPTH: Final = 50
 METRIC_NAMES: Final = 500
 ROLLOUT_FILE_BYTES: Final = 256 * 2**20
-"""Decompressed size, by the file's own metadata, above which a file is left out."""
+"""Decompressed size, according to the file's metadata, above which a file is left out."""
 ROLLOUT_BYTES: Final = 1024 * 2**20
-"""Decompressed size of all files that are read together."""
+"""Total decompressed size of all files that are read together."""
 
 
 class FileTooLarge(OffbeatError):
-    """A file of a run directory is larger than any that a run writes."""
+    """A file of a run directory is larger than any file that a run writes."""
 
     path: str
     nbytes: int
@@ -43,7 +43,7 @@ class FileTooLarge(OffbeatError):
 
 
 class NoRegularFile(OffbeatError):
-    """A name in a run directory belongs to something other than a file: a pipe, a socket, a device."""
+    """A name in a run directory is not a file but a pipe, a socket or a device."""
 
     path: str
 
@@ -52,7 +52,7 @@ class NoRegularFile(OffbeatError):
 
 
 def regular_bytes(path: Path) -> int:
-    """Return the size of a file, before it is opened: opening a pipe would wait for its writer.
+    """Return the size of a file before it is opened. Opening a pipe would wait for its writer.
 
     Raises:
         NoRegularFile: It is a pipe, a socket, a device or a directory.
@@ -68,7 +68,7 @@ def read_limited(path: Path, limit: int) -> bytes:
     """Return the content of a file of at most ``limit`` bytes.
 
     Raises:
-        FileTooLarge: It has more.
+        FileTooLarge: It is larger.
         NoRegularFile: It is a pipe, a socket, a device or a directory.
         OSError: It cannot be read.
     """

@@ -32,23 +32,23 @@ _COLUMNS: Final = (
     *("response", "prompt_row", "advantage"),
 )
 SAMPLE_CHARACTERS: Final = 4000
-SAMPLE_TOKENS: Final = 20_000  # of a sample that are decoded
+SAMPLE_TOKENS: Final = 20_000  # tokens of a sample that are decoded
 
 Row = dict[str, Any]
 BranchesBySample = Mapping[int, Sequence[Row]]
-"""Logged rows of a group: of each sample its branches, in order; most samples have one."""
+"""Logged rows of a group: the branches of each sample, in order. Most samples have one branch."""
 LoggedGroups = Mapping[tuple[int, int], BranchesBySample]
 """Logged groups by prompt index and attempt."""
 
 
 class TokenText:
-    """Decodes tokens; without a tokenizer it writes their ids."""
+    """Decodes tokens, or writes their ids if the tokenizer is missing."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     def of(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
+        """Return the text of tokens, including special ones."""
         if self._tokenizer is None:
             return "".join(f"[{token}]" for token in ids)
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -57,7 +57,7 @@ class TokenText:
 def token_text(run_dir: Path, model_path: str) -> TokenText:
     """Return the decoder of a run.
 
-    The tokenizer is the copy that the run keeps, else the one beside its exported model or at
+    The tokenizer is the copy that the run keeps, else the one next to its exported model or at
     ``model.path``.
     """
     exported = sorted((run_dir / "checkpoints").glob("step_*/tokenizer.json"), reverse=True)
@@ -75,9 +75,9 @@ def logged_rows(
 ) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
 
-    Only files that may have one of the groups are read, those of the newest groups first. One that
-    is damaged, or larger than any that a run writes, is left out; so are the last of those that
-    together have more than ``most_bytes``.
+    Only files that may contain one of the groups are read, newest groups first. A file is left out if
+    it is damaged, if it is larger than any that a run writes, or if the total would exceed
+    ``most_bytes``.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)
     rows = dict[tuple[int, int], dict[int, list[Row]]]()
@@ -98,9 +98,10 @@ def logged_rows(
 
 
 def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], int]:
-    """Return the files that may have a wanted group, that of the newest groups first.
+    """Return the files that may contain a wanted group, newest groups first.
 
-    Only parquet metadata is read. The second value is the number of files without readable metadata.
+    Only parquet metadata is read. The second value is the number of files without readable
+    metadata.
     """
     found, damaged = list[tuple[int, Path]](), 0
     for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
@@ -117,7 +118,7 @@ def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], i
 
 
 def _range_of(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
-    """Return the lowest and the highest group of a file; of one that does not say so, any."""
+    """Return a file's lowest and highest group, or an unlimited range if they are not recorded."""
     lows, highs = list[int](), list[int]()
     for part in map(contents.row_group, range(contents.num_row_groups)):
         if not part.num_columns:
@@ -132,7 +133,7 @@ def _range_of(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
 
 
 def _decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
-    """Return the size by the file's table of contents, before anything is decompressed."""
+    """Return the size according to the file's table of contents, before decompressing anything."""
     parts = range(file.metadata.num_row_groups)
     nbytes = sum(file.metadata.row_group(part).total_byte_size for part in parts)
     if nbytes > limit:
@@ -141,7 +142,7 @@ def _decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
 
 
 def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
-    """Yield the rows of the wanted groups; where there are none, only their numbers are read."""
+    """Yield the rows of the wanted groups. If a file has none, read only its group numbers."""
     groups = file.read(columns=["prompt_index"])["prompt_index"].to_numpy()
     at = np.flatnonzero(np.isin(groups, wanted))
     if len(at):
@@ -149,7 +150,7 @@ def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
 
 
 def prompt_of(rows: BranchesBySample | None, text: TokenText) -> str | None:
-    """Return the prompt of a group as text; None where nothing was logged."""
+    """Return the prompt of a group as text, or None if nothing was logged."""
     if not rows:
         return None
     row = next(iter(rows.values()))[0]

@@ -1,7 +1,7 @@
 """Reads ``metrics.jsonl`` into the records of steps and of evaluations, by version.
 
-An evaluation has a record of its own, under the version that was scored. The trainer goes on
-meanwhile, so the record often follows those of later steps.
+An evaluation has a separate record, under the scored version. The trainer continues meanwhile, so
+the record often follows the records of later steps.
 """
 
 from collections.abc import Iterator
@@ -25,20 +25,20 @@ _BLOCK_BYTES: Final = 2**22
 
 
 class MetricsFile(msgspec.Struct):
-    """Records of ``metrics.jsonl`` by version, as far as they could be read."""
+    """Records of ``metrics.jsonl`` by version, as far as they are readable."""
 
     steps: dict[int, MetricRecord] = {}
     evaluations: dict[int, MetricRecord] = {}
     unreadable: int = 0  # lines
     problem: str = ""  # why none was read
-    sampled: bool = False  # of the steps only some lines were read, because there are too many
+    sampled: bool = False  # whether only some steps were read, because there are too many
 
 
 class ValidRecords:
     """Index of the records that no rewind has undone.
 
-    A later record replaces the one of the same kind and version. A step that is trained again removes
-    the evaluations of its version and of later ones: a rewind has undone them.
+    A later record replaces an earlier one of the same kind and version. If a step is trained again,
+    a rewind has undone the evaluations of its version and of later versions, so they are removed.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ValidRecords:
         self._newest = -1  # version of a step
 
     def take(self, record: MetricRecord, place: int) -> None:
-        """Add the next record, which is at ``place``: any number by which the caller finds it."""
+        """Add the next record, which is at ``place``, any number by which the caller finds it."""
         version = record.version
         if is_evaluation(record):
             scored = int(record.metrics.get("eval/version", version))  # of old runs a later version
@@ -64,14 +64,14 @@ class ValidRecords:
 
 
 def with_evaluation(step: MetricRecord, evaluation: MetricRecord | None) -> MetricRecord:
-    """Return the record of a step with the metrics of the evaluation of its version, if any."""
+    """Return the record of a step with the metrics of its version's evaluation, if any."""
     if evaluation is None:
         return step
     return msgspec.structs.replace(step, metrics={**step.metrics, **evaluation.metrics})
 
 
 def read_metrics_file(path: Path) -> MetricsFile:
-    """Read a ``metrics.jsonl``. Of a long one some steps are read, and the evaluations."""
+    """Read a ``metrics.jsonl``. Of a long file read some steps, and the evaluations."""
     found = MetricsFile()
     try:
         nbytes = regular_bytes(path)
@@ -95,7 +95,7 @@ def read_metrics_file(path: Path) -> MetricsFile:
 
 
 def decoded(line: bytes) -> MetricRecord | None:
-    """Return the record of a line; None if it has none."""
+    """Return the record of a line, or None if it holds none."""
     try:
         return decode_line(line)
     except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
@@ -103,7 +103,7 @@ def decoded(line: bytes) -> MetricRecord | None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its offset, except a torn one, which the run is writing."""
+    """Yield each line with its offset, except an incomplete line that the run is writing."""
     offset = 0
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
@@ -115,15 +115,15 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _sampled_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
     """Yield lines at equal distances, and as many with evaluations, in the order of the file.
 
-    A run has an evaluation per hundreds of steps: lines at equal distances would leave almost all
-    of them out.
+    A run has one evaluation per hundreds of steps, so lines at equal distances would miss almost
+    all evaluations.
     """
     with path.open("rb") as file:
         begins = _evenly(list(_evaluations(file, min(nbytes, SCANNED_BYTES))))
         for offset in np.linspace(0, nbytes - 1, SAMPLED_LINES, dtype=np.int64).tolist():
             file.seek(offset)
             if offset:
-                file.readline(LINE_BYTES)  # the rest of the line that the offset is in
+                file.readline(LINE_BYTES)  # the rest of the line at the offset
             begins.add(file.tell())
         for begin in sorted(begins):
             file.seek(begin)
@@ -133,7 +133,7 @@ def _sampled_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _evenly(offsets: list[int]) -> set[int]:
-    """Return at most ``SAMPLED_LINES`` of the offsets, the first and the last among them."""
+    """Return at most ``SAMPLED_LINES`` of the offsets, including the first and the last."""
     if len(offsets) <= SAMPLED_LINES:
         return set(offsets)
     chosen = np.linspace(0, len(offsets) - 1, SAMPLED_LINES, dtype=np.int64).tolist()
@@ -141,8 +141,8 @@ def _evenly(offsets: list[int]) -> set[int]:
 
 
 def _evaluations(file: BinaryIO, nbytes: int) -> Iterator[int]:
-    """Yield where the lines begin that name a metric of an evaluation; they are not parsed."""
-    base, block = 0, b""  # what follows the last newline, and its offset
+    """Yield the start offsets of lines that name an evaluation's metric, without parsing them."""
+    base, block = 0, b""  # the text after the last newline, and its offset
     while base + len(block) < nbytes:
         more = file.read(_BLOCK_BYTES)
         if not more:

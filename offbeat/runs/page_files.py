@@ -1,13 +1,12 @@
-"""Files of a run directory that its page is made of. None of them may be a symbolic link.
+"""Lists the files for the page of a run. None of them may be a symbolic link.
 
-A run directory may come from somebody else, and a page is passed on: a link in it would put a file
-of its reader's machine on the page.
+A run directory may come from another user, and readers pass a page on. A link in the directory
+would put a file from the reader's machine on the page.
 
-Values of a run's ``config.yaml``, by dotted key, from a file that anybody may have written.
+Also reads values of a run's ``config.yaml`` by dotted key. Anybody may have written that file.
 
-A short YAML text can expand to a tree without end or of terabytes: an alias that repeats what
-repeats another one, or collections in collections. No run writes either, so both are refused before
-anything is built of them.
+A short YAML text can expand to an endless tree or to terabytes, by aliases of aliases or by nested
+collections. No run writes either, so both are refused before anything is built from them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,7 +34,7 @@ _CHECKPOINTS: Final = "checkpoints"
 
 
 class LinkRefused(OffbeatError):
-    """A file that the page of a run would be made of is a symbolic link."""
+    """A file for the page of a run is a symbolic link."""
 
     path: str
 
@@ -47,7 +46,7 @@ class LinkRefused(OffbeatError):
 
 
 def page_files(run_dir: Path) -> Iterator[Path]:
-    """Yield every file and folder of a run that the page may read, also those that do not exist."""
+    """Yield every file and folder of a run that the page may read, including missing ones."""
     yield from (run_dir / name for name in (*_READ, *_FOLDERS, _CHECKPOINTS))
     for folder in _FOLDERS:
         if (run_dir / folder).is_dir():
@@ -57,7 +56,7 @@ def page_files(run_dir: Path) -> Iterator[Path]:
 
 
 def check_no_links(run_dir: Path) -> None:
-    """Check the files of a run before a page is made of them.
+    """Check the files of a run before they are put on a page.
 
     Raises:
         LinkRefused: One of them is a symbolic link. The run directory itself may be one.
@@ -91,9 +90,9 @@ def recipe_values(path: Path) -> dict[str, object]:
 
     Raises:
         OSError: The file cannot be read.
-        FileTooLarge: It is larger than any that a run writes.
+        FileTooLarge: It is larger than any file that a run writes.
         NoRegularFile: It is a pipe, a socket or a device.
-        yaml.YAMLError: It is no YAML, or a tree that no run writes.
+        yaml.YAMLError: It is not YAML, or a tree that no run writes.
     """
     tree: object = yaml.load(read_limited(path, CONFIG_BYTES), _PlainLoader)  # noqa: S506 -- a SafeLoader
     return dict(islice(leaves(tree), CONFIG_KEYS))

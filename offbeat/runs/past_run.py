@@ -16,15 +16,15 @@ from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, what_to_name
 from offbeat.runs.limits import regular_bytes
 
 _LONGEST_EVENT: Final = 500
-"""Characters of an event in a message; a step or a rewind may contain very many groups."""
+"""Characters of an event in a message. A step or a rewind may contain very many groups."""
 
 
 class NotARun(ShortInNotebooks, FixableError):
-    """A directory that was named as a run has no journal."""
+    """A directory that was passed as a run has no journal."""
 
 
 class ImpossibleEvent(OffbeatError):
-    """An event of the journal does not fit those before it: no ledger has written it."""
+    """An event of the journal does not fit the earlier events, so no ledger has written it."""
 
     number: int
     event: str
@@ -38,15 +38,15 @@ class ImpossibleEvent(OffbeatError):
 
 
 def never_began(run_dir: Path) -> NotARun:
-    """Return the error of a reader of the journal of a run that has ended without a record."""
+    """Return the error for reading the journal of a run that ended without a record."""
     return NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
 
 
 def run_directory(run_dir: Path) -> Path:
-    """Return the directory, which exists.
+    """Return the directory if it exists.
 
     Raises:
-        NotARun: It does not.
+        NotARun: It does not exist.
     """
     if not run_dir.is_dir():
         problem = "a file" if run_dir.exists() else "no such directory"
@@ -58,8 +58,8 @@ def journal_of(run_dir: Path) -> Path:
     """Return the path of the run's journal.
 
     Raises:
-        NotARun: There is no journal.
-        NoRegularFile: A name in it belongs to no regular file: opening a pipe would wait.
+        NotARun: The journal is missing.
+        NoRegularFile: A name in it is not a regular file. Opening a pipe would wait.
     """
     journal = run_directory(run_dir) / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
@@ -69,13 +69,13 @@ def journal_of(run_dir: Path) -> Path:
     if not journal.is_dir():
         raise NotARun(str(run_dir), "it holds no journal", what_to_name(run_dir))
     for path in journal.iterdir():
-        with suppress(FileNotFoundError):  # the run has removed it just now
+        with suppress(FileNotFoundError):  # the run has just removed it
             regular_bytes(path)
     return journal
 
 
 def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
-    """Yield every event of a run's journal, oldest first, over all incarnations of its controller.
+    """Yield every event of a run's journal, oldest first, for all incarnations of its controller.
 
     Raises:
         NotARun: The directory contains no journal.
@@ -86,11 +86,11 @@ def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
 
 
 def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
-    """Yield every event with its number, from 1, once the ledger has applied it.
+    """Yield every event with its number, from 1, after the ledger has applied it.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
-        ImpossibleEvent: An event does not fit those before it.
+        ImpossibleEvent: An event does not fit the earlier events.
     """
     return checked(enumerate(read_journal(journal), start=1), ledger)
 
@@ -98,10 +98,10 @@ def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
 def checked(
     numbered: Iterable[tuple[int, AnyEvent]], ledger: Ledger
 ) -> Iterator[tuple[int, AnyEvent]]:
-    """Yield numbered events once the ledger has applied them.
+    """Yield numbered events after the ledger has applied them.
 
     Raises:
-        ImpossibleEvent: An event does not fit those before it.
+        ImpossibleEvent: An event does not fit the earlier events.
     """
     for number, event in numbered:
         problem = contradiction(ledger, event)
@@ -116,13 +116,13 @@ def checked(
 
 
 def clock_time(unix_s: float) -> str:
-    """Format a time like the logs, to the millisecond; a dash if the journal has none."""
+    """Format a time like the logs, to the millisecond, or as a dash if the journal has none."""
     moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
     return moment.replace("+00:00", "Z") if unix_s else "-"
 
 
 def conserves(ledger: Ledger) -> bool:
-    """Return whether every group that was admitted is in exactly one place."""
+    """Return whether every admitted group is in exactly one place."""
     places = ledger.admitted + ledger.in_flight + len(ledger.ready) + len(ledger.training)
     ended = ledger.totals.trained + sum(ledger.totals.dropped.values())
     return ledger.totals.drawn == places + ended and places == len(ledger.groups)

@@ -1,4 +1,4 @@
-"""``offbeat replay``: folds the journal again, and compares it with what is written beside it."""
+"""``offbeat replay``: folds the journal again, and compares it with the files next to it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ from offbeat.runs.past_run import clock_time, folded, journal_of, never_began
 from offbeat.telemetry.summary import Summary
 
 _LONGEST: Final = 200  # characters of a value
-_SHOWN: Final = 10  # checkpoints, rewinds and incarnations that begin and end a list for people
+_SHOWN: Final = 10  # checkpoints, rewinds and incarnations at each end of a printed list
 
 
 class ControllerIncarnation(msgspec.Struct):
     """One incarnation of the controller, with the times of its first and last event.
 
-    0 if unknown.
+    A time is 0 if unknown.
     """
 
     incarnation: int
@@ -60,15 +60,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
     restarts: dict[str, int]  # of engines, workers and the trainer, over all incarnations
     engines_retired: list[str]
-    worker_losses: int  # of environment workers, also of those that came back
-    workers_lost: list[str]  # those that had not come back
+    worker_losses: int  # of environment workers, including workers that returned
+    workers_lost: list[str]  # workers that had not returned
     summary: Literal["agrees", "differs", "of an earlier incarnation", "not written"]
-    ended: str  # from the summary: outcome, and the error if there is one
+    ended: str  # from the summary: outcome, and the error if any
     differences: list[str]  # one line each
 
     @property
     def agrees(self) -> bool:
-        """Return whether nothing on disk contradicts the journal, nor the journal itself."""
+        """Return whether the journal contradicts neither itself nor any other file on disk."""
         return not self.differences
 
     def to_json(self) -> str:
@@ -106,7 +106,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _summary(self) -> str:
-        """Return what the summary reports of the end, unless it is of another incarnation."""
+        """Return the summary's report of the end, unless it belongs to another incarnation."""
         if self.summary == "not written":
             return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume finds out)"
         return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
@@ -123,15 +123,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 def replay(run_dir: Path) -> Replay:
     """Fold the journal from its first event and from its newest snapshot, and compare.
 
-    So with the aggregates beside its snapshots.
+    Also compare the aggregates next to its snapshots.
 
-    Works on a live run: events written meanwhile may or may not be counted.
+    Works on a live run. Events written meanwhile may or may not be counted.
 
     Raises:
-        NotARun: There is no journal, or the run ended before its first record.
-        NoRegularFile, FileTooLarge: A file is none that a run writes.
+        NotARun: The journal is missing, or the run ended before its first record.
+        NoRegularFile, FileTooLarge: No run writes such a file.
         JournalCorrupt: A file of the journal is damaged.
-        ImpossibleEvent: An event does not fit those before it.
+        ImpossibleEvent: An event does not fit the earlier events.
     """
     journal = journal_of(run_dir)
     story = _Story()
@@ -140,7 +140,7 @@ def replay(run_dir: Path) -> Replay:
     if not story.incarnations and (run_dir / SUMMARY).exists():
         raise never_began(run_dir)
     differences = list(_between_folds(journal, story.ledger))
-    if not differences:  # else the newest snapshot, which aggregates are read from, is wrong
+    if not differences:  # else the newest snapshot, the source of the aggregates, is wrong
         differences += differing_aggregates(journal)
     state, ended, found = _compared_with_summary(story, run_dir / SUMMARY)
     ledger = story.ledger
@@ -179,7 +179,7 @@ class _Story:
         self._driver = ""
         self.rewinds = list[Rewound]()
         self.checkpoints = list[int]()
-        self.at_ends = list[dict[str, Any]]()  # of the incarnations before the last
+        self.at_ends = list[dict[str, Any]]()  # one per earlier incarnation
 
     def take(self, event: AnyEvent) -> None:
         """Add an event that the ledger has applied."""
@@ -195,7 +195,7 @@ class _Story:
                 self._driver = event.driver
             case Rewound():
                 if self.rewinds and self.rewinds[-1].lineage == event.lineage:
-                    self.rewinds.pop()  # the same rewind, in parts
+                    self.rewinds.pop()  # another part of the same rewind
                 # It may undo every group.
                 brief = msgspec.structs.replace(event, undone=(), rewards=())
                 self.rewinds.append(brief)
@@ -221,10 +221,10 @@ class _Story:
 
 
 def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
-    """Yield differences between the fold from the newest snapshot and that from the first event."""
+    """Yield differences between the folds from the newest snapshot and from the first event."""
     try:
         recovered = recover(journal)
-    # Damage in events that the fold from the first one read without error
+    # Damage in events that the fold from the first event read without an error
     except JournalCorrupt as error:
         yield f"the newest snapshot is not of the events before it: {error.problem}"
         return
@@ -238,7 +238,7 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
 
 
 def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
-    """Return whether the two agreed at some event: a live run has continued since."""
+    """Return whether both folds agreed at some event, because a live run has continued since."""
     ledger, counts = Ledger(), recovered.counts()
     return any(
         ledger.trainer_version == recovered.trainer_version
@@ -268,7 +268,7 @@ _Agreement = Literal["agrees", "differs", "of an earlier incarnation", "not writ
 
 
 def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, list[str]]:
-    """Compare with the summary; return whether it agrees, the recorded end, and the differences."""
+    """Compare with the summary. Return the agreement, the recorded end, and the differences."""
     if not path.exists():
         return "not written", "", []
     try:
@@ -292,7 +292,7 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
 
 
 def _figures(summary: Summary) -> dict[str, Any]:
-    """Return the figures of a summary that the journal alone determines."""
+    """Return the figures of a summary that only the journal determines."""
     whole = msgspec.structs.asdict(summary)
     groups = msgspec.structs.asdict(summary.groups)
     return {name: whole[name] for name in _COMPARED} | {
@@ -312,7 +312,7 @@ def _joined(numbers: list[int]) -> str:
 
 
 def _shortened(texts: list[str]) -> list[str]:
-    """Return the first and the last of very many texts, and how many stand between them."""
+    """Return the first and last of very many texts, and the number of omitted ones."""
     between = len(texts) - 2 * _SHOWN
     return (
         texts if between <= 0 else [*texts[:_SHOWN], f"... {between:,} more ...", *texts[-_SHOWN:]]

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class NoSuchStep(ShortInNotebooks, OffbeatError):
-    """A step whose samples were asked for was not trained, or a rewind has undone it."""
+    """A step whose samples were requested was not trained, or a rewind has undone it."""
 
     step: int
     trained: int
@@ -38,7 +38,7 @@ class NoSuchStep(ShortInNotebooks, OffbeatError):
 
 
 class NoSuchMetric(ShortInNotebooks, KeyError, OffbeatError):
-    """A metric that was asked for is in no step, or evaluation, of the run so far."""
+    """A requested metric is in no step or evaluation of the run so far."""
 
     name: str
     known: tuple[str, ...]
@@ -54,7 +54,7 @@ class NoSuchMetric(ShortInNotebooks, KeyError, OffbeatError):
 
 
 class Curve(NamedTuple):
-    """A metric by the version that it is of."""
+    """A metric by the version that it belongs to."""
 
     name: str
     versions: tuple[int, ...]
@@ -66,7 +66,7 @@ def read_curve(run_dir: Path, name: str) -> Curve:
     """Return a metric of the steps, or of the evaluations if its name begins with ``eval/``.
 
     Raises:
-        NoSuchMetric: No row has it.
+        NoSuchMetric: No row contains it.
     """
     is_of_evaluations = name.startswith("eval/")
     rows = (evaluation_rows if is_of_evaluations else metric_rows)(run_dir)
@@ -83,30 +83,30 @@ def read_config(run_dir: Path) -> RunConfig:
 
 
 def metric_rows(run_dir: Path) -> list[Row]:
-    """Return the metrics of each step that stands, by step: ``step``, ``version``, ``time_s``, names."""
+    """Return metrics by step of the current lineage: ``step``, ``version``, ``time_s``, names."""
     records, valid = _records(run_dir)
     return [_row(records[place]) for _, place in sorted(valid.steps.items())]
 
 
 def evaluation_rows(run_dir: Path) -> list[Row]:
-    """Return the metrics of each evaluation that stands, by the version that was scored."""
+    """Return the metrics of each valid evaluation, by the scored version."""
     records, valid = _records(run_dir)
     return [_row(records[place]) for _, place in sorted(valid.evaluations.items())]
 
 
 def failure_rows(run_dir: Path) -> list[Row]:
-    """Return the failed samples and groups that the run has kept, oldest first."""
+    """Return the failed samples and groups that the run has recorded, oldest first."""
     path = run_directory(run_dir) / FAILURES
     return [json.loads(line) for _, line in whole_lines(path)] if path.exists() else []
 
 
 def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
-    """Return the samples that a step has trained, the last one by default; one row per sample.
+    """Return one row per sample that a step has trained, by default the last step.
 
-    ``prompt``, ``response`` with its end token, ``reward`` (None: masked), ``advantage``, ``group``,
-    ``sample``, ``tokens``, ``finish_reason``, ``oldest_version``, ``newest_version``. Texts are None where
-    rollouts were not logged, or are not on disk yet; so are advantages that a function of the user
-    computed.
+    ``prompt``, ``response`` with its end token, ``reward`` (None: masked), ``advantage``,
+    ``group``, ``sample``, ``tokens``, ``finish_reason``, ``oldest_version``, ``newest_version``.
+    Texts are None if rollouts were not logged, or are not on disk yet. The same holds for
+    advantages that a function of the user computed.
 
     Raises:
         NoSuchStep: The step was not trained.
@@ -137,7 +137,7 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
 def _advantages(
     algorithm: AlgorithmConfig, receipt: Receipt, branches: BranchesBySample
 ) -> Sequence[float | None]:
-    """Return a group's advantages; a user's function is not called, its results are in the log."""
+    """Return a group's advantages. A user's function is not called: its results are in the log."""
     if algorithm.advantage_target is None:
         return estimator(algorithm.advantage, pass_k=algorithm.pass_k)(
             receipt.rewards, receipt.valid
@@ -185,7 +185,7 @@ def _row(record: MetricRecord) -> Row:
 
 
 def _applied_step(run_dir: Path, step: int | None) -> StepApplied:
-    """Return the step that stands: a rewind undoes steps, which are applied again later."""
+    """Return the valid step. A rewind undoes steps, which are applied again later."""
     steps = dict[int, StepApplied]()
     for event in read_events(run_dir):
         if isinstance(event, StepApplied):

@@ -1,7 +1,7 @@
-"""The journal of a run as its readers share it: page, ``watch``, ``export``, ``why``.
+"""The journal of a run for its readers: page, ``watch``, ``export``, ``why``.
 
-Totals of the run are read from the aggregates beside the snapshots; events are read from the
-stretches that a reader asks for. So all readers agree, at a cost that hardly grows.
+Totals of the run are read from the aggregates next to the snapshots. Events are read only from the
+requested stretches. So all readers agree, and the cost hardly grows with the run.
 """
 
 import math
@@ -17,14 +17,14 @@ from offbeat.runs.past_run import checked, journal_of
 
 
 class RunJournal:
-    """The journal of a run, read once; a run that goes on is read as it was at that moment."""
+    """The journal of a run, read once. For a live run it shows the state at that moment."""
 
     def __init__(self, run_dir: Path) -> None:
         """Read aggregates, the newest snapshot and the events since.
 
         Raises:
-            NotARun: There is no journal.
-            NoRegularFile: A name in it belongs to no regular file.
+            NotARun: The journal is missing.
+            NoRegularFile: A name in it is not a regular file.
             JournalCorrupt: A segment that had to be read is damaged.
             JournalVersion: Another version of offbeat wrote it.
         """
@@ -32,19 +32,20 @@ class RunJournal:
         self._read: JournalParts = read_parts(journal)
         self.ledger, self.totals = self._read.ledger, self._read.totals
         self.problems = self._read.problems
-        """Damaged files that others made up for, one sentence each."""
+        """Damaged files that other files replaced, one sentence each."""
         self.aggregates: list[Aggregates] = [part.aggregates for part in self._read.parts]
 
     @property
     def began_unix_s(self) -> float:
-        """Return the time of the first event; 0 if there is none."""
+        """Return the time of the first event, or 0 if the journal has none."""
         return self.aggregates[0].began_unix_s if self.aggregates else 0.0
 
     def stretches(self, most_records: int) -> list[range]:
-        """Return positions of successive parts that have at most so many records in all.
+        """Return positions of successive parts with at most ``most_records`` records in total.
 
-        All parts if they fit, else the last ones and some at equal distances, the first among them;
-        at least one part each. Ascending, each stretch as long as can be.
+        Return all parts if they fit. Otherwise return the last ones and some at equal distances,
+        including the first, with at least one part each. The order is ascending, each stretch as
+        long as possible.
         """
         records = [part.records for part in self.aggregates]
         if sum(records) <= most_records or len(records) <= 1:
@@ -65,27 +66,27 @@ class RunJournal:
         return _runs(sorted(chosen))
 
     def events(self, stretch: range, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
-        """Yield the events of successive parts with their numbers, once the ledger has applied them.
+        """Yield the numbered events of successive parts, after the ledger has applied them.
 
-        ``ledger`` is that of ``state_before`` the stretch.
+        ``ledger`` is the ledger of ``state_before`` the stretch.
 
         Raises:
             JournalCorrupt: A segment is damaged.
-            ImpossibleEvent: An event does not fit those before it.
+            ImpossibleEvent: An event does not fit the earlier events.
         """
         return checked(self._read.events(stretch.start, stretch.stop - 1), ledger)
 
     def state_before(self, position: int) -> JournalState | None:
-        """Return the state before the first event of a part; None if no snapshot has it."""
+        """Return the state before the first event of a part, or None if no snapshot has it."""
         return self._read.state_before(position)
 
     def undone_to(self, after: int) -> float:
-        """Return to which version the parts after a position rewind at most; infinity: to none."""
+        """Return the lowest version that parts after a position rewind to, or infinity if none."""
         found = (each.undone_to for each in self.aggregates[after + 1 :])
         return min((each for each in found if each is not None), default=math.inf)
 
     def parts_about(self, prompt_index: int) -> range:
-        """Return the parts from the first to the last that name a group; empty if none can."""
+        """Return the parts from the first to the last that name a group, or none if no part can."""
         found = [
             position
             for position, part in enumerate(self.aggregates)

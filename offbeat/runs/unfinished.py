@@ -1,6 +1,6 @@
-"""Builds the summary of a run whose controller is lost, from its journal.
+"""Builds the summary of a run from its journal if the controller is lost.
 
-Finds the steps of an ended run that are in no checkpoint.
+Also finds the steps of an ended run that are in no checkpoint.
 """
 
 from pathlib import Path
@@ -30,10 +30,10 @@ def last_summary(
     *,
     ended_by: str = "",
 ) -> Summary:
-    """Return the summary that the controller wrote; else write and return that of its journal.
+    """Return the controller's summary. If it is missing, build one from the journal and write it.
 
-    The journal has all of it but the syncs. A damaged summary or journal is named in the error and
-    does not hide how the run ended.
+    The journal has all of it except the syncs. The error names a damaged summary or journal, and
+    still says how the run ended.
     """
     path = run_dir / SUMMARY
     try:
@@ -73,7 +73,7 @@ _LATEST: Final = Path("checkpoints/LATEST")
 def unsaved_steps(run_dir: Path, version: int) -> str:
     """Return a sentence on the steps up to ``version`` that no checkpoint has.
 
-    Empty if all have.
+    Return an empty string if checkpoints have all steps.
     """
     try:
         name = (run_dir / _LATEST).read_text(errors="replace").strip()

@@ -40,7 +40,7 @@ from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
-_SHOWN: Final = 16  # samples whose rewards are spelled out
+_SHOWN: Final = 16  # samples with individually printed rewards
 
 
 class NoSuchGroup(ShortInNotebooks, OffbeatError):
@@ -62,7 +62,7 @@ class NoSuchGroup(ShortInNotebooks, OffbeatError):
 class GroupEvent(msgspec.Struct, frozen=True):
     """Something that happened to a group."""
 
-    event: int  # its number in the journal, from 1
+    event: int  # number in the journal, from 1
     unix_s: float  # 0: not in the journal
     version: int  # the trainer's, before the event
     what: str
@@ -78,7 +78,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     now: str
     until_unix_s: float  # time of the last event of the journal
     pictures: list[Any] = []  # media of its prompt, by attempt; empty: none, or not logged
-    failures: int = 0  # records of it in ``failures.jsonl``
+    failures: int = 0  # its records in ``failures.jsonl``
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -107,7 +107,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 class _MediaLogs(Protocol):
     def read_logged(self, run_dir: Path, prompt_index: int) -> list[Any]:
-        """Return the media of a group in the files of the rollouts, each a line of text and JSON."""
+        """Return the media of a group in the rollout files, each as a line of text and JSON."""
         ...
 
 
@@ -116,9 +116,9 @@ def why(run_dir: Path, group: str) -> GroupHistory:
 
     Raises:
         NoSuchGroup: No group of this index was admitted, or the name is invalid.
-        NotARun: There is no journal.
+        NotARun: The journal is missing.
         JournalCorrupt: A file of the journal is damaged.
-        ImpossibleEvent: An event does not fit those before it.
+        ImpossibleEvent: An event does not fit the earlier events.
     """
     named = _GROUP.fullmatch(group.strip())
     if named is None:
@@ -126,7 +126,7 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     prompt_index, journal = int(named[1]), RunJournal(run_dir)
     about = journal.parts_about(prompt_index)
     begun = journal.state_before(about.start)
-    if begun is None:  # its snapshot is damaged: the state is read from the beginning
+    if begun is None:  # its snapshot is damaged, so read the state from the beginning
         about, begun = range(about.stop), JournalState(Ledger())
     histories = GroupHistories([prompt_index], begun.ledger, begun.driver)
     for position in range(about.start, len(journal.aggregates)) if about else ():
@@ -150,14 +150,14 @@ def why(run_dir: Path, group: str) -> GroupHistory:
 class GroupHistories:
     """Histories of some groups, event by event.
 
-    Each event is given to the groups that it may be about: a thousand groups cost little more than
-    one.
+    Each event is passed only to the groups that it may concern, so a thousand groups cost little
+    more than one.
     """
 
     def __init__(self, prompt_indices: Iterable[int], ledger: Ledger, driver: str = "") -> None:
-        """``ledger`` is the fold of the events; each has been applied to it before ``take``.
+        """``ledger`` folds the events. It must have applied each event before ``take``.
 
-        ``driver`` is the one of the incarnation that the first event is of, or follows.
+        ``driver`` is the driver of the incarnation that contains or precedes the first event.
         """
         self._ledger = ledger
         self._workers = _LostWorkers()
@@ -167,10 +167,10 @@ class GroupHistories:
         }
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
         self.has_media = False
-        """Whether the prompt of one of the groups has media, as far as an attempt was committed."""
+        """Whether the prompt of one of the groups has media, according to committed attempts."""
 
     def take(self, number: int, event: AnyEvent) -> None:
-        """Add the next event, which is the journal's ``number``-th."""
+        """Add the next event, which has this ``number`` in the journal."""
         self._workers.take(event)
         for prompt_index in self._about(event):
             builder = self._builders[prompt_index]
@@ -181,7 +181,7 @@ class GroupHistories:
         self._version, self._until_unix_s = self._ledger.trainer_version, event.unix_s
 
     def of(self, prompt_index: int) -> GroupHistory:
-        """Return the history of one of the groups; without moments if it was never drawn."""
+        """Return the history of one of the groups, without moments if it was never drawn."""
         return GroupHistory(
             run_id=self._ledger.run_id,
             group=group_id(prompt_index),
@@ -191,7 +191,7 @@ class GroupHistories:
         )
 
     def is_over(self, prompt_index: int) -> bool:
-        """Return whether only a rewind could still happen to one of the groups."""
+        """Return whether only a rewind can still change one of the groups."""
         return self._builders[prompt_index].is_over()
 
     def _about(self, event: AnyEvent) -> Iterable[int]:
@@ -217,13 +217,13 @@ class GroupHistories:
 class _LostWorkers:
     """Environment workers that were lost, in the order of the events.
 
-    No record names the worker of a group, so a group that was lost with its worker was on one of
-    those that were lost at some time since its dispatch.
+    No record names the worker of a group. So a group that was lost with its worker was on one of
+    the workers that were lost at some time since its dispatch.
     """
 
     def __init__(self) -> None:
         self.events = 0  # events about workers so far
-        self._lost = dict[str, tuple[float, str]]()  # when each was back, and why it was lost
+        self._lost = dict[str, tuple[float, str]]()  # when each returned, and why it was lost
 
     def take(self, event: AnyEvent) -> None:
         """Add the next event."""
@@ -238,7 +238,7 @@ class _LostWorkers:
                 pass
 
     def since(self, events: int) -> Iterator[str]:
-        """Yield which workers were lost at some time after this many of the events, and why."""
+        """Yield the workers that were lost at some time after this many of the events, and why."""
         for worker, (back_at, reason) in sorted(self._lost.items()):
             if back_at > events:
                 yield f"{worker} was lost: {reason}"
@@ -255,7 +255,7 @@ class _GroupHistoryBuilder:
         self._was: Place | None = None
         self._driver, self._workers = driver, workers
         self._sent_at = 0  # events about workers before its last dispatch
-        self._ended = ""  # how it left the ledger; empty while it is in it
+        self._ended = ""  # how it left the ledger, or empty while it is in it
         self._trained_in = 0  # version that trained it, 0 if none
 
     def now(self) -> str:
@@ -268,9 +268,9 @@ class _GroupHistoryBuilder:
         return self.prompt_index not in self._ledger.groups and not self._trained_in
 
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - the table of events
-        """Yield short and full descriptions of what the applied event meant for the group.
+        """Yield short and full descriptions of the applied event's effect on the group.
 
-        An event that names groups names this one.
+        If the event names groups, it names this one.
         """
         group = self._ledger.groups.get(self.prompt_index)
         was, self._was = self._was, None if group is None else group.place
@@ -326,7 +326,7 @@ class _GroupHistoryBuilder:
     def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
         """Describe a rewind.
 
-        Groups trained since return, also ready groups with abandoned tokens.
+        Trained groups return, and so do ready groups with abandoned tokens.
         """
         back = f"to version {event.target}, lineage {event.lineage}: {event.reason}"
         if was is None and self._was is not None:
@@ -343,7 +343,7 @@ def _at_step(event: Claimed | StepIntent | StepApplied) -> str:
 
 
 def _step_attempt(attempt: int) -> str:
-    """Return an attempt of a step as counted by its controller; its upper half is the incarnation."""
+    """Return a step's attempt as its controller counts it. Its upper half is the incarnation."""
     incarnation, number = divmod(attempt, 1 << 32)
     return f"attempt {number}" + (f" of controller {incarnation}" if incarnation > 1 else "")
 
@@ -385,7 +385,7 @@ def _received(receipt: Receipt) -> str:
 
 
 def _failed_samples(receipt: Receipt) -> Iterator[str]:
-    """Yield what is to be said of model calls, branches and samples that failed, if anything."""
+    """Yield descriptions of failed model calls, branches and samples, if any."""
     if receipt.turns:
         yield f"turns {_range(receipt.turns)}"
     if receipt.branches:
