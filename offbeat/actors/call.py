@@ -1,6 +1,6 @@
 """Awaits remote calls: cancellation reaches the actor, and its errors are classified.
 
-Type of Ray's actor handles in this package.
+Also defines the type of Ray's actor handles in this package.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -56,9 +56,9 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
 
     Raises:
         ActorLost: The process has died or cannot be reached.
-        ArgumentLost: The process is alive; an object that the call refers to is lost.
+        ArgumentLost: The process is alive, but an object that the call refers to is lost.
         StartFailed: Its constructor raised.
-        OffbeatError: Any typed failure that the actor raised, as its own class.
+        OffbeatError: A typed failure that the actor raised, as its own class.
         RemoteBug: Any other error of the actor.
     """
     try:
@@ -66,7 +66,7 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     except asyncio.CancelledError:
         ray.cancel(ref)
         raise
-    except RayTaskError as error:  # first: it is an instance of its cause's class as well
+    except RayTaskError as error:  # first: it is also an instance of its cause's class
         raise cause_of(error, actor, during) from None
     except _LOST as error:
         raise lost(error, actor, during) from None
@@ -135,5 +135,5 @@ def raised_line(error: BaseException) -> str:
 
 
 Handle = Any
-"""Actor handle, whose methods are those of its class. Ray's own types do not describe a class that
-becomes an actor by ``ray.remote(cls)``."""
+"""Actor handle with the methods of its class. Ray's own types do not describe a class that becomes
+an actor by ``ray.remote(cls)``."""

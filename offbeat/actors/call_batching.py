@@ -1,21 +1,21 @@
 """Batches many small calls between two actors into few remote calls.
 
-A remote call costs about a millisecond of CPU whatever its size, and a rollout of a small model
-costs less than that. So all requests of one turn of the event loop are sent in one ``exchange``,
-which returns all replies that are ready.
+A remote call costs about a millisecond of CPU, whatever its size. A rollout of a small model costs
+less than that. So all requests of one turn of the event loop are sent in one ``exchange``, which
+returns all replies that are ready.
 
     CallBatcher (caller)                                 ReplyBatcher (callee)
     call(question) -- exchange(asked, cancelled, doubted) --> work(question) as a task each
                    <-- answers, as soon as one is ready --
 
-One exchange is always open while replies are pending. A newer one supersedes it: the older returns
-at once with the replies that are ready. So an exchange that was never superseded and returns
-nothing shows that the callee has no pending work, for example because its process was replaced.
+One exchange is always open while replies are pending. A newer exchange supersedes it: the older one
+returns at once with the replies that are ready. So if an exchange that was never superseded returns
+nothing, the callee has no pending work, for example because its process was replaced.
 
-Ray may fail to report that a process has died: its timers follow the wall clock, which may be set
-back. So an exchange without a reply is followed by another one after a while, and one that stays
-open although the callee has answered later ones is presumed lost. The calls that it may have carried
-are named in the next exchange, and fail if the callee does not know them.
+Ray may fail to report that a process has died, because its timers follow the wall clock, which may
+be set back. So an exchange without a reply is followed by another one after a while. An exchange is
+presumed lost if it stays open although the callee has answered later ones. The next exchange names
+the calls that it may have carried. They fail if the callee does not know them.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from offbeat.messages.failures import ActorLost, OffbeatError
 Q = TypeVar("Q")
 A = TypeVar("A")
 _FOLLOW_UP_S: Final = 30.0
-"""Seconds without the reply of an exchange before another one follows it up, or before it is presumed
-lost if a later one has returned: a large reply may take as long over a slow network."""
+"""Seconds without a reply before another exchange follows an exchange up, or before it is presumed
+lost if a later one has returned. A large reply may need as long over a slow network."""
 _UNKNOWN: Final = "it knows nothing of this question any more"
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
-    """Reply to the request of this id: a value, or the failure that ``call`` raises."""
+    """Reply to the request with this id: a value, or the failure that ``call`` raises."""
 
     id: int
     value: A | None
@@ -48,7 +48,7 @@ class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
 Exchange = Callable[
     [Sequence[tuple[int, Q]], Sequence[int], Sequence[int]], Awaitable[Sequence[BatchedReply[A]]]
 ]
-"""Takes new requests, ids of cancelled ones, and ids of those that the callee may not know."""
+"""Sends new requests, ids of cancelled ones, and ids that the callee may not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,17 @@ class _Batch(Generic[Q]):
     requests: tuple[tuple[int, Q], ...]
     cancelled: tuple[int, ...]
     doubted: tuple[int, ...]  # calls that an exchange presumed lost may have carried
-    before: int  # calls with ids from here on do not belong to it
+    before: int  # calls with this id or a later one do not belong to it
     older: frozenset[asyncio.Task[None]]
     presumed_lost: frozenset[asyncio.Task[None]]
 
 
 class CallBatcher(Generic[Q, A]):
-    """Batches the calls to one callee; the caller's end.
+    """The caller's end: batches the calls to one callee.
 
-    A cancelled ``call`` cancels its work in the callee. When an exchange fails for any reason,
-    every call that was open when it began raises the error, because the lost reply may have
-    contained its result. Later calls start a new exchange.
+    A cancelled ``call`` cancels its work in the callee. If an exchange fails for any reason, every
+    call that was open when it began raises the error, because the lost reply may have contained its
+    result. Later calls start a new exchange.
     """
 
     def __init__(self, exchange: Exchange[Q, A]) -> None:
@@ -80,8 +80,8 @@ class CallBatcher(Generic[Q, A]):
         self._exchanges = set[asyncio.Task[None]]()
         self._newest: asyncio.Task[None] | None = None
         self._overtaken = set[asyncio.Task[None]]()  # open although a later one has returned
-        self._presumed_lost = set[asyncio.Task[None]]()  # overtaken, and open for long since
-        self._doubted_before = 0  # ids of calls that those may have carried are below it
+        self._presumed_lost = set[asyncio.Task[None]]()  # overtaken, and still open long after that
+        self._doubted_before = 0  # ids of calls that they may have carried are below it
         self._flush_is_due = False
 
     async def call(self, question: Q) -> A:
@@ -98,7 +98,7 @@ class CallBatcher(Generic[Q, A]):
         try:
             return await answer
         except asyncio.CancelledError:
-            # It has been sent: the flush was scheduled before this line could run
+            # It has been sent, because the flush was scheduled before this line could run
             self._cancelled.append(id_)
             self._flush_soon()
             raise
@@ -150,21 +150,21 @@ class CallBatcher(Generic[Q, A]):
             return
         for answer in answers:
             self._deliver(answer)
-        for exchange in batch.presumed_lost:  # the callee was asked for what they carried
+        for exchange in batch.presumed_lost:  # the callee was asked for the calls that they carried
             exchange.cancel()
         overtaken = {each for each in batch.older - batch.presumed_lost if not each.done()}
         self._overtake(overtaken)
         if self._newest is not asyncio.current_task() or not self._is_owed(batch.before):
             return
-        # Exchanges may overtake each other, so only one that was alone all the time knows that it
-        # was not superseded.
+        # Exchanges may overtake each other. So an exchange knows that it was not superseded only if
+        # no other one was open.
         if not answers and not batch.older:  # the callee has no pending work
             self._fail(batch.before, ActorLost("the callee", "a call", _UNKNOWN))
         elif answers or not overtaken:
-            self._flush_soon()  # else once those have returned, or are presumed lost
+            self._flush_soon()  # else after they have returned or are presumed lost
 
     def _overtake(self, exchanges: set[asyncio.Task[None]]) -> None:
-        """Presume exchanges lost that stay open for long after a later one has returned."""
+        """Presume exchanges lost that stay open long after a later one has returned."""
         for exchange in exchanges - self._overtaken:
             self._overtaken.add(exchange)
             asyncio.get_running_loop().call_later(_FOLLOW_UP_S, self._presume_lost, exchange)
@@ -176,7 +176,7 @@ class CallBatcher(Generic[Q, A]):
             self._flush_soon()
 
     def _forget(self, exchange: asyncio.Task[None]) -> None:
-        """Forget an exchange that has ended; one that was waited for makes room for the next."""
+        """Forget an exchange that has ended. If it was waited for, the next one can start."""
         self._exchanges.discard(exchange)
         self._presumed_lost.discard(exchange)
         if exchange in self._overtaken:
@@ -194,13 +194,13 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Fail every call made until then; a live callee is notified in the next exchange."""
+        """Fail every call made before ``before``. The next exchange notifies a live callee."""
         for id_ in self._owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
 
     def _is_owed(self, before: int) -> bool:
-        """Return whether a call with an id below ``before`` waits: as a rule the oldest one."""
+        """Return whether a call with an id below ``before`` waits, as a rule the oldest one."""
         return any(id_ < before and not answer.done() for id_, answer in self._open.items())
 
     def _owed(self, before: int) -> list[int]:
@@ -233,10 +233,10 @@ class _Client(Generic[A]):
 
 
 class ReplyBatcher(Generic[Q, A]):
-    """Executes batched calls; the callee's end, for any number of callers.
+    """The callee's end: executes batched calls of any number of callers.
 
-    Callers are identified by name; when a new incarnation of a caller appears, the calls of the
-    former one are cancelled.
+    Callers are identified by name. When a new incarnation of a caller appears, the calls of the
+    previous one are cancelled.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class ReplyBatcher(Generic[Q, A]):
             work: Executes one request.
             failed: Converts an error of ``work`` to the typed failure to send.
             weigh: Returns the weight of a reply, for ``limit``.
-            limit: Weight from which on an exchange returns no further replies.
+            limit: Weight at which an exchange stops adding replies.
         """
         self._work, self._failed = work, failed
         self._weigh, self._limit = weigh, limit
@@ -267,11 +267,11 @@ class ReplyBatcher(Generic[Q, A]):
         cancelled: Sequence[int],
         doubted: Sequence[int] = (),
     ) -> list[BatchedReply[A]]:
-        """Accept requests; return the replies that are ready.
+        """Accept requests and return the replies that are ready.
 
-        A call of ``doubted`` that is neither pending nor ready here fails as ``ActorLost``: this
-        process took the place of the one that had it, or its reply was lost. An empty list means that
-        a newer exchange has superseded this one, or that the caller has no pending requests.
+        A call of ``doubted`` that is neither pending nor ready here fails as ``ActorLost``: its
+        process was replaced by this one, or its reply was lost. An empty list means that a newer
+        exchange has superseded this one, or that the caller has no pending requests.
         """
         client = self._client(name, incarnation)
         for id_ in cancelled:
@@ -279,8 +279,8 @@ class ReplyBatcher(Generic[Q, A]):
                 task.cancel()
         for id_, question in requests:
             task = client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
-            # Not at the end of ``_answer``: a task cancelled before its first step never reaches
-            # it.
+            # Not at the end of ``_answer``: a task that is cancelled before its first step never
+            # reaches it.
             task.add_done_callback(partial(client.ended, id_))
         known = (
             {*client.tasks, *(answer.id for answer in client.answers)} if doubted else set[int]()
@@ -297,7 +297,7 @@ class ReplyBatcher(Generic[Q, A]):
         return self._ready(client)
 
     def cancel_all(self) -> None:
-        """Cancel all work; its callers receive an error."""
+        """Cancel all work. Its callers receive an error."""
         for client in self._clients.values():
             client.cancel_all()
 

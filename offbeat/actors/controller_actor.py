@@ -12,7 +12,7 @@ from offbeat.telemetry.logs import dump_stacks_on_signal
 
 log = structlog.stdlib.get_logger()
 _LOOK_S: Final = 1.0
-# Without a question of the driver, which asks twice a second; then it is killed, or hangs
+# Seconds without a question of the driver, which asks twice a second. Then it is killed or hangs
 _UNWATCHED_S: Final = 60.0
 
 
@@ -36,9 +36,9 @@ class HostedController(Protocol):
 class ControllerActor:
     """Async actor of the controller.
 
-    ``status`` and ``abort`` are answered while ``run`` is in progress. Only the driver calls it;
-    the actors it calls never call back. A driver that asks for no status any more cannot end the
-    run: then the run ends itself, as by ``abort``.
+    ``status`` and ``abort`` are answered while ``run`` is in progress. Only the driver calls this
+    actor, and the actors that it calls never call back. A driver that no longer asks for the status
+    cannot end the run. Then the run ends itself, as by ``abort``.
     """
 
     def __init__(self, build: Callable[[], Awaitable[HostedController]]) -> None:
@@ -69,7 +69,7 @@ class ControllerActor:
     async def _end_unwatched(self) -> None:
         """Abort the run once the driver has been silent for too long.
 
-        It counts its own looks, so time in which this process stands still is not the driver's.
+        It counts its own polls, so time in which this process stands still does not count.
         """
         while self._unwatched_looks * _LOOK_S < _UNWATCHED_S:
             await asyncio.sleep(_LOOK_S)
@@ -80,11 +80,11 @@ class ControllerActor:
         )
 
     async def leave(self) -> NoReturn:
-        """End this process at once; the journal has what the next controller needs."""
+        """End this process at once. The journal has everything that the next controller needs."""
         os._exit(0)
 
     async def status(self) -> bytes | None:
-        """Return the run's status as JSON; None before the run is built."""
+        """Return the run's status as JSON, or None before the run is built."""
         self._unwatched_looks = 0
         return None if self._hosted is None else self._hosted.status()
 
@@ -97,7 +97,7 @@ class ControllerActor:
     async def control(self, command: bytes) -> None:
         """Pause, resume, stop or abort.
 
-        A command that arrives early takes effect at the start of the run.
+        An early command applies at the start of the run.
         """
         if self._hosted is None:
             self._early_commands.append(command)

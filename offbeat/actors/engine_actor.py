@@ -32,7 +32,7 @@ class EngineActor(EngineServer):
         cancelled: Sequence[int],
         doubted: Sequence[int] = (),
     ) -> list[BatchedReply[GenerateResult]]:
-        """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
+        """Generate for an environment worker, as described in ``offbeat.actors.call_batching``."""
         return await self._requests.exchange(worker, incarnation, requests, cancelled, doubted)
 
     async def close(self) -> None:
@@ -48,12 +48,12 @@ class EmbeddedEngineActor(EngineActor, EmbeddedEngineServer):
         with pause_collections():
             from offbeat.generators.embedded import start  # noqa: PLC0415 -- it imports torch
 
-            del start  # the server imports it again, without the cost
+            del start  # the server imports it again, at no cost
         super().__init__(spec)
 
 
 class StubEngineActor(EngineActor, StubEngineServer):
-    """Ray actor of the stub engine: dry runs, without torch."""
+    """Ray actor of the stub engine, for dry runs without torch."""
 
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
@@ -61,10 +61,10 @@ class StubEngineActor(EngineActor, StubEngineServer):
 
 
 def make_actor_class(server: Any) -> type[EngineActor]:  # noqa: ANN401 -- made from a spec alone
-    """Return the Ray actor of a kind of engine that a plug-in brings."""
+    """Return the Ray actor for a plug-in's kind of engine."""
 
     class PluginEngineActor(EngineActor, server):
-        """Ray actor of an engine of a plug-in."""
+        """Ray actor of a plug-in's engine."""
 
         def __init__(self, spec: EngineSpec) -> None:
             prepared(spec.name, spec.run_dir, spec.sharing)

@@ -1,4 +1,4 @@
-"""Ray actor of an environment worker, which reaches its engines by name."""
+"""Ray actor of an environment worker, which finds its engines by name."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -23,9 +23,9 @@ from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.transfer_queue.schema import Columns
 
 COALESCED_BYTES: Final = 4 * 2**20
-"""Bytes from which on a reply carries no further group.
+"""Size in bytes at which a reply adds no further group.
 
-A reply is one object of Ray's store, which costs about 2 ms of CPU whatever its size. The object is
+A reply is one object in Ray's store, which costs about 2 ms of CPU whatever its size. The object is
 freed with its last group, so a larger bound would keep more memory of trained groups.
 """
 
@@ -53,12 +53,11 @@ class EnvironmentActor:
         cancelled: Sequence[int],
         doubted: Sequence[int] = (),
     ) -> tuple[tuple[WorkerReport, list[BatchedReply[Receipt]]], list[Columns]]:
-        """Roll groups out; see ``offbeat.actors.call_batching``.
+        """Roll groups out, as described in ``offbeat.actors.call_batching``.
 
-        Returns:
-            The report of this process and the receipts, for the controller; and the columns of the
-            successful groups, in the same order, for the trainer. Failures are ``RolloutFailed``,
-            classified where they happened.
+        Returns: First the report of this process and the receipts, for the controller. Then the
+            columns of the successful groups, in the same order, for the trainer. Failures are
+            ``RolloutFailed``, classified where they happened.
         """
         self._worker.admit(fence)
         incarnation = f"{fence.run_id}/{fence.incarnation}"
@@ -76,9 +75,9 @@ class EnvironmentActor:
         return await self._engine(engine).call(request)
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
-        """Return the engine of that name, looked up at its first request.
+        """Return the engine with this name, looked up at its first request.
 
-        A retired one has no actor.
+        A retired engine has no actor.
 
         Raises:
             ActorLost: No actor has the name.
@@ -97,10 +96,10 @@ class EnvironmentActor:
         return self._worker.report()
 
     @ray.method(concurrency_group=LIVENESS)
-    async def alive(self) -> None: ...  # also while an environment blocks the other methods
+    async def alive(self) -> None: ...  # also answers while an environment blocks the other methods
 
     async def close(self) -> WorkerReport:
-        """Return the last report, which counts the calls of what was cancelled."""
+        """Return the last report, which counts the calls of cancelled work."""
         await self._groups.close()
         return await self._worker.close()
 
@@ -120,7 +119,7 @@ def _exchange_with(
 
 
 def _as_failure(error: Exception) -> OffbeatError:
-    """Return an error of ``roll_out``, which is already typed; any other error is a bug here."""
+    """Return an error of ``roll_out``, which is typed. Any other error is a bug here."""
     if isinstance(error, OffbeatError):
         return error
     return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))

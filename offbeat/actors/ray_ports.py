@@ -3,7 +3,7 @@
 Payload handles are passed as top-level arguments, so that Ray resolves them: small ones travel
 inside the call, large ones are read from shared memory.
 
-Controller's side of the spool over Ray's object store.
+Also holds the controller's side of the spool, over Ray's object store.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -37,9 +37,9 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PayloadHandle:
-    """A payload handle: one group's columns inside an object that may hold several groups'.
+    """Handle of one group's columns inside an object that may hold columns of several groups.
 
-    The object is freed with the last handle to it; a copy on disk is kept while ``hold`` is
+    The object is freed with the last handle to it. A copy on disk is kept while ``hold`` is
     referenced.
     """
 
@@ -49,9 +49,9 @@ class PayloadHandle:
 
 
 class RayRollouts:
-    """Port of all environment workers, used in turn; tasks to the same worker are batched.
+    """Port of all environment workers, used in turn. Tasks for the same worker are batched.
 
-    Workers that are gone are skipped, unless all are: then a group waits until one is back.
+    Lost workers are skipped. If all are lost, a group waits until one is back.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RayRollouts:
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, PayloadHandle]:
         """Roll out a task.
 
-        Return the receipt by value and a reference to the payload, owned here.
+        Return the receipt by value, and a reference to the payload, owned here.
         """
         self._fence = fence
         index, clock = self._next(), asyncio.get_running_loop().time
@@ -93,12 +93,12 @@ class RayRollouts:
             worker.on_joined = on_joined
 
     def report_lost(self, on_lost: OnLost) -> None:
-        """Set the callback for each worker process that is lost, before its groups fail."""
+        """Set the callback for each lost worker process, called before its groups fail."""
         for worker in self._workers:
             worker.on_lost = on_lost
 
     def report_to(self, on_report: OnReport) -> None:
-        """Set the callback for what a worker process says of itself with each reply."""
+        """Set the callback for the report that a worker process sends with each reply."""
         for worker in self._workers:
             worker.on_report = on_report
 
@@ -155,7 +155,7 @@ class RayGenerator:
         return await reply_of(self._engine.state.remote(fence), self.name, "state")
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        # Ray replaces handles with their content only if they are arguments themselves
+        # Ray replaces handles with their content only if the handles themselves are arguments
         ref = self._engine.load.remote(fence, epoch, release.without_handles(), *release.handles)
         try:
             return await reply_of(ref, self.name, release.loading)
@@ -184,19 +184,19 @@ def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
 
 
 class RaySpool(SpoolReader[PayloadHandle]):
-    """Spool whose groups become objects of this process."""
+    """Spool that loads groups into objects of this process."""
 
     def make_payload(self, columns: Columns, hold: Hold) -> PayloadHandle:
         return PayloadHandle(ray.put([columns]), 0, hold)
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return the groups with an object that its owner, this process, knows to be lost."""
+        """Return the groups with a lost object. This process owns all objects, so it knows."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, _lost, payloads)
 
 
 def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-    """Return the groups with a lost object. Each object is checked once, without waiting for it."""
+    """Return the groups with a lost object. Check each object once, without waiting for it."""
     lost: dict[Any, bool] = {}
     gone = set[int]()
     for prompt_index, handles in payloads.items():
@@ -212,7 +212,7 @@ def _is_lost(ref: "ray.ObjectRef[Any]") -> bool:
     try:
         ray.get(ref, timeout=0)
     except GetTimeoutError:
-        return False  # on another machine, as far as is known
+        return False  # presumably on another machine
     except ObjectLostError:
         return True
     return False

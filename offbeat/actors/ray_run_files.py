@@ -46,10 +46,10 @@ def prepared(
     Args:
         process: Name of the process in the run.
         run_dir: Run directory of the driver.
-        sharing: None: the run uses this machine only.
-        config: Config, in a process that has the whole recipe; see ``prepare``.
-        needs_to_share: Fix to name if this process must see the run directory and does not; empty:
-            it need not.
+        sharing: None if the run uses only this machine.
+        config: Config in a process that has the whole recipe, as in ``prepare``.
+        needs_to_share: Fix to name if this process must see the run directory and does not. Empty
+            if it need not see it.
 
     Raises:
         RunDirNotShared: The process must see the run directory and does not.
@@ -138,5 +138,5 @@ class RayFiles:
             raise OSError(f"{problem}: no answer within {_CALL_S:g} s") from late
         except RayError as error:
             raise OSError(f"{problem}: {raised_line(error) or first_line(error)}") from error
-        except ValueError as gone:  # there is no actor of this name any more
+        except ValueError as gone:  # the actor of this name no longer exists
             raise OSError(f"{problem}: {gone}") from gone

@@ -3,16 +3,17 @@
 every call          goes to all ranks, in the same order; training calls have a share for each
 a rank raises       the others end the call too, together or at their timeout; the step is aborted
 columns are lost    PayloadLost, with their groups; the ranks are healthy
-a rank dies         ActorLost, whichever rank it was: the controller replaces all of them
+a rank dies         ActorLost for any rank, because the controller replaces all of them
 ranks disconnect    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
 
-Trainer port of a run without engines, which take no weights.
+Also the trainer port of a run without engines, which needs no published weights.
 
-Layout of a run's engines, which trainer ranks cut their releases for. All engines have the same.
+Also asks engines for the layout for which trainer ranks cut their releases. All engines have the
+same layout.
 
-It saves bytes, nothing depends on it: an engine takes what it needs of any release. So the wait for
-it is short, and a run whose engines do not answer publishes without.
+Cutting only saves bytes: an engine can load its part from any release. So the wait for the layout
+is short, and a run publishes without it if its engines do not answer.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -62,21 +63,21 @@ from offbeat.weight_sync.transport import release_of
 log = structlog.stdlib.get_logger()
 AskLayout = Callable[[Fence], Awaitable[EngineLayout | None]]
 FIRST_SHARE: Final = 0.5
-"""Share of ``sync.deadline_s`` that the first release may wait for engines that are still starting."""
-_LATER_S: Final = 1.0  # wait of a release after that
+"""Share of ``sync.deadline_s`` that the first release may wait for engines that are starting."""
+_LATER_S: Final = 1.0  # wait of each later release
 
 
 class EngineLayouts:
     """Asks all engines for their layout until one has answered, and keeps it."""
 
     def __init__(self, engines: Mapping[str, AskLayout], first_s: float) -> None:
-        """``first_s``: seconds that the first call may wait; later ones wait a second at most."""
+        """``first_s``: seconds that the first call may wait. Later calls wait a second at most."""
         self._engines, self._limit_s = engines, first_s
         self._layout: EngineLayout | None = None
-        self._is_over = False  # an engine answered, or all of them have none
+        self._is_over = False  # an engine answered, or no engine has a layout
 
     async def first(self, fence: Fence) -> EngineLayout | None:
-        """Return the layout; None: no engine has recorded one, or none has answered in time."""
+        """Return the layout, or None if no engine has recorded one or answered in time."""
         if not self._is_over:
             limit_s, self._limit_s = self._limit_s, _LATER_S
             try:
@@ -93,7 +94,7 @@ class EngineLayouts:
             for answer in asyncio.as_completed(asked):
                 try:
                     self._layout = await answer
-                except OffbeatError:  # the engine is synced or replaced as any other that fails
+                except OffbeatError:  # the engine is synced or replaced like any other that fails
                     failures += 1
                 if self._layout is not None:
                     self._is_over = True
@@ -117,17 +118,17 @@ def layouts_of(engines: Mapping[str, Handle], deadline_s: float) -> EngineLayout
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0
-"""Seconds to wait for the other ranks after one has failed. Healthy ones detect it at once."""
+"""Seconds to wait for the other ranks after one has failed. Healthy ranks detect it at once."""
 _PATIENCE: Final = 0.7
-"""Share of ``step_deadline_s`` that ranks wait for each other: less than the controller waits."""
+"""Share of ``step_deadline_s`` that ranks wait for each other. The controller waits longer."""
 
 
 class RayTrainer:
     """Presents all trainer ranks as one trainer.
 
     Ray restarts a killed rank, with the initial model. Until all ranks are up, every call raises
-    ``ActorLost``; the first ``state`` that returns shows that they are. A rank that is being killed
-    may still reply for a moment; ``state`` ignores it.
+    ``ActorLost``. The first ``state`` that returns shows that all are up. A rank that is being
+    killed may still reply for a moment. ``state`` ignores that reply.
     """
 
     def __init__(
@@ -140,28 +141,28 @@ class RayTrainer:
 
         Args:
             ranks: The trainer ranks.
-            config: Defines how ranks share model and data; None: there is one rank.
-            layouts: Layout of the engines, for which ranks cut what they send; None: they send all
-                to each.
+            config: Defines how ranks share model and data. None means one rank.
+            layouts: Layout of the engines, by which ranks cut releases. None: they send all of it
+                to each engine.
         """
         config = config or TorchTrainerConfig()
         self._ranks = list(ranks)
         self._replicas = Replicas.of(config) if len(self._ranks) > 1 else Replicas()
         self._timeout_s = _PATIENCE * config.step_deadline_s
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
-        # Handles of a release, and of its delta; learnt from the first state
+        # Handles of a release, and of its delta, known from the first state
         self._handles, self._delta_handles = 0, 0
         self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
         self._joining, self._joined = asyncio.Lock(), list[str]()  # incarnations with a world
         self._layouts, self._planned = layouts, list[str]()  # incarnations that know the layout
-        self._numbers = itertools.count(1)  # numbers of the calls whose columns are sent ahead
+        self._numbers = itertools.count(1)  # numbers of the calls with columns that are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
 
     async def state(self, fence: Fence) -> TrainerState:
-        """Return the ranks' state; first form their process group if needed.
+        """Return the ranks' state. First form their process group if needed.
 
-        A caller may repeat the call while an earlier one is open: the group is formed once.
+        A caller may repeat the call while an earlier one is open. The group is formed once.
         """
         identities = await self._all(lambda rank: rank.identity.remote(fence), "start")
         incarnations = [incarnation for incarnation, _ in identities]
@@ -169,12 +170,12 @@ class RayTrainer:
             raise ActorLost("trainer", "start", f"{', '.join(sorted(dying))} is being killed")
         self._incarnations = incarnations
         worlds = {world for _, world in identities}
-        if len(worlds) > 1:  # one was restarted, the others wait for its former incarnation
+        if len(worlds) > 1:  # one was restarted, and the others wait for its former incarnation
             await self.restart()
             raise ActorLost("trainer", "start", "its ranks are not of one world")
         if worlds == {""}:
             async with self._joining:
-                if self._joined != incarnations:  # else an earlier call has done it meanwhile
+                if self._joined != incarnations:  # else an earlier call has formed it meanwhile
                     await self._meet(fence)
                     self._joined = incarnations
         about = await self._first(lambda rank: rank.about.remote(fence), "start")
@@ -182,7 +183,7 @@ class RayTrainer:
         return (await self._all(lambda rank: rank.state.remote(fence), "start"))[0]
 
     async def _meet(self, fence: Fence) -> None:
-        """Have the ranks join a new process group."""
+        """Make the ranks join a new process group."""
         listen = self._ranks[0].listen.remote(fence)
         store = await self._reply(0, listen, "start")
         at = WorldRendezvous(self._incarnations[0], store, len(self._ranks), self._timeout_s)
@@ -284,7 +285,7 @@ class RayTrainer:
     # --- all ranks at once -----------------------------------------------------------------------
 
     def _shares(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
-        """Return the indices of each share's groups in the chunk; one rank gets the whole chunk."""
+        """Return the indices of each share's groups in the chunk. One rank gets the whole chunk."""
         places = range(len(chunk.prompt_indices))
         if self._replicas.data == 1:
             return (tuple(places),)
@@ -299,7 +300,7 @@ class RayTrainer:
         return tuple(tuple(place_of[prompt_index] for prompt_index in share) for share in assigned)
 
     def _places_of(self, rank: int, shares: Sequence[Sequence[int]]) -> list[int]:
-        """Return the indices in the chunk of the groups that a rank gets, share after share."""
+        """Return the indices of a rank's groups in the chunk, share after share."""
         return [place for share in self._replicas.shares_of(rank) for place in shares[share]]
 
     def _send(
@@ -312,8 +313,8 @@ class RayTrainer:
     ) -> tuple[Places, list[Any]]:
         """Return the location of a rank's columns, and the arguments that carry them.
 
-        One rank gets them with the call. Several ranks compute together: a rank whose columns are
-        lost must report it inside the call, so they are sent ahead of it.
+        One rank gets them with the call. Several ranks compute together, so a rank must report lost
+        columns inside the call. Therefore their columns are sent ahead of the call.
         """
         places, refs = flat(part_of(chunk, self._places_of(rank, shares)))
         if len(self._ranks) == 1 or not refs:
@@ -333,9 +334,9 @@ class RayTrainer:
         """Return the replies of all ranks to a call with groups.
 
         Raises:
-            UnfitGroup: A rank cannot train one of them.
-            PayloadLost: The columns of some of them are lost.
-            OffbeatError: As ``_gathered``.
+            UnfitGroup: A rank cannot train one of the groups.
+            PayloadLost: The columns of some groups are lost.
+            OffbeatError: As in ``_gathered``.
         """
         try:
             return await self._gathered(refs, during)
@@ -407,11 +408,11 @@ class _Sent:
     """Columns that were sent to a rank ahead of a call."""
 
     rank: int
-    reply: Any  # reference of that call's reply
+    reply: Any  # reference to that call's reply
 
 
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
-    """Return the groups of a chunk whose columns are in the lost objects."""
+    """Return the failure for the groups of a chunk with columns in lost objects."""
     gone = {each.object_id for each in losses}
     prompt_indices = tuple(
         prompt_index
@@ -423,7 +424,7 @@ def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | 
 
 
 def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
-    """Return the most specific failure of all ranks' failures."""
+    """Return the most specific of all ranks' failures."""
     for kind in (StartFailed, ActorLost):
         if gone := next((each for each in failures.values() if isinstance(each, kind)), None):
             return gone
@@ -450,7 +451,7 @@ def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
 
 
 def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
-    """Combine the results of one rank per replica: counts are added, times are the maximum."""
+    """Combine the results of one rank per replica. Add the counts and use the maximum time."""
     return ChunkResult(
         tokens=sum(each.tokens for each in replies),
         sequences=sum(each.sequences for each in replies),
@@ -460,9 +461,9 @@ def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
 
 
 class UnpublishedTrainer(RayTrainer):
-    """Port of the trainer ranks in a run whose weights nobody takes."""
+    """Port of the trainer ranks in a run where nothing loads the weights."""
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        """Return an empty release of the version; no rank is called."""
+        """Return an empty release of the version without calling a rank."""
         del fence
         return make_empty_release(version)

@@ -1,19 +1,19 @@
-"""Tracks an environment worker for its caller: its process is up, hangs, or is being restarted.
+"""Tracks for its caller whether an environment worker is up, hangs, or is being restarted.
 
     starting --it answered--> up --lost, or killed--> gone --it answered--> up
        |                                                |
        +--no answer within the time to start: killed----+--the same, again and again
 
-Calls to a worker that is gone fail at once until Ray has restarted it, and each would cost its
-group an attempt. So no call is made before the worker has answered a probe.
+Calls to a lost worker fail at once until Ray has restarted it, and each would cost its group an
+attempt. So no call is made before the worker has answered a probe.
 
-A process that is killed while no call is open is restarted by Ray without any error. So every reply
+If a process is killed while no call is open, Ray restarts it without any error. So every reply
 names its process, and a new name is reported.
 
-While calls are open the process is probed: Ray reports the loss of a machine after a minute, and the
-cut of a network perhaps never. A probe is answered by a thread of its own, so an environment that
-blocks its worker costs no process. A loss is reported once, with its reason, and so is the
-first answer to a probe after it, also if the same process is back.
+While calls are open the process is probed, because Ray reports the loss of a machine after a
+minute, and the cut of a network perhaps never. A separate thread answers a probe, so an environment
+that blocks its worker does not cost the process. A loss is reported once, with its reason. So is
+the first answer to a probe after it, even if the same process is back.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -33,10 +33,10 @@ from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerRep
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
-_SILENT_S: Final = 10.0  # for the reply to a probe; a silent process hangs
+_SILENT_S: Final = 10.0  # for the reply to a probe; a silent process counts as hanging
 _PROBE_EVERY_S: Final = 2.0  # while calls are open
-_MISSED_PROBES: Final = 2  # in a row; then the process, or its machine, is lost
-# For a new process, imports included; then it counts as hanging and is killed
+_MISSED_PROBES: Final = 2  # in a row; then the process or its machine counts as lost
+# For a new process, imports included. After that it counts as hanging and is killed
 _START_S: Final = 120.0
 
 
@@ -45,7 +45,7 @@ LIVENESS: Final = "liveness"
 
 
 class WorkerProcess(Protocol):
-    """The present process of a worker."""
+    """The current process of a worker."""
 
     async def ping(self, during: str) -> WorkerReport:
         """Return the name of the process, once it replies.
@@ -61,7 +61,7 @@ class WorkerProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill the process, so that another one is started."""
+        """Kill the process, so that Ray starts another one."""
         ...
 
 
@@ -82,22 +82,22 @@ class RayProcess:
 
 
 class RayWorker:
-    """One worker, whose actor Ray restarts whenever it is lost."""
+    """One worker. Ray restarts its actor whenever it is lost."""
 
     def __init__(self, name: str, handle: Handle, process: WorkerProcess | None = None) -> None:
-        """``process`` defaults to that of the actor ``handle``."""
+        """``process`` defaults to the process of the actor ``handle``."""
         self.name, self.handle = name, handle
         self._process = process or RayProcess(name, handle)
         self._state: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # probe in progress
         self._reported = set[str]()  # processes that have replied
-        self._calls = 0  # open
-        self._watch: asyncio.Task[None] | None = None  # probes while there are any
-        self._given_up: asyncio.Future[str] | None = None  # why; ends the open calls
+        self._calls = 0  # open calls
+        self._watch: asyncio.Task[None] | None = None  # sends probes while calls are open
+        self._given_up: asyncio.Future[str] | None = None  # holds the reason; ends the open calls
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
         self.on_lost: OnLost = lambda name, reason: None  # noqa: ARG005 - as above
         self.on_report: OnReport = lambda report: None  # noqa: ARG005 - as above
-        self._is_lost = False  # reported as lost, and not as back
+        self._is_lost = False  # whether it is reported as lost, and not yet as back
 
     @property
     def gone(self) -> bool:
@@ -105,7 +105,7 @@ class RayWorker:
         return self._state == "gone"
 
     async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
-        """Return the reply to a call, without the report of the process, which is part of it.
+        """Return the reply to a call, without the process report that it contains.
 
         Raises as ``reply_of`` does, and ``ActorLost`` once the process is given up.
         """
@@ -137,10 +137,10 @@ class RayWorker:
             reply.cancel()
 
     async def back(self) -> None:
-        """Wait until the worker is back; return at once if it is not gone.
+        """Wait until the worker is back. Return at once if it is not lost.
 
         Raises:
-            ActorLost: It takes too long.
+            ActorLost: The wait is too long.
         """
         try:
             async with asyncio.timeout(_START_S):
@@ -156,9 +156,9 @@ class RayWorker:
             self._begin(self._until_answered())
 
     def probe(self) -> None:
-        """Probe the worker after a missed deadline: one that does not answer is replaced.
+        """Probe the worker after a missed deadline, and replace it if it does not answer.
 
-        One that has not replied yet is starting, and has more time.
+        If it has not replied yet, it is starting and has more time.
         """
         if self._state != "gone" and self._probe is None:
             silent_s = _SILENT_S if self._state == "up" else _START_S
@@ -174,11 +174,11 @@ class RayWorker:
         if not self.gone:
             self._state = "gone"
             if self._probe is not None:
-                self._probe.cancel()  # it is not needed any more
+                self._probe.cancel()  # it is no longer needed
             self._begin(self._until_answered())
 
     def closed(self, report: WorkerReport) -> None:
-        """Pass the last report on."""
+        """Pass on the last report."""
         self.on_report(report)
 
     def _report_lost(self, reason: str) -> None:
@@ -187,9 +187,9 @@ class RayWorker:
             self.on_lost(self.name, reason)
 
     def _answered_by(self, report: WorkerReport, *, is_probe: bool) -> None:
-        """Report a process at its first reply, and one that a probe finds alive after a loss.
+        """Report a process at its first reply, and when a probe finds it alive after a loss.
 
-        The reply to a call may be late, of a process that was lost or replaced since.
+        The reply to a call may be late, and come from a process that was lost or replaced since.
         """
         self._state = "up"
         is_new = report.incarnation not in self._reported
@@ -220,7 +220,7 @@ class RayWorker:
         self._probe = None
 
     async def _give_up_if_silent(self) -> None:
-        """Probe while calls are open; end them once the process is silent for too long."""
+        """Probe while calls are open. End the calls once the process is silent for too long."""
         missed = 0
         while self._calls and missed < _MISSED_PROBES:
             await asyncio.sleep(_PROBE_EVERY_S)
@@ -254,7 +254,7 @@ class RayWorker:
         self._probe = None
 
     def _replace(self, silent_s: float) -> None:
-        """Kill a process that hangs; Ray starts another one."""
+        """Kill a process that hangs. Ray starts another one."""
         log.warning("worker.lost", worker=self.name, silent_s=silent_s)
         self._report_lost(_killed_after(silent_s))
         self._process.kill()

@@ -1,7 +1,7 @@
 """Ray actors of trainer ranks.
 
-Sync actors with one call at a time (``max_concurrency=1``, which the driver sets): calls are
-executed in the order in which the controller makes them.
+Sync actors with one call at a time (``max_concurrency=1``, which the driver sets). They execute
+calls in the order in which the controller makes them.
 """
 
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
@@ -30,7 +30,7 @@ from offbeat.transfer_queue.schema import Columns
 
 
 def node_address() -> str:
-    """Return the address under which Ray knows this machine."""
+    """Return the address that Ray uses for this machine."""
     return ray.util.get_node_ip_address()
 
 
@@ -38,7 +38,7 @@ class TrainerActor(TrainerRank):
     """A trainer rank as a Ray actor, in a process of the cluster."""
 
     def __init__(self, spec: TrainerSpec, make: MakeRank) -> None:
-        """``make`` is called once the other ranks have joined; at once if there are none."""
+        """``make`` is called after all other ranks have joined, or at once without others."""
         place = prepared(
             spec.process,
             spec.run_dir,
@@ -52,12 +52,12 @@ class TrainerActor(TrainerRank):
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, sent: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """Return names and sizes as one object, the columns as another, which a worker may fetch."""
+        """Return names and sizes as one object. Another has the columns for a worker to fetch."""
         return super().prepare_logprobs(fence, loss, places, sent, *payloads)
 
 
 class PluginTrainerActor(TrainerActor):
-    """One rank of a model, trained by a plug-in."""
+    """One rank of a model that a plug-in trains."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         plugin = find_trainer(spec.config.trainer.backend)
@@ -69,7 +69,7 @@ class PluginTrainerActor(TrainerActor):
 
 
 class StubTrainerActor(TrainerActor):
-    """One stub rank, which represents all ranks of a dry run; its process loads torch only for TensorDict."""
+    """One stub rank for all ranks of a dry run. Its process loads torch only for TensorDict."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         super().__init__(spec, partial(make_stub_rank, spec))
