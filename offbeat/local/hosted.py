@@ -1,4 +1,4 @@
-"""Hosts a part of a run in a thread, where Ray would give it a process: made, replaced, ended."""
+"""Hosts a part of a run in a thread, instead of a Ray process: makes, replaces and ends it."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,10 @@ ONE_AT_A_TIME: Final = threading.Lock()
 
 
 class Hosted(Generic[T]):
-    """One part of a run, made in a thread of its own. May be called from any event loop.
+    """One part of a run, made in a separate thread. Any event loop may call it.
 
-    ``restart`` abandons the part and makes another one: its open calls raise ``ActorLost``, as those
-    of a killed process do. The abandoned thread cannot be killed; it ends when its call returns.
+    ``restart`` abandons the part and makes another one. Open calls then raise ``ActorLost``, like
+    calls of a killed process. The abandoned thread cannot be killed. It ends when its call returns.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Hosted(Generic[T]):
 
         Args:
             name: Name of the part.
-            make: Makes it; called in the thread that the part gets.
+            make: Makes the part, in the part's thread.
             lock: Held while ``make`` runs.
         """
         self.name, self._make, self._lock = name, make, lock
@@ -57,7 +57,7 @@ class Hosted(Generic[T]):
     async def await_on(
         self, loop: LoopThread, during: str, work: Callable[[T], Coroutine[Any, Any, R]]
     ) -> R:
-        """Await a coroutine of the part on ``loop``; raises as ``call`` does."""
+        """Await a coroutine of the part on ``loop``. Raises as ``call`` does."""
         return await loop.call(partial(self.await_here, during, work))
 
     def await_here(
@@ -68,26 +68,26 @@ class Hosted(Generic[T]):
         return life.run(during, partial(life.awaited, during, work))
 
     def restart(self) -> T | None:
-        """Abandon the part and make another one; return the abandoned part, None if not made yet."""
+        """Abandon the part and make another. Return the abandoned part, or None if not made yet."""
         abandoned = self.end()
         self._life = _Life(self.name, self._make, self._lock)
         return abandoned
 
     def wait(self) -> T:
-        """Return the part once it is made; blocks. Raises whatever ``make`` raised."""
+        """Wait until the part is made and return it. Raises whatever ``make`` raised."""
         return self._life.wait()
 
     def hosts(self, part: T) -> bool:
-        """Return whether the part has been made and not been replaced."""
+        """Return whether the part has been made and has not been replaced."""
         return self._life.made is part
 
     def end(self) -> T | None:
-        """Abandon the part for good; return it, None if it was not made yet."""
+        """Abandon the part for good and return it, or None if it was not made yet."""
         return self._life.end()
 
     @contextlib.contextmanager
     def ending(self) -> Generator[None]:
-        """Close the part in the block, then abandon it; closing again does nothing."""
+        """Close the part in the block, then abandon it. Closing again does nothing."""
         try:
             with contextlib.suppress(ActorLost):
                 yield
@@ -96,7 +96,7 @@ class Hosted(Generic[T]):
 
 
 class _Life(Generic[T]):
-    """A part from its making to its end."""
+    """A part from its creation to its end."""
 
     def __init__(
         self, name: str, make: Callable[[WorkThread], T], lock: AbstractContextManager[object]
@@ -119,12 +119,12 @@ class _Life(Generic[T]):
 
     @property
     def made(self) -> T | None:
-        """Return the part, None if it was not made yet."""
+        """Return the part, or None if it was not made yet."""
         made = self._made
         return made.result() if made.done() and made.exception() is None else None
 
     async def in_thread(self, during: str, work: Callable[[T], R]) -> R:
-        # Handed over without a wait for the part: whoever waited would be overtaken by a later call.
+        # Submitted without waiting for the part, or a later call would overtake a waiting one.
         try:
             call = self._thread.submit(lambda: work(self._part()))
         except RuntimeError:
@@ -145,7 +145,7 @@ class _Life(Generic[T]):
         raise StartFailed(self._name, f"{type(error).__name__}: {first_line(error)}") from error
 
     async def run(self, during: str, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Await ``work()`` unless the part is over before that."""
+        """Await ``work()``, unless the part ends before."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work())
         with self._lock:
@@ -174,7 +174,7 @@ class _Life(Generic[T]):
 
 @contextlib.contextmanager
 def raise_bugs_as_failures(name: str, during: str) -> Generator[None]:
-    """Raise any error that is no typed failure as a bug of the part ``name``, with its location."""
+    """Raise any error other than a typed failure as a bug of the part ``name``, with its location."""
     try:
         yield
     except OffbeatError:

@@ -1,6 +1,6 @@
-"""Makes the parts of a run in this process, and the ports that reach them.
+"""Makes the parts of a run in this process, and their ports.
 
-Clocks of the CPU seconds of threads that share a process.
+Also measures the CPU seconds of threads that share a process.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from offbeat.weight_sync.served import ServedWeights
 
 
 class CpuClocks:
-    """CPU seconds of the threads that report their own time; the rest is the controller's."""
+    """CPU seconds of the threads that report their time. The rest is the controller's."""
 
     def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
         """``process_s`` returns the CPU seconds of the whole process."""
@@ -55,9 +55,9 @@ class CpuClocks:
         self._lock = threading.Lock()
 
     def clock_of(self, thread: threading.Thread) -> Callable[[], float]:
-        """Return a clock of a running thread's CPU seconds, which may be read in any thread.
+        """Return a clock of a running thread's CPU seconds, for use in any thread.
 
-        It stands still once the thread has ended.
+        It stops once the thread has ended.
         """
         identity = thread.ident
         if identity is None:
@@ -77,7 +77,7 @@ class CpuClocks:
         return read
 
     def rest_s(self) -> float:
-        """Return the CPU seconds of the process without those of the threads that have a clock."""
+        """Return the CPU seconds of the process without its threads with a clock."""
         with self._lock:
             hosted_s = sum(read() for read in self._threads)
         return self._process_s() - hosted_s
@@ -95,7 +95,7 @@ def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerR
     from offbeat.local.shared_weights import SharedRank  # noqa: PLC0415
     from offbeat.trainers.torch.torch_trainer import make_torch_rank  # noqa: PLC0415
 
-    torch.set_num_threads(spec.config.trainer.threads)  # of this thread
+    torch.set_num_threads(spec.config.trainer.threads)  # for this thread
     if shares_weights(spec.config):
         return SharedRank(spec, place, _no_address, cpu_clock=clock)
     return TrainerRank(spec, partial(make_torch_rank, spec), place, _no_address, cpu_clock=clock)
@@ -143,7 +143,7 @@ def _no_address() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Makers:
-    """Functions that make the parts; a test replaces one to inject faults."""
+    """Functions that make the parts. A test replaces one to inject faults."""
 
     rank: Callable[[TrainerSpec, CpuClocks, WorkThread], TrainerRank] = make_rank
     engine: Callable[[EngineSpec, CpuClocks, WorkThread], EngineServer] = make_engine
@@ -168,7 +168,7 @@ class LocalParts:
         self._cpu.clock_of(self.loop.thread)
 
     def make_ports(self, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
-        """Create the ports of a run; ``needed`` are the spool segments to keep."""
+        """Create the ports of a run. ``needed`` are the spool segments to keep."""
         trainer = None if spec.evaluates_only else self._host_trainer(spec)
         for each in engine_specs(spec):
             hosted = self._host_engine(spec, each, trainer)

@@ -1,10 +1,10 @@
 """The controller's ports over parts of this process.
 
-trainer      one rank, whose calls run in its thread in the order in which they are made
+trainer      one rank; its calls run in its thread in the order in which they are made
 engine       decodes in its thread; its other calls run on the loop of the rollouts
 environment  one worker on that loop; reward and agent code runs in child processes, as on Ray
 
-The controller has a loop of its own, on which no work of a part runs.
+The controller has a separate loop, on which no work of a part runs.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Payload:
 
 
 class LocalSpool(SpoolReader[Payload]):
-    """Spool whose groups become payloads of this process, which are never lost."""
+    """Spool that loads groups into payloads of this process, which are never lost."""
 
     def make_payload(self, columns: Columns, hold: object) -> Payload:
         return Payload(columns, hold)
@@ -66,7 +66,7 @@ class LocalSpool(SpoolReader[Payload]):
 
 
 class LocalTrainer:
-    """Port of a trainer of one rank."""
+    """Port of a trainer with one rank."""
 
     def __init__(self, rank: Hosted[TrainerRank]) -> None:
         self._rank = rank
@@ -136,7 +136,7 @@ class LocalTrainer:
 
 
 class UnpublishedLocalTrainer(LocalTrainer):
-    """Port of the trainer in a run where nobody loads its weights."""
+    """Port of the trainer in a run where nothing loads its weights."""
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         """Return a release that names the version and holds no weights."""
@@ -157,7 +157,7 @@ class LocalGenerator:
     """Port of one engine."""
 
     def __init__(self, engine: Hosted[EngineServer], loop: LoopThread) -> None:
-        """``loop``: the loop that all calls of the engine run on."""
+        """``loop`` runs all calls of the engine."""
         self.name = engine.name
         self._engine, self._loop = engine, loop
 
@@ -175,7 +175,7 @@ class LocalGenerator:
         )
 
     def ask_served(self) -> Future[ServedWeights]:
-        """Ask which weights the engine serves; does not wait, and needs no event loop."""
+        """Ask which weights the engine serves, without waiting and without an event loop."""
         answer = self._await("read back", lambda engine: engine.served_weights())
         return asyncio.run_coroutine_threadsafe(answer, self._loop.loop)
 
@@ -201,7 +201,7 @@ class LocalGenerator:
 
 
 class LocalRollouts:
-    """Port of the environment worker, whose requests go to the engines directly."""
+    """Port of the environment worker, which sends its requests to the engines directly."""
 
     def __init__(
         self,
@@ -214,12 +214,12 @@ class LocalRollouts:
         Args:
             worker: The worker.
             loop: The loop that all its calls run on.
-            hold: Called for each finished group; its result is kept as long as the payload.
+            hold: Called for each finished group. Its result is kept as long as the payload.
         """
         self._worker, self._loop, self._hold = worker, loop, hold
         self._on_joined: OnJoined | None = None
         self._on_report: OnReport | None = None
-        self._open = dict[asyncio.Task[Any], Fence]()  # used on the loop only
+        self._open = dict[asyncio.Task[Any], Fence]()  # used only on the loop
 
     def report_joined(self, on_joined: OnJoined) -> None:
         """Set the callback for the first reply of the worker."""
@@ -242,13 +242,13 @@ class LocalRollouts:
             with self._opened(fence):
                 receipt, columns = await worker.roll_out(task)
             for column in columns.values():
-                column.setflags(write=False)  # the worker's logs and the trainer read it too
+                column.setflags(write=False)  # the worker's logs and the trainer also read it
             return receipt, columns, worker.report()
 
         receipt, columns, report = await self._worker.await_on(self._loop, "rollout", roll_out)
         if self._on_joined is not None:
             self._on_joined(self._worker.name, report.incarnation)
-            self._on_joined = None  # there is one incarnation
+            self._on_joined = None  # there is only one incarnation
         self._send_report(report)
         return receipt, Payload(columns, self._hold(receipt))
 
@@ -273,7 +273,7 @@ class LocalRollouts:
             del self._open[task]
 
     def _cancel_open(self, other_than: Fence | None = None) -> list[asyncio.Task[Any]]:
-        """Cancel open groups, or only groups of other controllers; return the cancelled tasks."""
+        """Cancel open groups, or only groups of other controllers. Return the cancelled tasks."""
         tasks = [task for task, fence in self._open.items() if fence != other_than]
         for task in tasks:
             task.cancel()

@@ -36,14 +36,14 @@ from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
-_LOOK_S: Final = 0.25  # between two looks at signals, commands and status
+_LOOK_S: Final = 0.25  # between two polls of signals, commands and status
 
 
 class LocalController:
-    """A controller on an event loop of its own thread."""
+    """A controller on the event loop of its thread."""
 
     def __init__(self, spec: RunSpec, makers: Makers) -> None:
-        """Start the thread, which builds the run and runs it to its end."""
+        """Start the thread, which builds the run and executes it to its end."""
         self.parts = LocalParts(makers)
         self._spec = spec
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class LocalController:
             await self.parts.close(self._spec.config.supervision.shutdown_timeout_s)
 
     def tell(self, call: Callable[[ControllerHost], None]) -> None:
-        """Call the controller on its loop, at its start at the earliest."""
+        """Call the controller on its loop, after its start."""
         with self._lock:
             if self._host is None or self._task is None:
                 self._early.append(call)
@@ -92,9 +92,9 @@ class LocalController:
             self._task.get_loop().call_soon_threadsafe(call, self._host)
 
     def ask(self, question: Callable[[ControllerHost], T]) -> "Future[T]":
-        """Return the answer of the controller, which it gives on its loop.
+        """Return the controller's answer, computed on its loop.
 
-        The run fails with an error of the question; then there is no answer.
+        If the question raises, the run fails with that error and no answer comes.
         """
         answer = Future[T]()
 
@@ -121,7 +121,7 @@ class LocalController:
 
 @dataclass(slots=True)
 class _WatchedRun:
-    """A run, and what its watcher does several times per second."""
+    """A run, and the work of its watcher several times per second."""
 
     spec: RunSpec
     controller: LocalController
@@ -134,18 +134,18 @@ class _WatchedRun:
     _silence: HeartbeatTimeout = field(default_factory=HeartbeatTimeout)
 
     def watch(self) -> Summary:
-        """Show progress and pass commands on, until the run has ended.
+        """Show progress and pass on commands until the run has ended.
 
         Raises:
-            OffbeatError: The run ended with it, or its controller is silent for too long.
-            Interrupted: A signal came before the run could be ended in order.
+            OffbeatError: The run ended with this error, or its controller is silent for too long.
+            Interrupted: A signal came before the run could end in order.
         """
         controller, signals = self.controller, self.signals
         signals.watched = True
         give_up_at: float | None = None
         while wait([controller.ended], timeout=_LOOK_S).not_done:
             if signals.received is not None and give_up_at is None:
-                self._look()  # it may have begun since the last look
+                self._look()  # it may have begun since the last poll
                 controller.tell(methodcaller("abort", signals.reason))
                 give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
             if signals.at_once:
@@ -163,7 +163,7 @@ class _WatchedRun:
             return Summary.from_json(controller.ended.result())
 
     def _look(self) -> None:
-        """Show the status once it is there; ask again."""
+        """Show the status if it has arrived, and ask again."""
         if self._status is None:
             self._status = self.controller.ask(_status_of)
         if not self._status.done():
@@ -187,8 +187,8 @@ def run_local(
     signals: Signals,
     opened: OpenedRun,
 ) -> Summary:
-    """Run everything in this process, to the end of the run."""
-    del token  # all of the run sees its directory
+    """Run everything in this process until the run ends."""
+    del token  # the whole run sees its directory
     redactor = Redactor.from_environment(config=spec.config)
     dump_stacks_on_signal()
     orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
@@ -202,9 +202,9 @@ def run_local(
         try:
             summary = watched.watch()
         except DeadlineExceeded as silence:
-            controller.fail(silence)  # if it answers again, it must not go on
+            controller.fail(silence)  # if it answers again, it must not continue
             raise
-    opened.has_begun(summary.outcome)  # of a run that was too short to be seen
+    opened.has_begun(summary.outcome)  # for a run that was too short for a poll
     return summary
 
 

@@ -1,24 +1,25 @@
 """One copy of the weights: engines decode with the tensors that the trainer updates.
 
-Decode steps and optimizer steps take turns (``WeightGate``), so each token is stamped with the version
-that computed it:
+Decode steps and optimizer steps alternate (``WeightGate``), so each token has the version that
+computed it:
 
-- A finish closes the gate before the first weight changes, and waits for the decode steps in progress.
-- After a step that was applied, each engine goes on once it has committed that release.
-- After a step that was not applied, the engines go on. So they do after a finish that was refused because
-  an earlier call of its step had failed.
-- A finish that raised keeps the gate closed until a restore, whose release engines load.
-- A replaced trainer has other tensors: its former engines break, and are replaced.
+- A finish closes the gate before the first weight changes, and waits for the decode steps in
+progress. - After an applied step, each engine continues once it has committed that release. - After
+a step that was not applied, the engines continue. So they do after a finish that was refused
+  because an earlier call of its step had failed.
+- A finish that raised keeps the gate closed until a restore. Engines load the restored release.
+- A replaced trainer has other tensors. Its former engines fail and are replaced.
 
-Publishing copies nothing. Epochs, acks, digests and canaries are those of every other transport.
+Publishing copies nothing. Epochs, acks, digests and canaries are the same as in every other
+transport.
 
-Gate at which decode steps and optimizer steps take turns on one copy of the weights.
+The gate makes decode steps and optimizer steps alternate on one copy of the weights.
 
     trainer's thread    close -------- optimizer step ------- open
     engine's thread     step | nothing                            | commit of the release | step
 
-An engine decodes only with the edition of the weights that it has committed. An applied step makes a
-new edition; one that was not applied leaves the edition as it is.
+An engine decodes only with the edition of the weights that it has committed. An applied step makes
+a new edition. A step that was not applied leaves the edition unchanged.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -59,7 +60,7 @@ from offbeat.weight_sync.transport import WeightSource
 
 
 class WeightGate:
-    """Keeps users of the weights and changes of the weights apart. Any thread may call it.
+    """Separates uses and changes of the weights. Any thread may call it.
 
     An edition is the weights between two changes.
     """
@@ -68,17 +69,17 @@ class WeightGate:
         """Create an open gate."""
         self._changed = threading.Condition()
         self._edition, self._is_closed, self._users = 0, False, 0
-        self._refused = dict[object, Callable[[], object]]()  # what to call at the next opening
+        self._refused = dict[object, Callable[[], object]]()  # called at the next opening
 
     def close(self) -> bool:
-        """Refuse new uses, wait for present ones to end, and return whether the gate was open."""
+        """Refuse new uses, wait for current ones to end, and return whether the gate was open."""
         with self._changed:
             was_open, self._is_closed = not self._is_closed, True
             self._changed.wait_for(lambda: not self._users)
             return was_open
 
     def open(self, *, changed: bool) -> None:
-        """Permit use again: of a new edition if the weights have changed."""
+        """Permit use again, of a new edition if the weights have changed."""
         with self._changed:
             self._edition += changed
             self._is_closed = False
@@ -89,7 +90,7 @@ class WeightGate:
             retry()
 
     def begin(self, edition: int | None, user: object, retry: Callable[[], object]) -> bool:
-        """Begin to use an edition, or return False; ``retry`` is then called at the next opening."""
+        """Begin to use an edition, or return False and call ``retry`` at the next opening."""
         with self._changed:
             if self._is_closed or edition != self._edition:
                 self._refused[user] = retry
@@ -98,7 +99,7 @@ class WeightGate:
             return True
 
     def enter(self, *, waits: bool = False) -> int | None:
-        """Begin to use the present edition; return it, or None if the gate is closed.
+        """Begin to use the current edition and return it, or None if the gate is closed.
 
         ``waits``: wait until it is open.
         """
@@ -111,7 +112,7 @@ class WeightGate:
             return self._edition
 
     def end(self) -> None:
-        """End a use that was begun."""
+        """End a use."""
         with self._changed:
             self._users -= 1
             self._changed.notify_all()
@@ -121,7 +122,7 @@ class EngineTurns:
     """Steps of one engine, which decodes with the edition that it has adopted."""
 
     def __init__(self, gate: WeightGate) -> None:
-        """``gate`` guards the weights that the engine computes with."""
+        """``gate`` guards the weights that the engine uses."""
         self._gate = gate
         self._edition: int | None = None
 
@@ -133,7 +134,7 @@ class EngineTurns:
 
     @contextmanager
     def reading(self) -> Generator[bool]:
-        """Keep the weights as they are in the block, unless they are not of the adopted edition."""
+        """Keep the weights unchanged in the block. Yield whether they are the adopted edition."""
         edition = self._gate.enter()
         try:
             yield edition is not None and edition == self._edition
@@ -143,7 +144,7 @@ class EngineTurns:
 
     @contextmanager
     def adopting(self) -> Generator[bool]:
-        """Use the present edition in the block, and adopt it if the block does not raise.
+        """Use the current edition in the block, and adopt it if the block does not raise.
 
         The block gets False while the weights are changing. It must raise then.
         """
@@ -157,10 +158,10 @@ class EngineTurns:
 
 
 class SharedRank(TrainerRank):
-    """A trainer rank whose weights engines also use."""
+    """A trainer rank that shares its weights with engines."""
 
     model: PreTrainedModel
-    """The model that is trained; its tensors keep their identity."""
+    """The trained model. Its tensors keep their identity."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class SharedRank(TrainerRank):
         *,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """Create the rank; the arguments are those of the base class."""
+        """Create the rank with the arguments of the base class."""
         self.gate = WeightGate()
         self._published: tuple[int, str] | None = None  # version and digest of these weights
 
@@ -189,7 +190,7 @@ class SharedRank(TrainerRank):
         return published, *handles
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        """Finish like the base class. If it raises, the weights are of no version: no engine decodes."""
+        """Finish like the base class. If it raises, the weights have no version and no engine decodes."""
         before = self.version
         with self._closed_gate():
             result = super().finish_train_step(fence, key)
@@ -204,7 +205,7 @@ class SharedRank(TrainerRank):
 
     @contextmanager
     def _closed_gate(self) -> Generator[None]:
-        """Close the gate before the block. A call that is refused leaves it as it was."""
+        """Close the gate before the block. A refused call leaves the gate as before."""
         was_open = self.gate.close()
         try:
             yield
@@ -219,7 +220,7 @@ class SharedRank(TrainerRank):
         self.gate.open(changed=is_new)
 
     def holds(self, release: WeightRelease) -> bool:
-        """Return whether the weights are those that this rank published as the release."""
+        """Return whether this rank published its current weights as the release."""
         return self._published == (release.version, release.digest)
 
 
@@ -237,7 +238,7 @@ class SharedEngineServer(EmbeddedEngineServer):
         """Create the engine. The caller uses the weights meanwhile.
 
         Args:
-            spec: What the engine is built from.
+            spec: Specification of the engine.
             trainer: Host of the trainer.
             rank: The rank that it hosts now.
             thread: Thread that runs the engine.
@@ -253,7 +254,7 @@ class SharedEngineServer(EmbeddedEngineServer):
         )
 
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
-        """Adopt the trainer's weights as the release; nothing is brought."""
+        """Adopt the trainer's weights as the release, without loading anything."""
         release = incoming.release
         if not self._trainer.hosts(self._rank):
             problem = "it computes with the weights of a trainer that was replaced"
@@ -284,7 +285,7 @@ def start_shared_engine(
     thread: WorkThread,
     cpu_clock: Callable[[], float],
 ) -> SharedEngineServer:
-    """Create an engine in the thread that runs its steps, once there is a trainer.
+    """Create an engine in the thread that runs its steps, once a trainer exists.
 
     The caller must not hold ``ONE_AT_A_TIME``, which the trainer needs to be made.
     """
@@ -299,10 +300,11 @@ def start_shared_engine(
 
 
 def make_twin(model: PreTrainedModel, spec: EngineSpec) -> PreTrainedModel:
-    """Return a model whose weights are the tensors of another one.
+    """Return a model with the tensors of another model as its weights.
 
-    It has its own config, attention, buffers that no file holds, and parameter objects: the engine's
-    proof replaces their ``data`` for a moment, and the trainer's parameters have gradients.
+    It has separate config, attention, parameter objects, and buffers that no file holds. The
+    engine's proof replaces the parameters' ``data`` for a moment, and the trainer's parameters have
+    gradients.
     """
     dtype = getattr(torch, spec.model.dtype)
     twin = shell_of(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)

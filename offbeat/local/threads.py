@@ -1,7 +1,7 @@
-"""Threads that host the parts of a run: one runs an event loop, one runs calls in their order.
+"""Threads that host the parts of a run: one runs an event loop, one runs calls in order.
 
-Both are daemon threads: Python cannot kill a thread, so one that hangs is abandoned, and the process
-still ends.
+Both are daemon threads, because Python cannot kill a thread. A thread that hangs is abandoned, and
+the process still ends.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 
 class LoopThread:
-    """A thread that runs an event loop until ``stop``, also past ``sys.exit()`` of user code."""
+    """A thread that runs an event loop until ``stop``, even if user code calls ``sys.exit()``."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -32,20 +32,20 @@ class LoopThread:
             run_past_exits(runner.get_loop(), self._is_over.wait())
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on this loop; a caller that is cancelled cancels it."""
+        """Run a coroutine on this loop. A cancelled caller cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self.loop))
 
     def stop(self, within_s: float = 0.0) -> None:
-        """End the loop and the thread, and wait for that; open calls are cancelled."""
+        """End the loop and the thread and wait for that. Open calls are cancelled."""
         with contextlib.suppress(RuntimeError):  # its loop is closed
             self.loop.call_soon_threadsafe(self._is_over.set)
         self.thread.join(within_s)
 
 
 class WorkThread(Executor):
-    """Executor of one daemon thread, which runs calls in the order in which they are submitted.
+    """Executor with one daemon thread, which runs calls in the order in which they are submitted.
 
-    A ``ThreadPoolExecutor`` would hold up the end of the process until its thread has returned.
+    A ``ThreadPoolExecutor`` would delay the end of the process until its thread has returned.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,7 @@ class WorkThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 -- signature of Executor
-        """Refuse further calls; the thread ends once it has run the calls in its queue."""
+        """Refuse further calls. The thread ends once it has run the calls in its queue."""
         del cancel_futures
         self._is_shut_down = True
         self._calls.put(None)

@@ -1,4 +1,4 @@
-"""The disk as what must survive a crash uses it, behind one class: a test can make each call fail."""
+"""Disk operations for data that must survive a crash, in one class, so tests can inject failures."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ _NAME_KEPT: Final = 100  # characters; file systems allow 255 bytes
 
 
 class Disk:
-    """The disk. Nothing is durable before it is synced; every failure is an ``OSError``."""
+    """The disk. Nothing is durable before it is synced. Every failure is an ``OSError``."""
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and its missing parents."""
@@ -31,11 +31,11 @@ class Disk:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename atomically. An existing file is replaced; a directory with files is not."""
+        """Rename atomically. An existing file is replaced, but not a directory with files."""
         old.replace(new)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, a link, or a directory with its content, if it is there; not atomic."""
+        """Remove a file, a link, or a directory with its content, if it exists. Not atomic."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -48,7 +48,7 @@ class Disk:
     # --- a file that grows -----------------------------------------------------------------------
 
     def create(self, path: Path) -> int:
-        """Return a descriptor of a new file; ``FileExistsError`` where there is one."""
+        """Create a file and return its descriptor. Raise ``FileExistsError`` if it exists."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         return os.open(path, flags, 0o644)
 
@@ -59,7 +59,7 @@ class Disk:
             left = left[os.write(file, left) :]
 
     def sync_appended(self, file: int) -> None:
-        """Make the file's content survive a power cut, once its name does."""
+        """Make the file's content survive a power cut, provided that its name does."""
         os.fsync(file)
 
     def close(self, file: int) -> None:
@@ -71,9 +71,9 @@ DISK: Final = Disk()
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a name next to ``path`` for a file that replaces it at the end, atomically but not durably.
+    """Yield a name next to ``path`` for a file that then replaces it, atomically but not durably.
 
-    If the block raises, the file is removed. Two writers do not write into each other's file.
+    If the block raises, the file is removed. Two writers use different files.
     """
     beside = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}")
     try:

@@ -1,7 +1,7 @@
-"""Access to the run directory for processes of other machines, through an actor beside the driver.
+"""Access to the run directory for processes of other machines, through an actor next to the driver.
 
-Names are relative and stay below a few folders; a file is at most as large as announced, a call
-carries at most ``CHUNK_BYTES``. Every call but ``append`` is idempotent.
+Names are relative and stay below a few folders. A file is at most as large as announced, and a call
+carries at most ``CHUNK_BYTES``. Every call except ``append`` is idempotent.
 """
 
 import os
@@ -24,21 +24,21 @@ log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20
 FOLDERS: Final = ("checkpoints", "logs", "rollouts")
 FAILURES: Final = "failures.jsonl"
-"""File of a run directory with what failed: a row, a response and a traceback in each line."""
+"""File of a run directory with failures: a row, a response and a traceback in each line."""
 
 FAILURES_BYTES: Final = 8 * 2**20
-"""Size of that file at most; later failures are not kept."""
+"""Maximum size of that file. Later failures are not kept."""
 
 ELSEWHERE: Final = "elsewhere.jsonl"
 """File of a run directory that lists the processes that wrote on another machine, and where."""
 
 _MARGIN_BYTES: Final = 64 * 2**20  # free space to leave on the driver's disk, for the journal
-# Larger files are compared by size, and by the small files beside them
+# Larger files are compared by size, and by the small files next to them
 _DIGESTED_BYTES: Final = 2**20
 _NAME_BYTES: Final = 255
 
 Fingerprint = tuple[tuple[str, int, str], ...]
-"""Name, size and digest of each file of an entry; large files have no digest."""
+"""Name, size and digest of each file of an entry. Large files have no digest."""
 
 
 class BadName(OffbeatError):
@@ -51,7 +51,7 @@ class BadName(OffbeatError):
 
 
 class TooMuch(OffbeatError):
-    """A call or a file that is larger than allowed."""
+    """A call or a file is larger than allowed."""
 
     name: str
     nbytes: int
@@ -70,20 +70,20 @@ class Files(Protocol):
         ...
 
     def listing(self, folder: str) -> Mapping[str, Fingerprint]:
-        """Return the entries of a folder, hidden ones too."""
+        """Return the entries of a folder, including hidden ones."""
         ...
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes: ...
     def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
-        """Write a part of a file of ``nbytes``; the one at offset 0 comes first."""
+        """Write a part of a file of ``nbytes``. The part at offset 0 comes first."""
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Append a line; to ``FAILURES`` only up to ``FAILURES_BYTES``."""
+        """Append a line. ``FAILURES`` grows only up to ``FAILURES_BYTES``."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Rename an entry; an existing one of the new name is removed."""
+        """Rename an entry. An existing entry with the new name is removed."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -158,7 +158,7 @@ class RunFiles:
         """Return the local path of a received name.
 
         Raises:
-            BadName: It is outside the run directory, also through a link.
+            BadName: It is outside the run directory, possibly through a link.
         """
         parts = name.split("/")
         good = parts[0] in FOLDERS and not any(
@@ -184,7 +184,7 @@ class RunFiles:
 
 
 def count_failures(run_dir: Path, group: str) -> int:
-    """Return the number of kept failures of a group that was drawn to train."""
+    """Return the number of kept failures of a training group."""
     try:
         lines = (run_dir / FAILURES).read_bytes().splitlines()
     except FileNotFoundError:

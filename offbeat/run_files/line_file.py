@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_BLOCK: Final = 1 << 16  # bytes of one read while the last newline is looked for
-_LOCK_WAITS_S: Final = (0.0, 0.001, 0.01, 0.1, 1.0)  # an append takes microseconds
+_BLOCK: Final = 1 << 16  # bytes per read in the search for the last newline
+_LOCK_WAITS_S: Final = (0.0, 0.001, 0.01, 0.1, 1.0)  # an append needs microseconds
 
 
 class LineFile:
-    """A file of lines, each written whole or not at all.
+    """A file of lines, each written completely or not at all.
 
-    Before and after every call it is a sequence of whole lines, or ends in one torn line that the
-    next ``append`` cuts off, whichever process makes it. Lines that other processes append at the
-    same time stay: a process that was replaced may have one more line to write.
+    Before and after every call it is a sequence of complete lines, or ends in one torn line. The
+    next ``append`` of any process cuts a torn line off. Lines that other processes append at the
+    same time stay, because a replaced process may have one more line to write.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file and its folder where they are missing.
+        """Create the file and its folder if missing.
 
         Raises:
             OSError: It cannot be opened.
@@ -35,7 +35,7 @@ class LineFile:
         """Append a line, which ends in a newline.
 
         Raises:
-            OSError: The disk refused it; what it took of the line is cut off by the next call.
+            OSError: The disk refused the line. The next call cuts off any part of it on disk.
         """
         append_line(self._file, line)
 
@@ -46,10 +46,10 @@ class LineFile:
 
 
 def append_line(file: int, line: bytes) -> None:
-    """Append a line to a descriptor opened with ``O_RDWR | O_APPEND``, after a torn one was cut off.
+    """Append a line to a descriptor opened with ``O_RDWR | O_APPEND``. First cut off a torn line.
 
-    Processes take turns by a lock of the file. One that is stopped while it holds the lock delays the
-    others by a second each time: they cut nothing off then, but end a torn line.
+    Processes use a lock of the file in turn. A process that is stopped while it holds the lock
+    delays each append of others by a second. Then they cut nothing off, but end a torn line.
 
     Raises:
         OSError: The disk refused it.
@@ -68,7 +68,7 @@ def append_line(file: int, line: bytes) -> None:
 
 @contextmanager
 def _locked(file: int) -> Generator[bool]:
-    """Lock a file against the other processes that append; yield whether it could be locked in time."""
+    """Lock a file against other appending processes. Yield whether it was locked in time."""
     is_locked = False
     for wait_s in _LOCK_WAITS_S:
         time.sleep(wait_s)
@@ -88,7 +88,7 @@ def _locked(file: int) -> Generator[bool]:
 
 
 def _end_of_last_line(file: int, size: int) -> int:
-    """Return the offset after the last newline; 0 without one."""
+    """Return the offset after the last newline, or 0 without one."""
     position = size
     while position > 0:
         start = max(0, position - _BLOCK)

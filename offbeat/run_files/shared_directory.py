@@ -1,9 +1,9 @@
-"""Check whether an actor's machine shares the run directory with the driver.
+"""Checks whether an actor's machine shares the run directory with the driver.
 
 The driver creates a file with a random name there before it creates any actor, and removes it at
-the end. A process that finds the file with the expected content sees the driver's directory. One on
-another machine also proves that its writes arrive: the driver's side reads them back. A network
-file system cannot have cached a random name.
+the end. A process that finds the file with the expected content sees the driver's directory. A
+process on another machine also proves that its writes arrive: the driver's side reads them back. A
+network file system cannot have cached a random name.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from typing import Final, Protocol
 from offbeat.messages.failures import OffbeatError
 
 _PREFIX: Final = ".offbeat-"
-_BYTES: Final = 1024  # of a token that is read, at most
+_BYTES: Final = 1024  # maximum number of bytes read from a token
 
 
 class RunDirNotShared(OffbeatError):
-    """A process that has to write into the run directory is on a machine that does not see it."""
+    """A process that must write into the run directory is on a machine that does not see it."""
 
     process: str
     machine: str
@@ -52,9 +52,9 @@ class RunDirToken:
 
 @contextmanager
 def new_token(run_dir: Path) -> Generator[RunDirToken]:
-    """Make a token and remove it at the end; first remove tokens left by killed drivers.
+    """Create a token and remove it at the end. First remove tokens left by killed drivers.
 
-    The caller holds the directory: no other driver has a token there.
+    The caller holds the directory, so no other driver has a token there.
 
     Raises:
         OSError: The directory cannot be written.
@@ -65,7 +65,7 @@ def new_token(run_dir: Path) -> Generator[RunDirToken]:
     try:
         yield token
     finally:
-        with contextlib.suppress(OSError):  # the directory is gone, or cannot be written any more
+        with contextlib.suppress(OSError):  # the directory is gone, or no longer writable
             (run_dir / token.name).unlink(missing_ok=True)
 
 
@@ -80,7 +80,7 @@ class TokenChecker(Protocol):
 def is_shared(run_dir: Path, token: RunDirToken, driver: TokenChecker | None) -> bool:
     """Return whether this process writes where the driver reads.
 
-    ``driver`` None: this is the driver's machine, where seeing the token is enough.
+    If ``driver`` is None, this is the driver's machine, where seeing the token is enough.
     """
     if not token.is_in(run_dir):
         return False
@@ -98,7 +98,7 @@ def is_shared(run_dir: Path, token: RunDirToken, driver: TokenChecker | None) ->
 
 
 def place_of_its_own(process: str) -> Path:
-    """Make a directory on this machine that belongs to this process alone."""
+    """Make a directory on this machine for this process only."""
     return Path(tempfile.mkdtemp(prefix=f"offbeat-{process}-"))
 
 

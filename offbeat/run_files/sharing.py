@@ -21,7 +21,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class WriteLocation:
-    """Location a process writes to. ``files`` is None if that is the run directory itself."""
+    """Location a process writes to. ``files`` is None for the run directory itself."""
 
     directory: Path
     files: Files | None = None

@@ -13,7 +13,7 @@ _PARTIAL: Final = ".partial_"
 
 
 def send(files: Files, local: Path, folder: str, name: str) -> None:
-    """Copy a file or a directory into a folder of the run directory; an existing one is replaced.
+    """Copy a file or a directory into a folder of the run directory. Replace an existing entry.
 
     Raises:
         OSError: A disk or the transfer failed. An existing entry is unchanged.
@@ -27,13 +27,13 @@ def send(files: Files, local: Path, folder: str, name: str) -> None:
             _send_file(files, local, partial)
         files.rename(partial, f"{folder}/{name}")
     except OSError:
-        with contextlib.suppress(OSError):  # the first error is raised; a leftover only takes space
+        with contextlib.suppress(OSError):  # the first error is raised; a leftover only uses space
             files.remove(partial)
         raise
 
 
 def fetch(files: Files, folder: str, name: str, content: Fingerprint, target: Path) -> None:
-    """Copy an entry of the run directory to ``target``; what is there is replaced.
+    """Copy an entry of the run directory to ``target`` and replace its current content.
 
     Raises:
         OSError: A disk or the transfer failed.
