@@ -1,7 +1,7 @@
 """Asynchronous reinforcement learning for language models: one controller, nothing lost, nothing stale.
 
-The names in ``__all__`` are what a program needs. They are imported when they are first used, so
-importing this package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
+``__all__`` has the names that a program needs. Each is imported at its first use, so importing this
+package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ _MODULES: Final = {
     "start": "offbeat.launch.program",
     "train": "offbeat.launch.program",
 }
-"""The module of each public name; ``__init__.pyi`` declares them to type checkers."""
+"""The module of each public name. ``__init__.pyi`` declares them to type checkers."""
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 

@@ -1,11 +1,11 @@
 """Finds code by name: plug-ins, so that the core imports none of them, and user code and packages.
 
-A plug-in of this package is a folder of ``offbeat/plugins``, whose ``plugin.py`` has one object of each
-kind that it brings, such as ``TRACKER``. Another package declares an entry point ``KIND.NAME`` in the
-group ``offbeat.plugins``. Entry points are read when a name is not one of this package, and code of
-another package is imported only when a recipe or a command names it.
+A plug-in of this package is a folder of ``offbeat/plugins``. Its ``plugin.py`` has one object for
+each kind that it provides, such as ``TRACKER``. Another package declares an entry point
+``KIND.NAME`` in the group ``offbeat.plugins``. Entry points are read only if this package does not
+have the name. Code of another package is imported only when a recipe or a command names it.
 
-agents       plays groups of environments whose episodes call the model over HTTP:
+agents       plays groups of environments with episodes that call the model over HTTP:
              ``offbeat.rollouts.worker.AgentPlayer``
 command      commands of ``offbeat``: a ``typer.Typer``
 engine       samples from a model: ``offbeat.config.engine_plugin.EnginePlugin``
@@ -63,7 +63,7 @@ Kind = Literal[
 ]
 
 TargetKind = Literal["advantage", "grader", "loss", "sampler"]
-"""Kinds that a recipe can also name by ``module:name``: an entry point is a shorter name for it."""
+"""Kinds that a recipe can also name by ``module:name``. An entry point is a shorter name for it."""
 
 GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
@@ -108,19 +108,19 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
 
 
 class _Interface(NamedTuple):
-    """Facts about the object that an entry point of a kind has to name."""
+    """Facts about the object that an entry point of a kind must name."""
 
     types: tuple[str, ...]
-    """``module:name`` of the classes, of one of which it is an object."""
+    """``module:name`` of the accepted classes. The object is an instance of one."""
 
     attribute: str = ""
-    """The attribute that it has besides the methods of the class; empty: none."""
+    """Its required attribute besides the methods of the class. Empty if none."""
 
     attribute_type: str = ""
-    """``module:name`` of the class that the attribute is an object of."""
+    """``module:name`` of the attribute's class."""
 
     holds_class: bool = False
-    """Whether the attribute is a subclass of that class, no object of it."""
+    """Whether the attribute is a subclass of that class, not an instance."""
 
 
 _INTERFACES: Final[Mapping[Kind, _Interface]] = {
@@ -146,23 +146,23 @@ _INTERFACES: Final[Mapping[Kind, _Interface]] = {
         holds_class=True,
     ),
 }
-"""Interfaces of the kinds that other packages bring; they are imported with such a plug-in."""
+"""Interfaces of the kinds that other packages provide. Imported with such a plug-in."""
 
 
 class PluginUnusable(FixableError):
-    """A plug-in that was named cannot be used: there is none or there are several, or it is broken."""
+    """A named plug-in cannot be used: it is missing, ambiguous or broken."""
 
 
 class NoSuchPlugin(PluginUnusable):
-    """No package brings a plug-in of this name."""
+    """No package provides a plug-in with this name."""
 
 
 def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller casts it to the type of its kind
     """Return the plug-in of this kind and name.
 
     Raises:
-        NoSuchPlugin: There is none.
-        PluginUnusable: There are several, its import fails, or it is not what its kind needs.
+        NoSuchPlugin: No plug-in has the name.
+        PluginUnusable: Several have it, its import fails, or it does not fit its kind.
     """
     if name in _IN_TREE[kind]:
         found = _load(kind, name)
@@ -180,19 +180,19 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
 
 def find_only(kind: Kind) -> Any:  # noqa: ANN401 -- as above
-    """Return the plug-in of a kind that has one.
+    """Return the plug-in of a kind with only one.
 
     Raises:
-        PluginUnusable: As ``find_plugin``.
+        PluginUnusable: As in ``find_plugin``.
     """
     (name,) = _IN_TREE[kind]
     return find_plugin(kind, name)
 
 
 def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
-    """Return the names that other packages bring, each with its package; no package is imported.
+    """Return the names that other packages provide, each with its package, without importing any.
 
-    A name of a plug-in of this package is not among them: that of the other package is not used.
+    Names of this package's plug-ins are left out, because they hide equal names of other packages.
     """
     ours = _IN_TREE.get(kind, {})  # type: ignore[call-overload]  # empty of kinds with targets
     named = dict[str, list[str]]()
@@ -204,7 +204,7 @@ def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
 
 
 def suggest_package(kind: Kind | TargetKind, name: str) -> str:
-    """Return what to do about a name that nothing brings: an installed one that is close, or a package."""
+    """Suggest a fix for an unknown name: a similar installed name, or a package."""
     brought = names_of_packages(kind)
     if near := difflib.get_close_matches(name, brought, n=1):
         return f"Did you mean `{near[0]}`?"
@@ -213,17 +213,17 @@ def suggest_package(kind: Kind | TargetKind, name: str) -> str:
 
 
 def find_target(kind: TargetKind, name: str) -> str | None:
-    """Return the ``module:name`` of an entry point of another package, which is not imported.
+    """Return the ``module:name`` of an entry point of another package, without importing it.
 
     Raises:
-        PluginUnusable: Several packages bring one.
+        PluginUnusable: Several packages provide one.
     """
     entries = _entry_points(f"{kind}.{name}")
     return None if not entries else _only(entries, kind, name).value
 
 
 def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
-    """Return the plug-in of pictures in prompts, or ``NoMedia`` where its folder is not there.
+    """Return the plug-in for pictures in prompts, or ``NoMedia`` if its folder is missing.
 
     Raises:
         PluginUnusable: Its import fails.
@@ -233,7 +233,7 @@ def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol o
 
 
 def explain_unusable(kind: Kind, name: str) -> str:
-    """Return why a plug-in of this package cannot be used; empty if it can, or if there is none."""
+    """Return why a plug-in of this package cannot be used, or "" if it can or does not exist."""
     if name not in _IN_TREE[kind]:
         return ""
     found = _load(kind, name)
@@ -243,7 +243,7 @@ def explain_unusable(kind: Kind, name: str) -> str:
 
 
 def plugins_of(kind: Kind) -> dict[str, Any]:
-    """Return the plug-ins of this package by name, without absent ones and broken ones."""
+    """Return the plug-ins of this package by name, without absent and broken ones."""
     loaded = {name: _load(kind, name) for name in _IN_TREE[kind]}
     return {
         name: found
@@ -253,12 +253,12 @@ def plugins_of(kind: Kind) -> dict[str, Any]:
 
 
 def is_in_package(kind: Kind, name: str) -> bool:
-    """Return whether this package brings the name, also if the folder of the plug-in is absent."""
+    """Return whether this package has the name, even if the folder of the plug-in is absent."""
     return name in _IN_TREE[kind]
 
 
 def find_problems() -> list[PluginUnusable]:
-    """Return the plug-ins of this package that are broken, and names that other packages repeat."""
+    """Return broken plug-ins of this package, and names that other packages repeat."""
     loaded = {(kind, name): _load(kind, name) for kind in _IN_TREE for name in _IN_TREE[kind]}
     broken = [found for found in loaded.values() if isinstance(found, PluginUnusable)]
     of_others = dict[str, list[str]]()
@@ -275,26 +275,26 @@ def find_problems() -> list[PluginUnusable]:
 
 
 def import_object(target: str) -> Any:  # noqa: ANN401 -- of any kind
-    """Import ``module:name``, or a module if there is no ``:name``. All errors are raised as they are."""
+    """Import ``module:name``, or a module if ``:name`` is missing. Errors are raised unchanged."""
     module_name, _, attribute = target.partition(":")
     module = import_module(module_name)
     return getattr(module, attribute) if attribute else module
 
 
 def find_module(module: str, working_dir: Path) -> Path | None:
-    """Return the file that ``module`` comes from; none of the packages around it is imported."""
+    """Return the file of ``module`` without importing any package around it."""
     top, *inner = module.split(".")
     spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _find_spec(top)
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # By its last name only: for a dotted one the finder wants the package imported.
+        # Only by its last name: for a dotted name the finder needs the imported package.
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return Path(spec.origin or "built in") if spec is not None else None
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; it is not imported."""
+    """Return whether a package can be imported, without importing it."""
     return _find_spec(package) is not None
 
 
@@ -308,7 +308,7 @@ def installed_version(package: str) -> str | None:
 
 @cache
 def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
-    """Return a plug-in of this package, why it is unusable, or None if its folder is not there."""
+    """Return a plug-in of this package, why it is unusable, or None if its folder is missing."""
     target = _IN_TREE[kind][name]
     try:
         return import_object(target)
@@ -321,7 +321,7 @@ def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
 
 
 def _find_spec(package: str) -> ModuleSpec | None:
-    """Find a package with all finders: an editable install adds one of its own."""
+    """Find a package with all finders, because an editable install adds another one."""
     try:
         return find_spec(package)
     except ValueError:  # loaded already, and without a spec: __main__
@@ -345,10 +345,10 @@ def _load_entry_point(entry: EntryPoint) -> Any:  # noqa: ANN401 -- of any kind
 
 
 def _check_interface(plugin: object, kind: Kind, entry: EntryPoint) -> None:
-    """Check that a plug-in of another package is what its kind needs.
+    """Check that a plug-in of another package fits its kind.
 
     Raises:
-        PluginUnusable: It is something else.
+        PluginUnusable: It does not fit.
     """
     if kind in _INTERFACES and (wrong := _find_misfit(plugin, _INTERFACES[kind])):
         problem, fix = wrong
@@ -357,7 +357,7 @@ def _check_interface(plugin: object, kind: Kind, entry: EntryPoint) -> None:
 
 
 def _find_misfit(plugin: object, interface: _Interface) -> tuple[str, str] | None:
-    """Return the form of an object that does not fit, and what to do; None: it fits."""
+    """Return the form of an object that does not fit, and the fix, or None if it fits."""
     types: list[type] = [import_object(each) for each in interface.types]
     names, class_name = " or ".join(each.__name__ for each in types), type(plugin).__name__
     by_type = [_find_missing(plugin, each, interface.attribute) for each in types]
@@ -408,7 +408,7 @@ def _entry_points(name: str | None = None) -> list[EntryPoint]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of all packages on ``path``; to read them takes some milliseconds."""
+    """Return the entry points of all packages on ``path``. Reading them needs some milliseconds."""
     del path
     return tuple(entry_points(group=GROUP))
 

@@ -1,6 +1,6 @@
 """Interfaces of plug-ins: the names that a package of plug-ins imports from offbeat.
 
-They are imported when they are first used, so a module of a plug-in may import any of them.
+Each is imported at its first use, so a module of a plug-in may import any of them.
 """
 
 from typing import Final
@@ -70,7 +70,7 @@ _MODULES: Final = {
     "past_bound_in_flight": "offbeat.sampler.policy",
     "warning": "offbeat.messages.finding",
 }
-"""The module of each interface; ``interfaces.pyi`` declares them to type checkers."""
+"""The module of each interface. ``interfaces.pyi`` declares them to type checkers."""
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 

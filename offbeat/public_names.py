@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used."""
+"""Public names of a package that are imported at their first use."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 def imported_on_use(
     package: str, module_by_name: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__``; its ``__init__.pyi`` has the types."""
+    """Return a package's ``__getattr__`` and ``__dir__``. Its ``__init__.pyi`` has the types."""
 
     def get(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
         if name not in module_by_name:
