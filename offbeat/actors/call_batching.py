@@ -194,7 +194,7 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Fail every call made before ``before``. The next exchange notifies a live callee."""
+        """Fail every call with an id below ``before``. The next exchange notifies a live callee."""
         for id_ in self._owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)

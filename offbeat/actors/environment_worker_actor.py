@@ -55,8 +55,9 @@ class EnvironmentActor:
     ) -> tuple[tuple[WorkerReport, list[BatchedReply[Receipt]]], list[Columns]]:
         """Roll groups out, as described in ``offbeat.actors.call_batching``.
 
-        Returns: First the report of this process and the receipts, for the controller. Then the
-            columns of the successful groups, in the same order, for the trainer. Failures are
+        Returns:
+            First the report of this process and the receipts, for the controller. Then the columns
+            of the successful groups, in the same order, for the trainer. Failures are
             ``RolloutFailed``, classified where they happened.
         """
         self._worker.admit(fence)

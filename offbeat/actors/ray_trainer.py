@@ -412,7 +412,7 @@ class _Sent:
 
 
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
-    """Return the failure for lost objects, with the groups of the chunk that have columns in them."""
+    """Return the failure for lost objects, with the chunk's groups that have columns in them."""
     gone = {each.object_id for each in losses}
     prompt_indices = tuple(
         prompt_index

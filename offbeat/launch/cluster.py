@@ -90,8 +90,8 @@ def in_own_session() -> Generator[None, None, None]:
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
     daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
 
-    Only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a Ray process
-    does that, and finds them by the process group.
+    This applies only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a
+    process of Ray ends them, and finds them by the process group.
     """
     if not sys.platform.startswith("linux"):
         yield

@@ -213,7 +213,7 @@ def _rows(argument: str, prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as a
 
 
 def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
-    """Return the rows of a ``DataFrame``. Refuse a frame with an index or columns that rows would lose."""
+    """Return the rows of a ``DataFrame``. Refuse it if rows would lose its index or a column."""
     if not hasattr(frame, "columns"):
         raise BadRows(f"{argument}: {type(frame).__name__}", "it is one column", "Give a DataFrame")
     if not frame.columns.is_unique:

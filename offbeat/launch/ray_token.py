@@ -43,7 +43,7 @@ def token_file(home: Path) -> Path:
 def keep_token_private(environment: Mapping[str, str], home: Path) -> None:
     """Make the token of a private cluster readable for its owner only.
 
-    Ray creates it with default permissions, by default readable for everybody. If the permissions
+    Ray creates it with the permissions of any file, by default readable for everybody. If they
     cannot be changed, they stay: Ray reports the problem with such a home directory.
     """
     is_used = environment.get("RAY_AUTH_MODE", "token").lower() == "token"

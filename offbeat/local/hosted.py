@@ -174,7 +174,7 @@ class _Life(Generic[T]):
 
 @contextlib.contextmanager
 def raise_bugs_as_failures(name: str, during: str) -> Generator[None]:
-    """Raise any error other than a typed failure as a bug of the part ``name``, with its location."""
+    """Raise any error but a typed failure as a bug of the part ``name``, with its location."""
     try:
         yield
     except OffbeatError:

@@ -190,7 +190,10 @@ class SharedRank(TrainerRank):
         return published, *handles
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        """Finish like the base class. If it raises, the weights have no version and no engine decodes."""
+        """Finish like the base class.
+
+        If it raises, the weights have no version, so no engine decodes.
+        """
         before = self.version
         with self._closed_gate():
             result = super().finish_train_step(fence, key)

@@ -1,4 +1,4 @@
-"""Disk operations for data that must survive a crash, in one class, so tests can inject failures."""
+"""Disk operations for data that must survive a crash. Tests can make each of them fail."""
 
 import os
 import secrets

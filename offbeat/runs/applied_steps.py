@@ -1,6 +1,6 @@
 """Applied steps of a run as columns: from the journal, joined with ``metrics.jsonl``.
 
-The journal has every step of the current lineage, including one whose metrics were lost when the
+The journal has every step of the current lineage, including a step with metrics lost when the
 controller was killed. So the journal decides which steps exist.
 """
 
@@ -69,7 +69,7 @@ class AppliedSteps:
         }
 
     def staleness_shares(self, intervals: int) -> list[Floats]:
-        """Return the heat map: for each staleness its share of the samples, per interval of steps."""
+        """Return the heat map: each staleness's share of the samples, per interval of steps."""
         count = min(intervals, len(self))
         if not count:
             return []

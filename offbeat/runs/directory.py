@@ -134,7 +134,7 @@ class ResumedDirectory:
     _is_accepted: bool = False
 
     def accept(self) -> None:
-        """Replace the stored recipe and inputs, once. Keep what the run has recorded meanwhile.
+        """Replace the stored recipe and inputs, once. Keep inputs that the run has recorded meanwhile.
 
         Raises:
             OSError: The directory cannot be written.
@@ -328,7 +328,7 @@ def _other_code(before: str, here: Path) -> str:
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
-    """Return the recorded digests of inputs that are still named, for use if they are unreadable."""
+    """Return recorded digests of inputs with unchanged names, for inputs that are unreadable."""
     was, now = dict(leaves(before)), dict(leaves(config.model_dump()))
     keys = (*prompt_paths(config), MODEL, *targets(config))
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}

@@ -94,10 +94,12 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
 def evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) -> EvaluatedRow:
     """Return the samples that the evaluations of a run made for a row of a set.
 
-    Args: run_dir: Directory of the run. name: Name of the set, or ``UNNAMED`` for the set of
-        ``eval.path``. row: Number of the row in the file of the set. due: Due version of the
-        evaluation to show. None shows the newest evaluation that has sampled
-            the row.
+    Args:
+        run_dir: Directory of the run.
+        name: Name of the set, or ``UNNAMED`` for the set of ``eval.path``.
+        row: Number of the row in the file of the set.
+        due: Due version of the evaluation to show. None shows the newest evaluation that has
+            sampled the row.
 
     Raises:
         NoSuchEvaluation: The run has no such set, row or evaluation.

@@ -75,8 +75,8 @@ def logged_rows(
 ) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
 
-    Only files that may contain one of the groups are read, newest groups first. A file is left out if
-    it is damaged, if it is larger than any that a run writes, or if the total would exceed
+    Only files that may contain one of the groups are read, newest groups first. A file is skipped
+    if it is damaged, if it is larger than any that a run writes, or if the total would exceed
     ``most_bytes``.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class NoSuchStep(ShortInNotebooks, OffbeatError):
-    """A step whose samples were requested was not trained, or a rewind has undone it."""
+    """A step was not trained, or a rewind has undone it, so it has no samples to show."""
 
     step: int
     trained: int

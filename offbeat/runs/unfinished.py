@@ -30,10 +30,10 @@ def last_summary(
     *,
     ended_by: str = "",
 ) -> Summary:
-    """Return the controller's summary. If it is missing, build one from the journal and write it.
+    """Return the controller's summary. If it is unreadable, build and write one from the journal.
 
-    The journal has all of it except the syncs. The error names a damaged summary or journal, and
-    still says how the run ended.
+    The journal has all of it except the syncs. A damaged summary is logged. A damaged journal is
+    added to the error, which does not hide the end of the run.
     """
     path = run_dir / SUMMARY
     try:

@@ -43,7 +43,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TrialAnswer(msgspec.Struct, frozen=True):
-    """Why a run would refuse the code, and the fix. Both are empty if it would accept the code."""
+    """Reason why a run would refuse the code, and the fix. Both are empty if it would accept it."""
 
     problem: str = ""
     fix: str = ""

@@ -126,7 +126,7 @@ def check_prompts(
             seen = f"{key} is not set: evaluations score prompts that the run trains on"
             yield warning("evaluation", seen, f"Name a file of held-out prompts in {key}.")
             continue
-        # Also sets that no step evaluates now: ``offbeat eval``, or a resume with an interval, does.
+        # Also sets that no step evaluates: ``offbeat eval`` or a resume with an interval does.
         only = config.eval.model_copy(update={"sets": {name: one} if name else {}, "interval": 1})
         held = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
         if isinstance(held, FilePrompts):
@@ -137,7 +137,10 @@ def check_prompts(
 def check_overlap(
     config: RunConfig, trained: Mapping[str, FilePrompts], held: Mapping[str, FilePrompts]
 ) -> Iterator[Finding]:
-    """Check that no row is both trained on and held out. Prompts are by the keys of their files."""
+    """Check that no row is both trained on and held out.
+
+    ``trained`` and ``held`` have the prompts by the keys of their files.
+    """
     digests = [{key: each.digests for key, each in read.items()} for read in (trained, held)]
     for overlap in overlaps(config, *digests):
         tell = error if config.eval.interval else warning  # without an interval no step scores them

@@ -91,9 +91,11 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     moments. With ``sync.delta``: the base in each engine, and in the trainer if its transport keeps
     no snapshot. Engines that share the trainer's weights hold none, and nothing is published.
 
-    Args: config: The recipe. model: Facts of its model. trained: Parameters that ``trainer.freeze``
-        leaves, or parameters of adapters. Other parameters
-            have neither gradient nor moments. None: all, or with adapters none, so they count as 0.
+    Args:
+        config: The recipe.
+        model: Facts of its model.
+        trained: Parameters that ``trainer.freeze`` leaves, or parameters of adapters. Others have
+            neither gradient nor moments. None: all, or with adapters none, so they count as 0.
     """
     each = ITEMSIZE[config.model.dtype]
     merges = sends_additions(config)

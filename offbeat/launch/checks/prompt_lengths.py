@@ -35,7 +35,7 @@ class _Texts:
 
     environment: Environment
     unknown: int | None
-    first: int | None  # token that begins a text, and occurs once
+    first: int | None  # token that may begin a text only once
     vocabulary: int  # rows of the model's embeddings
     is_too_large: bool  # whether the tokenizer has tokens beyond them
     media_tokens: MediaTokens

@@ -350,7 +350,7 @@ def problems_before_start(
 def problems_of_model(
     config: RunConfig, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the slow errors of ``offbeat check``, which load torch and need seconds."""
+    """Return the other errors of ``offbeat check``. They need seconds, because they load torch."""
     if dry_run or _joins_cluster(config):
         return []
     return _errors(find_of_model(config, commits))

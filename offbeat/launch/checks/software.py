@@ -82,7 +82,7 @@ def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Fi
 def check_ray_address(
     environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
 ) -> Iterator[Finding]:
-    """Check that the cluster that the run joins answers. Otherwise Ray would retry for minutes.
+    """Check the cluster that the run joins, and that it answers. Ray would retry for minutes.
 
     ``reach`` connects to a host and a port, or raises OSError. None uses TCP.
     """

@@ -44,7 +44,7 @@ def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:
 
 
 def _stage(snapshot: HubSnapshot, target: Path, stall_s: float) -> dict[str, OffbeatError]:
-    """Download on every node of the cluster at ``RAY_ADDRESS``, else here. Return node failures."""
+    """Download on all nodes of the cluster at ``RAY_ADDRESS``, else here. Return failures."""
     from offbeat.launch.process_environment import set_environment
 
     set_environment({})
