@@ -68,7 +68,7 @@ def evaluation_only(config: RunConfig) -> RunConfig:
 
 
 def rendered_evaluation(run_dir: Path) -> RenderableType:
-    """Render the scores of a run that evaluated, and the path of its samples."""
+    """Render the scores of a run that evaluated, and the place of its samples."""
     files = evaluation_files(run_dir)
     if not files:
         return f"nothing was scored; {run_dir}"

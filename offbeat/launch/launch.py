@@ -29,7 +29,7 @@ def launch(
 ) -> "RunEnd":
     """Run the recipe, or only its evaluation with ``evaluates_only``.
 
-    With ``spares_prompts`` an evaluation keeps prompts if all of their samples have failed.
+    With ``spares_prompts`` an evaluation also keeps prompts without a valid sample.
 
     The exit code is 0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143
     terminated.

@@ -85,8 +85,9 @@ def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> Non
 
 log = structlog.stdlib.get_logger()
 _DEADLINE_S: Final = 50.0
-"""Deadline of every engine's answer: shorter than ``offbeat verify-weights`` waits. It answers
-between two decode steps, after it has hashed its weights at some GB/s."""
+"""Deadline of every engine's answer, shorter than ``offbeat verify-weights`` waits.
+
+An engine answers between two decode steps, after it has hashed its weights at some GB/s."""
 Replies = Mapping[str, Future[ServedWeights]]
 """Answers by engine."""
 

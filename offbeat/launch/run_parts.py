@@ -73,7 +73,7 @@ class RunSpec:
     sharing: Sharing | None = None  # None: there is only one machine
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
     evaluates_only: bool = False  # no trainer; engines serve the weights that they load
-    spares_prompts: bool = False  # evaluations keep prompts if all of their samples have failed
+    spares_prompts: bool = False  # evaluations also keep prompts without a valid sample
     values: tuple[PackedValue, ...] = ()  # objects that the user passed by value
 
     @property

@@ -134,7 +134,7 @@ class ResumedDirectory:
     _is_accepted: bool = False
 
     def accept(self) -> None:
-        """Replace the stored recipe and inputs, once. Keep inputs that the run has recorded meanwhile.
+        """Replace the stored recipe and inputs, once. Keep inputs that the run recorded meanwhile.
 
         Raises:
             OSError: The directory cannot be written.
