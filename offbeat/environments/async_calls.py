@@ -1,8 +1,9 @@
-"""Calls of an async reward function, such as a judge behind HTTP: how many, how fast, how often.
+"""Limits the calls of an async reward function, such as a judge behind HTTP.
 
-A call that raises an error which the recipe names is made again after a growing wait, or after what
-the service asked for (``EnvironmentUnavailable.retry_after_s``). The deadline of the caller covers
-all of it. In one reward process; no clock but the event loop's.
+The limits are calls at once, calls per second, and retries. A call that raises an error named by
+the recipe is retried after a growing wait, or after the wait that the service asked for
+(``EnvironmentUnavailable.retry_after_s``). The caller's deadline covers all tries. The limits hold
+within one reward process. The only clock is the event loop's.
 """
 
 import asyncio
@@ -38,16 +39,16 @@ class AsyncCalls:
         limits: CallLimits,
         on_try: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_try`` is called before each try, whatever becomes of it."""
+        """``on_try`` is called before each try, also if the try then fails."""
         self._reward, self._limits, self._on_try = reward, limits, on_try
         self._open = asyncio.Semaphore(limits.concurrency)
         self._next_start_s = 0.0  # time of the event loop before which no call may start
 
     async def call(self, row: dict[str, object], response: str) -> object:
-        """Return what the function returned; ``BadReward`` if its service stayed unavailable.
+        """Return the function's value, or ``BadReward`` if its service stayed unavailable.
 
         Raises:
-            Exception: Whatever the function raised at its last try, unavailability apart.
+            Exception: The function's error at its last try, unless it is unavailability.
         """
         deadline = asyncio.timeout(self._limits.deadline_s)
         try:
@@ -77,17 +78,17 @@ class AsyncCalls:
                     if isinstance(error, EnvironmentUnavailable):
                         wait_s = max(wait_s, error.retry_after_s)
             retry += 1
-            await asyncio.sleep(wait_s)  # without a place: others may call meanwhile
+            await asyncio.sleep(wait_s)  # holds no place meanwhile: other calls may run
 
     def _is_passing(self, error: Exception) -> bool:
-        """Return whether the error is one of those after which a call is made again."""
+        """Return whether a call is retried after this error."""
         if isinstance(error, EnvironmentUnavailable):
             return True
         names = {kind.__name__ for kind in type(error).__mro__}
         return not names.isdisjoint(self._limits.retry_on)
 
     async def _pace(self) -> None:
-        """Wait until the rate allows one more call; calls start evenly, without bursts."""
+        """Wait until the rate allows one more call. Calls start evenly, without bursts."""
         rate = self._limits.calls_per_s
         if rate is None:
             return

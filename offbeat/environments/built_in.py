@@ -1,6 +1,6 @@
-"""The environments of this room that need no model file: addition, and the one of dry runs.
+"""Environments of this folder that need no model file: addition, and the stub for dry runs.
 
-Both are trusted code that runs in the worker's own process.
+Both are trusted code and run in the worker's process.
 """
 
 import math
@@ -26,11 +26,11 @@ class StubEnvironment(SingleTurn):
     """Scores any prompt with seeded noise around a level that rises with the weight version."""
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
-        """``config``: section of the run; None: prompts have no media."""
+        """``config`` is the section of the run. If None, prompts have no media."""
         self._config = config
 
     def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
-        """Return one token per four bytes of the row; the same row always gives the same tokens."""
+        """Return one token per four bytes of the row. Equal rows give equal tokens."""
         tokens = tuple(msgspec.json.encode(prompt.data)[::_BYTES_PER_TOKEN])
         if self._config is None or not self._config.has_media:
             return tokens
@@ -57,7 +57,7 @@ class Arithmetic(SingleTurn):
         self._tokenizer = tokenizer
         self._surfaces = _Surfaces(tokenizer)
         self._encode = lru_cache(maxsize=1 << 16)(tokenizer.encode)
-        self._text = lru_cache(maxsize=1 << 10)(self._read)  # many samples say the same
+        self._text = lru_cache(maxsize=1 << 10)(self._read)  # many samples have the same text
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         if "messages" in prompt.data:
@@ -82,7 +82,7 @@ class Arithmetic(SingleTurn):
 
 
 class _Surfaces(dict[int, str]):
-    """The text that each token adds to digits, so that scoring needs no tokenizer.
+    """Text that each token adds to digits, so that scoring needs no tokenizer.
 
     Space markers, byte tokens and empty texts are ``_BY_NEIGHBOURS``.
     """
@@ -92,7 +92,7 @@ class _Surfaces(dict[int, str]):
         super().__init__((i, _surface(tokenizer, i, token)) for i, token in enumerate(tokens))
 
     def __missing__(self, token_id: int) -> str:
-        """Return the text of an id that the tokenizer lacks; the model may draw one."""
+        """Return ``_NO_SUM`` for an id that the tokenizer lacks. The model may sample one."""
         return _NO_SUM
 
 

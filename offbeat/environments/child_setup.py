@@ -1,4 +1,4 @@
-"""The side of a child process that runs user code: its first steps, and its replies."""
+"""Starts a child process that runs user code, and builds its replies."""
 
 import asyncio
 import inspect
@@ -41,11 +41,11 @@ _Message = TypeVar("_Message")
 
 @dataclass(frozen=True, slots=True)
 class ChildSide:
-    """A child as its own process sees it, once the target is imported."""
+    """State of a child within its own process, once the target is imported."""
 
     target: RewardTarget
     function: "partial[Any]"  # the target with its options
-    ready: Ready  # as it was sent
+    ready: Ready  # as sent to the parent
     channel: socket.socket
     frames: BinaryIO  # on the channel
     mark: CallMark
@@ -60,8 +60,8 @@ def run_child(
 ) -> None:
     """Run this process as a child: ``python -m PROGRAM FD PID MARK_FD``.
 
-    It communicates over the socket ``FD`` only, so that prints of user code cannot disturb the
-    protocol; both of its standard streams go to the worker's standard error. Its address space is
+    The child communicates only over the socket ``FD``, so prints of user code cannot disturb the
+    protocol. Both of its standard streams go to the worker's standard error. Its address space is
     limited, and it dies with the process ``PID`` that started it. ``MARK_FD`` is the file of a
     ``CallMark``.
 
@@ -70,7 +70,7 @@ def run_child(
         adapt: Changes the form of the user's function.
     """
     parent_fd, parent_pid, mark_fd = map(int, sys.argv[1:])
-    die_with_parent(parent_pid)  # elsewhere an idle child ends at the end of the socket
+    die_with_parent(parent_pid)  # on other systems an idle child ends when the socket closes
     # A process that user code starts must not keep the socket open.
     os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
     channel = socket.socket(fileno=parent_fd)
@@ -111,7 +111,8 @@ def describe_target(target: Callable[..., Any]) -> Ready:
 def restrict_to_this_process(send: Send) -> Send:
     """Return ``send`` for this process only: a fork of user code exits instead of sending.
 
-    The fork inherits the socket, and would return from user code as if it were this process.
+    The fork inherits the socket. Without this it would return from user code and reply as this
+    process.
     """
     own_pid = os.getpid()
 
@@ -129,7 +130,7 @@ def row_of(call: RewardCall) -> dict[str, Any]:
 
 
 def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
-    """Return the reply for a value that user code returned, or for what it ``raised``."""
+    """Return the reply for a value of user code, or for an error wrapped by ``raised``."""
     if isinstance(value, Mapping):
         value = reward_and_answer_of(cast("Mapping[object, object]", value))
     elif not isinstance(value, NamedRewards | BadReward):
@@ -156,10 +157,11 @@ async def answer(
     *,
     is_cancelled: Callable[[], bool],
 ) -> RewardReply:
-    """Return the reply for what an async function returns or raises.
+    """Return the reply for the value or error of an async function.
 
     Raises:
-        asyncio.CancelledError: The call ``is_cancelled``; otherwise user code cancelled itself.
+        asyncio.CancelledError: The call ``is_cancelled``. If not, user code cancelled itself, which
+            fails the sample.
     """
     try:
         return reply_with(call, sample, await function(row_of(call), call.responses[sample]))
@@ -172,13 +174,13 @@ async def answer(
 def _import(
     target: RewardTarget, adapt: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> "partial[Any] | Refused":
-    """Import the target and return it with its options, or say why it is refused."""
+    """Import the target and return it with its options, or ``Refused`` with the reason."""
     working_dir = target.working_dir
     try:
         function = partial(_function_of(target, adapt), **target.options)
     except TargetNotFound as error:
         return Refused(str(error), error.problem, error.fix)
-    source = source_digest(target.target, working_dir)  # digest of what has just been imported
+    source = source_digest(target.target, working_dir)  # digest of the source just imported
     if target.source and source is not None and source != target.source:
         changed = str(InputChanged(ENVIRONMENT, target.target))
         return Refused(changed, changed, "")
@@ -191,12 +193,12 @@ def _function_of(
     """Import the target.
 
     Raises:
-        TargetNotFound: For any failure; also of a function of another form.
+        TargetNotFound: The import failed, or the function has another form.
     """
     if target.value is not None:
         try:
             unpack([target.value])
-        except BaseException as error:  # it imports modules of the user
+        except BaseException as error:  # the import runs modules of the user
             problem = describe(error, target.working_dir)
             raise TargetNotFound(target.target, str(target.working_dir), problem) from error
     function = load_target(target.target, target.working_dir, target.form, target.options)

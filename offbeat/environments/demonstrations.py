@@ -1,9 +1,9 @@
-"""Demonstrations: rows that say what the model is to answer, for supervised fine-tuning.
+"""Demonstrations: rows that hold the answers to learn, for supervised fine-tuning.
 
 A row is ``{"prompt": "...", "completion": "..."}``, or ``{"messages": [...]}`` with at least one
-message of the assistant. Every piece of text that the model is to write is encoded by itself, behind
-the tokens of what comes before it, because that is how an engine makes a model write: a run that
-continues with reinforcement learning meets the same tokens.
+message of the assistant. Each text that the model learns to write is encoded separately and
+appended to the tokens before it. An engine appends sampled tokens the same way, so a run that
+continues with reinforcement learning sees the same tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from offbeat.messages.groups import Prompt
 
 
 class UnusableDemonstration(Exception):
-    """A row cannot be made into a prompt and the tokens to be learned."""
+    """A row cannot be turned into a prompt and tokens to learn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
     """The tokens of one row."""
 
-    prompt_ids: tuple[int, ...]  # before the first token to be learned
+    prompt_ids: tuple[int, ...]  # before the first token to learn
     response_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]  # per token of the response: whether the model is to write it
+    loss_mask: tuple[bool, ...]  # per token of the response: whether the model learns to write it
 
 
 class Demonstrations(Environment):
-    """Environment whose samples are rows of a file. No model is called, and nothing is rewarded."""
+    """Environment that reads its samples from rows of a file, without a model or rewards."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +40,7 @@ class Demonstrations(Environment):
         return self.demonstrate(prompt).prompt_ids
 
     def demonstrate(self, prompt: Prompt) -> Demonstration:
-        """Return the tokens of a row; the same row always gives the same tokens.
+        """Return the tokens of a row. Equal rows give equal tokens.
 
         Raises:
             UnusableDemonstration: The chat template changes earlier turns when a later one is
@@ -68,10 +68,10 @@ class Demonstrations(Environment):
     def _chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> Demonstration:
-        """Take the assistant's messages as what is to be learned, and all else as context.
+        """Return the assistant's messages as tokens to learn, and everything else as context.
 
-        What the template writes behind the token that ends an answer is context, too. If it writes
-        no such token, the last answer gets one, so that the model learns to end.
+        Text that the template writes after an answer's end token is context, too. If the template
+        writes no end token, the last answer gets one, so that the model learns to stop.
         """
         answers = [place for place, each in enumerate(messages) if is_answer(each)]
         rendered, prompt_ids = "", tuple[int, ...]()
@@ -116,23 +116,23 @@ class Demonstrations(Environment):
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _ended(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens of a last answer with the end token, unless it is among them."""
+        """Return the tokens of a last answer, with the end token appended if missing."""
         end = self._tokenizer.eos_token_id
         return tokens if end is None or end in tokens else (*tokens, end)
 
     def _length_to_end(self, tokens: tuple[int, ...]) -> int:
-        """Return the number of tokens up to the last end token; all, if there is none."""
+        """Return the number of tokens up to the last end token, or of all tokens without one."""
         end = self._tokenizer.eos_token_id
         return len(tokens) - tokens[::-1].index(end) if end in tokens else len(tokens)
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Return whether a message is what the model is to write."""
+    """Return whether the model learns to write this message."""
     return message["role"] == ASSISTANT
 
 
 def row_problem(fields: Mapping[str, object]) -> str | None:
-    """Return why a row is not a demonstration; None when it is."""
+    """Return why a row is not a demonstration, or None if it is one."""
     if problem := prompt_problem(fields):
         return problem
     if "prompt" in fields:
@@ -158,7 +158,7 @@ def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
 
 
 def _behind(shorter: str, longer: str, place: int) -> str:
-    """Return what the template writes behind ``shorter``."""
+    """Return the text that the template writes after ``shorter``."""
     if not longer.startswith(shorter):
         problem = f"the chat template changes what is before messages[{place}] when it adds that"
         raise UnusableDemonstration(problem)

@@ -1,8 +1,6 @@
-"""Interface of an environment that a plug-in brings.
+"""Defines the interface of an environment plug-in, and the model's address as agents receive it.
 
 The models of a recipe import this module, so it imports none of them.
-
-The model, as an agent is given it.
 """
 
 from abc import ABC, abstractmethod
@@ -36,27 +34,27 @@ class EnvironmentPlugin(ABC):
     traits: EnvironmentTraits
 
     def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together."""
+        """Yield settings that conflict."""
         del section
         yield from ()
 
     def make_prompts(
         self, config: "RunConfig", began_with: Mapping[str, str], working_dir: Path
     ) -> "PromptSource | None":
-        """Return the prompts of a run; None: they come from ``data.path``.
+        """Return the prompts of a run, or None if they come from ``data.path``.
 
         ``began_with`` maps keys to the digests of the run's inputs at its start.
 
         Raises:
             BadEnvironment: It cannot use its options.
-            InputChanged: The prompts are others than when the run began.
+            InputChanged: The prompts have changed since the run began.
             PromptFileError: The prompts cannot be read.
         """
         del config, began_with, working_dir
         return None
 
     def make_held_out_prompts(self, config: "RunConfig") -> "PromptSource | None":
-        """Return the prompts of evaluations without a file; None: the ones that are trained on.
+        """Return the prompts of evaluations without a file, or None for the training prompts.
 
         Raises:
             BadEnvironment: It cannot use its options.
@@ -65,24 +63,24 @@ class EnvironmentPlugin(ABC):
         return None
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
-        """Yield findings for ``offbeat check``, in a moment."""
+        """Yield findings for ``offbeat check``. This must be fast."""
         del config
         yield from ()
 
     def check_slowly(self, config: "RunConfig", working_dir: Path) -> Iterator[Finding]:
-        """Yield findings that take seconds, such as by another process."""
+        """Yield findings that need seconds, for example because they start another process."""
         del config, working_dir
         yield from ()
 
 
 class PluginOfEnvironments(EnvironmentPlugin):
-    """Makes an environment that asks the engines itself."""
+    """Makes an environment that calls the engines itself."""
 
     @abstractmethod
     def make_environment(
         self, section: "EnvironmentConfig", tokenizer: "Tokenizer", working_dir: Path
     ) -> "Environment":
-        """Return the environment of one worker, not started.
+        """Return the environment of one worker, before its ``start``.
 
         Raises:
             BadEnvironment: It cannot use its options.
@@ -98,15 +96,15 @@ class Agent(Protocol):
         ...
 
     async def start(self) -> None:
-        """Start its processes. Called once, before any other method."""
+        """Start the agent's processes. Called once, before any other method."""
         ...
 
     async def close(self) -> None:
-        """End its processes. No episode may be running."""
+        """Stop the agent's processes. No episode may be running."""
         ...
 
     async def run(self, task: "RolloutTask", client: "AgentClient") -> "NamedRewards":
-        """Play one episode and return its rewards; an episode that is cancelled is ended.
+        """Play one episode and return its rewards. A cancelled episode is stopped.
 
         Raises:
             EnvironmentUnavailable: Something that it depends on is out of service.
@@ -116,11 +114,11 @@ class Agent(Protocol):
 
 
 class PluginOfAgents(EnvironmentPlugin):
-    """Makes agents, which call the model over HTTP; its traits have ``is_agent``."""
+    """Makes agents, which call the model over HTTP. Its traits have ``is_agent``."""
 
     @abstractmethod
     def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
-        """Return the agent of one worker; its processes are not started.
+        """Return the agent of one worker, before its processes start.
 
         Raises:
             BadEnvironment: It cannot use its options.
@@ -131,7 +129,7 @@ def find_environment(name: str) -> EnvironmentPlugin | None:
     """Return the plug-in of an environment, or None if the core has the environment.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package has it, or its import fails.
     """
     if name in CORE_ENVIRONMENTS:
         return None
@@ -139,9 +137,9 @@ def find_environment(name: str) -> EnvironmentPlugin | None:
 
 
 class AgentClient(msgspec.Struct, frozen=True):
-    """Address of the model for one sample: what any OpenAI client is created with.
+    """Address of the model for one sample: the arguments for any OpenAI client.
 
-    Requests with ``api_key`` are recorded as turns of this sample. The key ends with the sample.
+    Requests with ``api_key`` are recorded as turns of this sample. The key expires with the sample.
     """
 
     base_url: str

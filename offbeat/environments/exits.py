@@ -1,8 +1,8 @@
 """Keeps an event loop alive that runs user code: ``sys.exit()`` fails one call, not the loop.
 
-asyncio passes ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback on to the thread
-that runs the loop. In an actor that thread ends silently, and the process stays and answers no
-calls.
+asyncio re-raises ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback in the thread
+that runs the loop. In an actor that thread then ends silently, and the process stays alive without
+answering calls.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ class ExitRaised(OffbeatError):
 
 @contextmanager
 def exits_as_errors() -> Generator[None]:
-    """Raise ``ExitRaised`` in place of any exception of the block that is not an ``Exception``.
+    """Raise ``ExitRaised`` instead of any exception of the block that is not an ``Exception``.
 
-    Cancellation and closing pass through: they come from outside the block.
+    Cancellation and closing pass through, because they come from outside the block.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def exits_as_errors() -> Generator[None]:
 
 
 class ContainedCoroutine(Coroutine[Any, Any, T]):
-    """A coroutine that raises ``ExitRaised`` where the wrapped coroutine raises an exit."""
+    """A coroutine that raises ``ExitRaised`` if the wrapped coroutine raises an exit."""
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
@@ -76,16 +76,16 @@ class ContainedCoroutine(Coroutine[Any, Any, T]):
         return self._inner.__await__()
 
     def _executing(self) -> AbstractContextManager[None]:
-        """Return a context in which the wrapped coroutine executes, up to its next await."""
+        """Return the context in which the wrapped coroutine executes, up to its next await."""
         return exits_as_errors()
 
 
 def contain_exits() -> None:
-    """Make the running loop survive exits of tasks; end the process if a callback ends the loop.
+    """Make the running loop survive exits of tasks. End the process if a callback ends the loop.
 
     A task that raises ``SystemExit``, ``KeyboardInterrupt`` or another ``BaseException`` fails with
     ``ExitRaised`` instead. A callback (``call_later``) cannot be contained: it ends the process
-    with code ``LOOP_ENDED`` and a log line, so that callers learn that it is lost.
+    with code ``LOOP_ENDED`` and a log line, so that callers notice the loss.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not _contained_task:
@@ -96,8 +96,8 @@ def contain_exits() -> None:
 def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, object]) -> None:
     """Run the loop until ``main`` has ended, in a thread that lives as long as the process.
 
-    Exits of tasks are contained as in ``contain_exits``. The loop continues after a callback that
-    raised an exit, which is logged.
+    Exits of tasks are contained as in ``contain_exits``. If a callback raises an exit, the exit is
+    logged and the loop continues.
     """
     loop.set_task_factory(_contained_task)
     task = loop.create_task(main)
@@ -117,7 +117,7 @@ def _contained_task(
 
 
 def _end_with_thread(thread: threading.Thread) -> None:
-    # A later thread may get the identifier of this one
+    # A later thread may have the same identifier
     before, watched = threading.excepthook, weakref.ref(thread)
 
     def hook(ended: threading.ExceptHookArgs) -> None:
@@ -132,7 +132,7 @@ def _end_with_thread(thread: threading.Thread) -> None:
 
 
 def _log_critical(event: str, raised: str) -> None:
-    # Its import takes as long as all else that a process of an agent starts with
+    # The import lasts as long as the rest of an agent process's start
     import structlog  # noqa: PLC0415 -- see above
 
     structlog.stdlib.get_logger(__name__).critical(event, by=raised)

@@ -50,7 +50,7 @@ from offbeat.messages.failures import OffbeatError
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 _STUB_ROWS: Final = 1024
 _SHARE_OF_DEADLINE: Final = 0.9
-"""Fraction of the deadline after which an async call is cancelled, so that its process survives."""
+"""Fraction of the deadline at which an async call is cancelled, so that its process survives."""
 
 _HERE: Final = Path()
 
@@ -72,16 +72,16 @@ def make_prompts(
     began_with: Mapping[str, str] = _NO_DIGESTS,
     working_dir: Path = _HERE,
 ) -> PromptSource:
-    """Create the prompt source of the run: ``data.path``, or the environment's own prompts.
+    """Create the prompt source of the run: ``data.path``, or the environment's built-in prompts.
 
-    ``began_with`` maps keys to the digests of the run's inputs at its start, and paths on the hub to
-    their commits. ``working_dir`` is searched first for the modules of a taskset.
+    ``began_with`` maps keys to the digests of the run's inputs at its start, and paths on the hub
+    to their commits. ``working_dir`` is searched first for the modules of a taskset.
 
     Raises:
-        HubFilesError: Files on the hub cannot be had.
-        InputChanged: The file has other content than when the run began.
+        HubFilesError: Files on the hub cannot be fetched.
+        InputChanged: The file has changed since the run began.
         PromptFileError: The file cannot be used.
-        BadEnvironment: The environment has no prompts of its own, or cannot use its options.
+        BadEnvironment: The environment has no built-in prompts, or cannot use its options.
     """
     if config.environments:
         sources = {
@@ -107,7 +107,7 @@ def make_prompts(
 
 
 def _made_prompts(config: RunConfig) -> PromptSource | None:
-    """Return the prompts of an environment of the core that makes its own, or None."""
+    """Return the prompts of a core environment that makes its prompts, or None."""
     shuffle, epochs = config.data.shuffle, config.data.epochs
     order: dict[str, Any] = {"shuffle": shuffle, "seed": config.seed, "epochs": epochs}
     match config.environment.name:
@@ -128,11 +128,13 @@ def make_evaluation_sets(
     began_with: Mapping[str, str] = _NO_DIGESTS,
     working_dir: Path = _HERE,
 ) -> dict[str, PromptSource]:
-    """Create the prompt sources of ``eval`` by set, each in its own order; none without evaluations.
+    """Create the prompt source of each set in ``eval``, each in its order.
+
+    The result is empty without evaluations.
 
     Raises:
-        HubFilesError: Files on the hub cannot be had.
-        InputChanged: A file has other content than when the run began.
+        HubFilesError: Files on the hub cannot be fetched.
+        InputChanged: A file has changed since the run began.
         PromptFileError: A file cannot be used.
     """
     if not config.eval.interval:
@@ -163,7 +165,7 @@ def _evaluation_prompts(
     held_out = None if plugin is None else plugin.make_held_out_prompts(config)
     if held_out is not None:
         return held_out
-    # One epoch: a short source gives no row twice
+    # One epoch: a short source yields no row twice
     once = config.data.model_copy(update={"epochs": 1})
     return make_prompts(config.model_copy(update={"data": once}), began_with, working_dir)
 
@@ -174,16 +176,16 @@ def make_environment(
     working_dir: Path,
     began_with: Mapping[str, str] = _NO_DIGESTS,
 ) -> Environment:
-    """Create the environment of one worker; it is not started yet.
+    """Create the environment of one worker, before its ``start``.
 
-    ``tokenizer`` is the model's; None only for the stub. ``working_dir`` is searched first for
-    ``environment.target``. ``began_with`` maps keys to the digests of the run's inputs at its
+    ``tokenizer`` is the model's. It is None only for the stub. ``working_dir`` is searched first
+    for ``environment.target``. ``began_with`` maps keys to the digests of the run's inputs at its
     start.
 
     Raises:
         BadEnvironment: The environment lacks something it needs, or an option has the wrong type.
         TargetNotFound: A custom environment cannot be imported.
-        InputChanged: Its source is not what the run began with.
+        InputChanged: Its source has changed since the run began.
         NoChatTemplate: The environment needs a chat template, and the tokenizer has none.
     """
     if config.name == "stub":
@@ -235,7 +237,7 @@ def _function(
 def _built_in(
     config: EnvironmentConfig, tokenizer: Tokenizer, working_dir: Path
 ) -> Environment | None:
-    """Return the environment that the name chooses, or None if its class is the user's."""
+    """Return the environment that the name selects, or None if the user brings the class."""
     match config.name:
         case "arithmetic":
             return Arithmetic(tokenizer)
@@ -275,10 +277,10 @@ def _file_prompts(
 
 
 def read_options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
-    """Return ``environment.options`` as their type.
+    """Return ``environment.options`` as an instance of ``kind``.
 
     Raises:
-        BadEnvironment: They have other keys, or wrong types.
+        BadEnvironment: The options have unknown keys or wrong types.
     """
     try:
         return msgspec.convert(config.options, kind)
@@ -295,7 +297,7 @@ def make_reward_target(
     source: str = "",
     **changes: Any,  # noqa: ANN401 - of the fields of a target
 ) -> RewardTarget:
-    """Return a function, and the limits of the children that call it, by the recipe."""
+    """Return the reward target for a function, with the recipe's limits for its children."""
     processes, rate = config.workers * config.reward_workers, config.reward_calls_per_s
     limits = CallLimits(
         deadline_s=_SHARE_OF_DEADLINE * config.reward_deadline_s,

@@ -1,7 +1,7 @@
 """Extracts the final answer of a response as text, and compares two numbers.
 
-All functions take linear time on any text: a model may write millions of digits, half a tag, or
-noise, and none of it may hang a worker.
+All functions run in linear time on any text. A model may write millions of digits, half a tag, or
+noise, and no such text may hang a worker.
 """
 
 import re
@@ -36,15 +36,15 @@ _PLAIN: Final = str.maketrans(
 class FinalAnswer(NamedTuple):
     """The last number of a text."""
 
-    number: str  # canonical form: two are equal exactly when the numbers are
+    number: str  # canonical form: equal text for equal numbers
     strict: bool  # whether it follows ####
 
 
 def opened_thought(prompt: str) -> str:
-    """Return ``<think>`` if a prompt ends inside of a block that it has just opened, else no text.
+    """Return ``<think>`` if a prompt ends inside a block that it has just opened, else no text.
 
-    Some chat templates open the block themselves. A response then begins inside of it: put this
-    before the response, so that one that is cut off there is no answer.
+    Some chat templates open the block themselves. A response then begins inside it. Prepend this
+    text to the response, so that a response cut off inside the block has no answer.
     """
     return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
 
@@ -52,9 +52,9 @@ def opened_thought(prompt: str) -> str:
 def without_thinking(text: str) -> str:
     """Return ``text`` without its ``<think>...</think>`` blocks.
 
-    An unclosed block reaches to the end: the model was cut off before it answered. A closing tag
-    without an opening one ends a block that began before the text, since some chat templates open
-    it.
+    An unclosed block extends to the end, because the model was cut off before it answered. A
+    closing tag without an opening tag ends a block that began before the text, because some chat
+    templates open the block.
     """
     said, thinking = list[str](), False
     for piece in _TAG.split(text):
@@ -70,9 +70,9 @@ def without_thinking(text: str) -> str:
 
 
 def tagged_answer(text: str) -> str | None:
-    """Return what stands in the last ``<answer>...</answer>``; None without one.
+    """Return the content of the last ``<answer>...</answer>``, or None without one.
 
-    A block reaches from its opening tag to the next closing one.
+    A block extends from its opening tag to the next closing tag.
     """
     answer, at = None, 0
     while (start := text.find(_OPENING, at)) >= 0:
@@ -85,7 +85,7 @@ def tagged_answer(text: str) -> str | None:
 
 
 def final_answer(text: str) -> FinalAnswer | None:
-    """Return the last number after ``####``, else the last number of all; None without one.
+    """Return the last number after ``####``, else the last number of the text, or None without one.
 
     ``$``, thousands commas, a percent sign and a trailing full stop are ignored: ``$1,234.50.`` is
     1234.5, ``72.0`` is 72. Fractions and exponents are not parsed: ``1/2`` gives 2.
@@ -106,7 +106,7 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _canonical(digits: str, *, negative: bool) -> str:
-    """Normalise digits as text: ``int`` takes quadratic time, and refuses more than 4300 digits."""
+    """Normalise digits as text. ``int`` needs quadratic time and refuses more than 4300 digits."""
     whole, _, fraction = digits.replace(",", "").partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     number = f"{whole}.{fraction}" if fraction else whole

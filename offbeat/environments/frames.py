@@ -1,11 +1,11 @@
-"""Messages between a child and its parent: length-prefixed JSON.
+"""Defines the messages between a child and its parent: length-prefixed JSON.
 
-The only pickle in them is the code of a function that the user gives by value.
+The only pickled data is the code of a function that the user passes by value.
 
-Parent: ``RewardTarget`` once, then one ``RewardCall`` per group or episode, which ``CancelCall`` may
-cancel. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a ``TryBegun``
-before each try of an async function.
-JSON rather than MessagePack, because a row may hold integers of any size.
+Parent: ``RewardTarget`` once, then one ``RewardCall`` per group or episode, which ``CancelCall``
+may cancel. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a
+``TryBegun`` before each try of an async function. JSON rather than MessagePack, because a row may
+hold integers of any size.
 """
 
 import mmap
@@ -25,7 +25,7 @@ from offbeat.messages import framing
 
 @dataclass(frozen=True, slots=True)
 class RewardTarget:
-    """The function that a child runs, and its limits. The first message to the child."""
+    """Function that a child runs, and its limits. The first message to the child."""
 
     target: str  # module:name
     working_dir: Path
@@ -33,12 +33,12 @@ class RewardTarget:
     memory_mib: int | None  # address space; None: no limit
     deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
     start_s: float  # to start the process and import the target in it
-    source: str = ""  # digest of the target's source when the run began; empty: not known
-    variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
+    source: str = ""  # digest of the target's source when the run began; empty: unknown
+    variables: tuple[str, ...] | None = None  # environment variables that it inherits; None: all
     limits: CallLimits | None = None  # of an async function's calls; None: none
-    may_be_none: bool = False  # whether it may return None: it does not apply to the sample
+    may_be_none: bool = False  # whether it may return None, if it does not apply to the sample
     value: PackedValue | None = None  # the function, if it was given by value
-    form: CallForm | None = None  # how it is called; None: its form is not looked at
+    form: CallForm | None = None  # how it is called; None: its form is not checked
 
 
 class RewardCall(msgspec.Struct, frozen=True, tag=True):
@@ -50,23 +50,23 @@ class RewardCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag=True):
-    """Request to end a call, which is replied to as at any other end."""
+    """Request to end a call. The child still replies, as at any other end."""
 
     number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The target is imported.
+    """Notice that the target is imported.
 
-    ``concurrent``: it is async, so the samples of a call run concurrently.
+    If ``concurrent``, it is async, and the samples of a call run concurrently.
     """
 
     concurrent: bool
-    bases: tuple[str, ...] = ()  # names of the bases of a class
+    bases: tuple[str, ...] = ()  # names of a class's bases
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The target could not be imported, or has another form."""
+    """Notice that the target could not be imported, or has another form."""
 
     detail: str  # the problem and the fix in a sentence
     problem: str
@@ -78,7 +78,7 @@ class TryBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class RewardReply(msgspec.Struct, frozen=True, tag=True):
-    """Reward of one sample, or the reason why it has none."""
+    """Reward of one sample, or the reason why it is missing."""
 
     call: int
     sample: int
@@ -87,26 +87,25 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
 
 
 LONGEST_ANSWER_BYTES: Final = 1 << 20
-"""Largest reply of a child: a number or a bounded text. Longer ones are refused."""
+"""Largest reply of a child: a number or a bounded text. Longer replies are refused."""
 
 
 def framed(message: msgspec.Struct | RewardTarget) -> bytes:
-    """Return the message behind its length."""
-    return framing.framed(msgspec.json.encode(message, enc_hook=str))  # of a path
+    """Return the message with its length in front."""
+    return framing.framed(msgspec.json.encode(message, enc_hook=str))  # encodes a path
 
 
 _MARK_BYTES: Final = 8
 
 
 class CallMark:
-    """Number of the call whose code a process executes at this moment; 0 for none.
+    """Number of the call whose code the process executes at the moment. 0 if none.
 
-    It is in shared memory: a process that crashes cannot say why, and the number that it leaves
-    here says in which call.
+    It is in shared memory, because a process that crashes cannot report the call that it executed.
     """
 
     def __init__(self, fd: int) -> None:
-        """Map the file of that descriptor, which may be closed afterwards."""
+        """Map the file of that descriptor. The descriptor may be closed afterwards."""
         os.truncate(fd, _MARK_BYTES)
         self._memory = mmap.mmap(fd, _MARK_BYTES)
         self._number = memoryview(self._memory).cast("Q")

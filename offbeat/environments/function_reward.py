@@ -1,13 +1,13 @@
-"""Environments with Python functions as rewards: one, or the weighted sum of several.
+"""Environments with Python functions as rewards: one function, or the weighted sum of several.
 
-    ``reward(prompt: dict, response: str, **options) -> float``
-    ``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
+``reward(prompt: dict, response: str, **options) -> float``
+``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
 
-``prompt`` is the row of the data file. ``response`` is the text of the trained tokens: special tokens
-are kept, only the end token is left out. A grader of the package gets it with the thinking block
-that the prompt has opened. The answer is the final one of the response, for maj@k of evaluations.
-The function may be async; then the samples of a group are scored concurrently. It runs in child
-processes (``killable``), so that a failure costs at most one group.
+``prompt`` is the row of the data file. ``response`` is the text of the trained tokens. It keeps
+special tokens except the end token. If the prompt has opened a thinking block, a grader of this
+package gets the response with the opening tag. The answer is the response's final answer, for maj@k
+of evaluations. If the function is async, the samples of a group are scored concurrently. It runs in
+child processes (``killable``), so that a failure costs at most one group.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
 _LAST_TOKENS: Final = 16
-"""Tokens at the end of a prompt in which a template opens a thinking block."""
+"""Tokens at the end of a prompt that are searched for an opened thinking block."""
 
 
 class FunctionReward(SingleTurn):
@@ -35,9 +35,9 @@ class FunctionReward(SingleTurn):
 
     ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
     ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``,
-    ``reward_answered_twice``: all of kind DATA. ``reward_import_failed`` is a BUG, because no retry
-    can fix it; at ``start`` it is raised as ``RewardFailed``. An async function whose service stayed
-    unavailable raises ``EnvironmentUnavailable``.
+    ``reward_answered_twice``. All are of kind DATA. ``reward_import_failed`` is a BUG, because no
+    retry can fix it. At ``start`` it is raised as ``RewardFailed``. An async function raises
+    ``EnvironmentUnavailable`` if its service stayed unavailable.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class FunctionReward(SingleTurn):
         is_counted: bool = True,
         ignores_thinking: bool = False,
     ) -> None:
-        """Start nothing yet.
+        """Store the settings. ``start`` starts the processes.
 
         Args:
             tokenizer: The model's.
             target: The function.
             workers: Processes that run it.
             is_counted: Whether its calls count in ``rollout.reward_call_budget``.
-            ignores_thinking: Whether the function judges what is outside of thinking blocks: a
-                response that begins inside of one is then given with its opening.
+            ignores_thinking: Whether the function scores only text outside thinking blocks. A
+                response that begins inside a block is then passed with the opening tag.
         """
         self._tokenizer, self._is_counted = tokenizer, is_counted
         self._ignores_thinking = ignores_thinking
@@ -83,7 +83,7 @@ class FunctionReward(SingleTurn):
     async def score_where_it_applies(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[NamedRewards | None]:
-        """Score as ``score``; None for a sample that the function does not apply to."""
+        """Score as ``score`` does, with None for a sample that the function does not apply to."""
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
@@ -108,14 +108,15 @@ class FunctionReward(SingleTurn):
 
 
 class WeightedRewards(SingleTurn):
-    """Scores responses with several functions at once, each in processes of its own.
+    """Scores responses with several functions at once, each in separate processes.
 
-    A function that fails fails the samples as a single one does: there is no sum without it. One that
-    returns None does not apply to the sample, and is no part of its sum.
+    If one function fails, the samples fail as with a single function, because the sum would be
+    incomplete. If a function returns None, it does not apply to the sample and is left out of the
+    sum.
     """
 
     def __init__(self, functions: Mapping[str, tuple[float, FunctionReward]]) -> None:
-        """``functions`` are weights and functions by name; there is at least one."""
+        """``functions`` are weights and functions by name. There is at least one."""
         self._functions = dict(functions)
 
     @property
@@ -152,7 +153,7 @@ class WeightedRewards(SingleTurn):
     def _sum(
         self, task: RolloutTask, sample: int, values: Mapping[str, NamedRewards | None]
     ) -> NamedRewards:
-        """Return the weighted sum of one sample, and the answer that one of the functions names.
+        """Return the weighted sum of one sample, and the answer that a function returned.
 
         Functions that do not apply to the sample are left out.
 

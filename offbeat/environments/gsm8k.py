@@ -1,7 +1,7 @@
 """Word problems with a number as answer, as in GSM8K: rows, prompt and reward.
 
-A row is ``{"question": "...", "answer": "... #### 72"}``; the answer may also be the number alone.
-Trusted code in linear time, so it runs in the worker's own process.
+A row is ``{"question": "...", "answer": "... #### 72"}``. The answer may also be only the number.
+It is trusted code with linear run time, so it runs in the worker's process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ class Gsm8k(SingleTurn):
         return ["" if each is None else each.number for each in given]
 
     def _answer(self, token_ids: list[int]) -> FinalAnswer | None:
-        """Return the answer that a response is judged by; None without one."""
+        """Return the answer that is compared with the row's, or None without one."""
         response = self._opened_by_prompt + self._tokenizer.decode(token_ids)
         given = final_answer(without_thinking(response))
         if given is None or (self._options.strict and not given.strict):
@@ -120,13 +120,13 @@ class Gsm8k(SingleTurn):
 
 
 def row_answer(row: Mapping[str, Any]) -> str | None:
-    """Return the number of a row's ``answer`` in canonical form; None without one."""
+    """Return the number of a row's ``answer`` in canonical form, or None without one."""
     answer: FinalAnswer | None = final_answer(str(row["answer"]))
     return None if answer is None else answer.number
 
 
 def row_problem(row: Mapping[str, object]) -> str | None:
-    """Return why a row is not a question with a number as answer; None when it is."""
+    """Return why a row is not a question with a number as answer, or None if it is."""
     if missing := [key for key in ("question", "answer") if key not in row]:
         keys = ", ".join(row)
         return f"has no {' and no '.join(map(repr, missing))} (keys: {keys}); give both"

@@ -1,7 +1,7 @@
-"""Comparison of the prompts that a run trains on with the prompts that it holds out.
+"""Compares the prompts that a run trains on with the prompts that it holds out.
 
-A score of held-out prompts says nothing once the model has been trained on them. Prompts are
-compared by digests of 8 bytes, so that a million rows take 8 MB and a sort.
+A score on held-out prompts means nothing once the model has been trained on them. Prompts are
+compared by digests of 8 bytes, so that a million rows need 8 MB and one sort.
 """
 
 import os
@@ -26,18 +26,18 @@ _NAMED: Final = 20  # rows in a message
 
 
 class HeldOutTrained(OffbeatError):
-    """Rows of an evaluation set give prompts that the run trains on, too."""
+    """Rows of an evaluation set give prompts that the run also trains on."""
 
     key: str  # of the set
     count: int
     rows: int  # of the set
     places: tuple[int, ...]  # of the first such rows in the set
     data_key: str
-    data_row: int  # that is the first of them
+    data_row: int  # the training row with the prompt of the first of them
 
     @property
     def problem(self) -> str:
-        """The message without the fix."""
+        """Return the message without the fix."""
         more = ", ..." if self.count > len(self.places) else ""
         return (
             f"{self.count} of the {self.rows} rows in {self.key} are prompts that {self.data_key} "
@@ -47,7 +47,7 @@ class HeldOutTrained(OffbeatError):
 
     @property
     def fix(self) -> str:
-        """The sentence that says what to do."""
+        """Return the sentence with the fix."""
         return f"Take them out of one of the files, or set {ALLOW} to score them all the same."
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ def check_held_out(
     """Raise if a run over ``prompts`` trains on rows of its evaluation sets.
 
     Raises:
-        HeldOutTrained: Names the first set with such rows, and their number.
+        HeldOutTrained: Names the first set with such rows, and how many.
     """
     sources = prompts.sources if isinstance(prompts, MixedPrompts) else {"": prompts}
     trained = {key_in(name, DATA): each for name, each in sources.items()}
@@ -81,7 +81,7 @@ def overlaps(
     Args:
         config: The recipe of the run.
         trained: Digests of rows (``FilePrompts.digests``) by the key that names their file.
-        held: The same of the evaluation sets.
+        held: The same for the evaluation sets.
     """
     if config.eval.allow_overlap or config.trainer.backend == "stub":
         return
@@ -114,11 +114,11 @@ _SPLIT: Final = re.compile(
     + r")(?=$|[-._ /\d])",
     re.IGNORECASE,
 )
-"""Matches the name of a split in the name of a file, as the library datasets finds it."""
+"""Matches the name of a split in a file name, as the library datasets finds it."""
 
 
 def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None:
-    """Raise if a directory or a pattern has files of held-out rows among others.
+    """Raise if a directory or a pattern mixes files of held-out rows with other files.
 
     Raises:
         PromptFileError: Names the splits.

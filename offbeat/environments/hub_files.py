@@ -1,7 +1,7 @@
 """Downloads prompt files of datasets on the Hugging Face Hub.
 
-Only the files that a recipe names are fetched and read; no script of a dataset is run. A revision is
-resolved to its commit once, which the run records; from then on that commit is read.
+Only the files that a recipe names are fetched and read. No script of a dataset is run. A revision
+is resolved once to its commit, and the run records the commit. From then on that commit is read.
 """
 
 # pyright: reportPrivateImportUsage=false, reportUnknownVariableType=false
@@ -20,13 +20,13 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.text import first_line, list_names
 
 NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
-"""Nothing is pinned: each path on the hub is read as it is now."""
+"""Nothing is pinned: each path on the hub is read at its current commit."""
 
 _SHOWN_FILES: Final = 12
 
 
 class HubFilesError(FixableError):
-    """Files of a dataset or a model on the hub cannot be had."""
+    """Files of a dataset or a model on the hub cannot be fetched."""
 
 
 class HubUnreachable(HubFilesError):
@@ -34,12 +34,12 @@ class HubUnreachable(HubFilesError):
 
 
 def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
-    """Download the prompt files on the hub that a recipe names; return the commit of each path.
+    """Download the prompt files on the hub that a recipe names, and return the commit of each path.
 
-    A path in ``known`` is read at the commit there.
+    If ``known`` has the path, that commit is read.
 
     Raises:
-        HubFilesError: A file cannot be had.
+        HubFilesError: A file cannot be fetched.
     """
     commits = dict[str, str]()
     for path in filter(is_on_hub, prompt_paths(config).values()):
@@ -50,12 +50,12 @@ def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]
 
 
 def resolved_commit(path: str) -> str:
-    """Return the commit that the revision of a path names now.
+    """Return the commit to which the revision of a path resolves now.
 
     Raises:
-        HubFilesError: It cannot be resolved.
+        HubFilesError: The revision cannot be resolved.
     """
-    # Imported where it is used, here and below: most runs read local files.
+    # Imported late, here and below: most runs read only local files.
     from huggingface_hub import resolve_revision  # noqa: PLC0415
 
     wanted = _parsed(path)
@@ -66,10 +66,10 @@ def resolved_commit(path: str) -> str:
 
 
 def hub_files(path: str, commit: str) -> list[Path]:
-    """Return the files of a path at a commit, by their names; those in the cache are not fetched.
+    """Return the files of a path at a commit, sorted by name. Cached files are not fetched again.
 
     Raises:
-        HubFilesError: No file has such a name, or one cannot be had.
+        HubFilesError: No file has such a name, or a file cannot be fetched.
     """
     from huggingface_hub import get_cached_repo_tree, snapshot_download  # noqa: PLC0415
     from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
@@ -80,7 +80,7 @@ def hub_files(path: str, commit: str) -> list[Path]:
         folder = snapshot_download(
             dataset, repo_type="dataset", revision=commit, allow_patterns=[pattern]
         )
-        # The listing says which files there are; the folder may hold a part of them.
+        # The listing names all files; the folder may hold only some of them.
         tree = get_cached_repo_tree(dataset, repo_type="dataset", revision=commit)
     names = sorted(file.path for file in tree)
     found = list(filter_repo_objects(names, allow_patterns=[pattern]))
@@ -120,7 +120,7 @@ def hub_errors(
         path: The name that the user wrote.
         repository: Kind and name of the repository, as in "dataset owner/name".
         revision: The requested branch, tag or commit.
-        offline_fix: What to do on a machine without a network.
+        offline_fix: The advice for a machine without a network.
     """
     from huggingface_hub import errors  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""Digests of the input files of a run besides its recipe: prompts, and the user's source code.
+"""Computes digests of a run's input files besides its recipe: prompts, and the user's source code.
 
-A run may take days and be continued by new processes. Each of them reads these files again, and
-compares their content with that at the start of the run.
+A run may last days and be continued by new processes. Each process reads these files again and
+compares their content with the content at the start of the run.
 """
 
 import ast
@@ -24,12 +24,12 @@ LOSS: Final = "algorithm.loss.target"
 
 
 def eval_key(name: str) -> str:
-    """Return the key of the recipe that names the file of an evaluation set."""
+    """Return the recipe key that names the file of an evaluation set."""
     return f"eval.sets.{name}.path" if name else "eval.path"
 
 
 class InputChanged(OffbeatError):
-    """An input file of the run has other content than when the run began."""
+    """An input file has changed since the run began."""
 
     key: str
     value: str
@@ -42,7 +42,7 @@ class InputChanged(OffbeatError):
 
 
 def check_same(key: str, value: str, digest: str | None, began_with: Mapping[str, str]) -> None:
-    """Raise if this input differs from what the run began with, as far as both are known.
+    """Raise if this input has changed since the run began. Unknown digests are not compared.
 
     Raises:
         InputChanged: The digests differ.
@@ -60,11 +60,11 @@ def digest_of(contents: Iterable[bytes]) -> str:
 
 
 def source_digest(target: str, working_dir: Path) -> str | None:
-    """Return the digest of the source behind ``module:name``; None without a source file.
+    """Return the digest of the source of ``module:name``, or None without a source file.
 
-    It covers the module and the modules below ``working_dir`` that it imports by ``import`` and
-    ``from`` statements, recursively. Installed packages are not the user's source. The name of an
-    object that was given by value has its digest.
+    It covers the module, and recursively the modules below ``working_dir`` that it imports by
+    ``import`` and ``from`` statements. Installed packages do not count as the user's source. An
+    object passed by value has its digest in its name.
     """
     if is_by_value(target):
         return digest_in_name(target)
@@ -72,7 +72,7 @@ def source_digest(target: str, working_dir: Path) -> str | None:
         files = _sources(target.partition(":")[0], working_dir)
         return digest_of(file.read_bytes() for file in files) if files else None
     except OSError:
-        return None  # the import reports the problem
+        return None  # the import itself reports the problem
 
 
 def resolved_program(name: str, working_dir: Path) -> str | None:
@@ -81,9 +81,9 @@ def resolved_program(name: str, working_dir: Path) -> str | None:
 
 
 def _sources(module: str, working_dir: Path) -> list[Path]:
-    """Return the module's file, and those of the modules it imports from below ``working_dir``.
+    """Return the file of the module and of each module that it imports from below ``working_dir``.
 
-    They are in the order of their module names, which does not depend on where they are.
+    They are sorted by module name, so the order does not depend on their location.
     """
     first = find_module(module, working_dir)
     if first is None or not first.is_file():
@@ -100,7 +100,7 @@ def _sources(module: str, working_dir: Path) -> list[Path]:
 
 
 def _own(module: str, working_dir: Path) -> Path | None:
-    """Return the source file of a module below ``working_dir``; None for any other module."""
+    """Return the source file of a module below ``working_dir``, or None for any other module."""
     folder = working_dir
     *packages, last = module.split(".")
     for package in packages:
@@ -112,13 +112,13 @@ def _own(module: str, working_dir: Path) -> Path | None:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Yield every module that a source names in an import, and the packages around it."""
+    """Yield every module that a source imports, and the packages that contain it."""
     if file.suffix != ".py":
         return
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
-        return  # the import reports the problem
+        return  # the import itself reports the problem
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         for name in _named(node, package):
@@ -127,7 +127,7 @@ def _imports(module: str, file: Path) -> Iterator[str]:
 
 
 def _named(node: ast.AST, package: str) -> Iterator[str]:
-    """Yield what an import statement may refer to: modules, and names that may be modules."""
+    """Yield names in an import statement: modules, and names that may be modules."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

@@ -1,24 +1,25 @@
 """Child processes that run user code and can be killed at any moment, and a pool of them.
 
-Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool, and
-values travel as pickle. Here a child is the leader of a process group, which one SIGKILL ends.
+This is not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool,
+and values travel as pickle. Here a child leads a process group, which one SIGKILL ends.
 
-The pool does not know what its children do: a ``ChildJob`` names the program that they execute. A
-call has a row and several texts, each of which gets a reply. By default a child has one call at a
-time, and one that is late, fails or is cancelled kills it. A child with many calls at once:
+The pool does not depend on what its children do: a ``ChildJob`` names the program that they
+execute. A call has a row and several texts, and each text gets a reply. By default a child has one
+call at a time, and is killed if the call is late, fails or is cancelled. A child with many calls at
+once:
 
-| what happens                               | to its call     | to the others in the process       |
-|--------------------------------------------|-----------------|------------------------------------|
-| it returns or raises                       | is answered     | nothing                            |
-| it is cancelled, and ends                  | is cancelled    | go on; the process takes no others |
-| it is cancelled, and does not end in time  | is cancelled    | the process is killed: ``SHARED``  |
-| the process dies while it executes         | has failed      | ``SHARED``                         |
-| the process dies of SIGKILL, or while none | ``SHARED``, but | ``SHARED``                         |
-| of them executes                           | for one alone   |                                    |
+| event                                     | its call        | other calls in the process         |
+|-------------------------------------------|-----------------|------------------------------------|
+| it returns or raises                      | is answered     | are not affected                   |
+| it is cancelled, and ends                 | is cancelled    | continue; no new calls are sent    |
+| it is cancelled, and does not end in time | is cancelled    | the process is killed: ``SHARED``  |
+| the process dies while it executes        | has failed      | ``SHARED``                         |
+| the process dies of SIGKILL, or while no  | ``SHARED``, or  | ``SHARED``                         |
+| call executes                             | failed if alone |                                    |
 
-A call that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory which
-call executes (``CallMark``). A call that runs alone in its process is not cancelled: its process is
-killed.
+A call that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory
+which call executes (``CallMark``). A call that runs alone in its process is not cancelled: its
+process is killed instead.
 """
 
 import asyncio
@@ -63,9 +64,9 @@ _TWICE = (
 )
 _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply | TryBegun)
 _LAST_FRAMES_S: Final = 1.0
-"""Longest wait for what a killed child had written; only a process that left its group holds it."""
+"""Longest wait for a killed child's last output, held open only by a process outside its group."""
 _GRACE_S: Final = 2.0
-"""Time for a cancelled call to end before its process is killed, with all others in it."""
+"""Time for a cancelled call to end before its process is killed, with all other calls in it."""
 
 _KINDS: Final = {
     RewardFault.SHARED: FailureKind.INFRASTRUCTURE,
@@ -77,21 +78,21 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChildJob:
-    """Work of the children of a pool: their program, and how many calls each of them gets."""
+    """Work of a pool's children: their program, and how many calls each of them receives."""
 
     program: str = "offbeat.environments.reward_child"  # a module, which calls ``run_child``
     call_name: str = "call"  # in messages
     calls_at_once: int = 1
-    calls_in_all: int | None = None  # after so many a child takes no more; None: never
-    grace_s: float = _GRACE_S  # for a cancelled call to end, if others run in the process
+    calls_in_all: int | None = None  # after so many a child accepts no more; None: no limit
+    grace_s: float = _GRACE_S  # for a cancelled call to end, if other calls run in the process
     outlives_calls: bool = False  # whether a process continues after a call that failed
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEvents:
-    """Functions that a child calls."""
+    """Functions that a child calls on an event."""
 
-    on_begin: Callable[[], None] = lambda: None  # a call of user code begins, tries included
+    on_begin: Callable[[], None] = lambda: None  # a call of user code begins, also a retry
     on_end: Callable[[], None] = lambda: None  # a call of the child has ended
     on_change: Callable[[], None] = lambda: None  # the child is worn or gone
 
@@ -101,13 +102,13 @@ _UNHEARD: Final = ChildEvents()
 
 
 class RewardFailed(OffbeatError):
-    """A group gets no rewards; ``reason`` names the failure counter."""
+    """A group has no rewards. ``reason`` names the failure counter."""
 
     reason: str
     detail: str
     fault: RewardFault = RewardFault.SAMPLE
-    traceback: str = ""  # of what user code raised
-    sample: int | None = None  # that has no reward; None: not known
+    traceback: str = ""  # of the error in user code
+    sample: int | None = None  # sample without a reward; None: unknown
     refusal: tuple[str, str] | None = None  # problem and fix of a target that cannot be imported
 
     def __str__(self) -> str:
@@ -130,20 +131,20 @@ class RewardFailed(OffbeatError):
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that is open in a child, such as a group to score."""
+    """Call that is open in a child, such as a group to score."""
 
     samples: int
     answers: asyncio.Future[list[NamedRewards | None]]
-    deadline: asyncio.Timeout  # of the next sample of a plain function; of all of an async one
+    deadline: asyncio.Timeout  # of a plain function's next sample; of all of an async one's
     replies: dict[int, RewardReply] = field(default_factory=dict[int, RewardReply])
 
 
 class Child:
-    """A process, the calls that are open in it, and the socket to it.
+    """A process, its open calls, and the socket to it.
 
-    After an error of a call the child must not be used again, unless its job outlives calls. It is
-    worn if it has cancelled a call among others, which may have left threads or processes, or has
-    had as many calls as it should.
+    After a call fails, the child must not be used again unless its job outlives calls. A child is
+    worn if it has cancelled a call that ran next to others, because that call may have left threads
+    or processes. It is also worn after as many calls as its job allows.
     """
 
     def __init__(
@@ -167,10 +168,10 @@ class Child:
         self._end: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
         self.is_worn = False
-        """Whether it is to be replaced, and still ends the calls that it has open."""
+        """Whether it will be replaced. It still finishes its open calls."""
         self.is_gone = False
         self.idle_loss: RewardFailed | None = None
-        """Why the process ended, if it had been given no call."""
+        """Why the process ended, if it had received no call."""
 
     @classmethod
     async def start(
@@ -205,15 +206,15 @@ class Child:
     async def call(
         self, row: dict[str, Any], responses: Sequence[str]
     ) -> list[NamedRewards | None]:
-        """Return the rewards of each response, or None for one that the function does not apply to.
+        """Return the rewards of each response, or None if the function does not apply to it.
 
-        A cancellation ends the call.
+        Cancelling this coroutine ends the call.
 
-        The deadline applies to one sample's call: to each in turn for a plain function, to all
-        together for an async one, whose calls run concurrently.
+        A plain function has the deadline for each sample in turn. An async function has it for all
+        samples together, because their calls run concurrently.
 
         Raises:
-            RewardFailed: For the first sample without a reward, or with two; the process is gone.
+            RewardFailed: For the first sample without a reward, or with two. The process is gone.
         """
         self._begun += 1
         number, deadline_s = self._begun, self._target.deadline_s
@@ -279,11 +280,11 @@ class Child:
             call.deadline.reschedule(now + self._target.deadline_s)
 
     def _running(self, call: OpenCall) -> int | None:
-        """Return the sample whose call is running, or None if several are."""
+        """Return the sample with the running call, or None if several are."""
         return None if self.ready.concurrent else len(call.replies)
 
     def _cancel(self, number: int) -> None:
-        """End a call that is still open and whose caller has left."""
+        """End a call that is still open after its caller was cancelled."""
         if self._job.calls_at_once == 1:
             self.kill()
             return
@@ -317,7 +318,7 @@ class Child:
         """Return the next message.
 
         Raises:
-            RewardFailed: ``reward_process_died``, also of a message beyond any size.
+            RewardFailed: ``reward_process_died``, also for a message above the size limit.
         """
         try:
             nbytes = body_length(await self._reader.readexactly(LENGTH.size))
@@ -367,7 +368,7 @@ class Child:
             self._events.on_change()
 
     def _lose(self, lost: RewardFailed) -> None:
-        """Fail the open calls, and end what is left of the process group."""
+        """Fail the open calls and kill the rest of the process group."""
         self.kill()
         opened, self._open, self.is_gone = self._open, {}, True
         self.idle_loss = None if self._begun else lost
@@ -376,7 +377,7 @@ class Child:
             blocked = f"another {name} could not be ended, because this one kept the event loop"
             lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}; killed")
         elif self._process.returncode == -signal.SIGKILL:
-            executing = 0  # by whoever it was
+            executing = 0  # the killer is unknown, so no call is blamed
         detail = f"its process ended with {len(opened)} {name}s in it: {lost.detail}"
         for number, call in opened.items():
             is_shared = len(opened) > 1 and number != executing
@@ -403,15 +404,15 @@ class Child:
 async def _spawn(program: str, target: RewardTarget) -> tuple[Process, Streams, CallMark]:
     """Start a process for ``target`` and connect to it.
 
-    It executes the module ``program`` with the number of its end of a socket, the id of this process,
-    and the descriptor of the file of a mark.
+    The process executes the module ``program`` with three arguments: the number of its socket end,
+    the id of this process, and the descriptor of a mark's file.
     """
     # One thread for numpy and torch, and the parent's import path.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     import_path = os.pathsep.join(path for path in sys.path if path)
     names = os.environ if target.variables is None else target.variables
     inherited = {name: value for name, value in os.environ.items() if name in names}
-    with TemporaryFile() as marked, ExitStack() as undo:  # undone if cancelled, too
+    with TemporaryFile() as marked, ExitStack() as undo:  # undone also if cancelled
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
         with theirs:
@@ -439,10 +440,10 @@ async def _spawn(program: str, target: RewardTarget) -> tuple[Process, Streams, 
 
 
 class ChildPool:
-    """Pool of ``size`` children; further calls wait their turn, first come, first served.
+    """Pool of ``size`` children. Further calls wait in order of arrival.
 
-    A child that is worn or gone is replaced at once. A worn one ends its open calls meanwhile; at
-    most ``size`` do so. All methods belong to one event loop.
+    A child that is worn or gone is replaced at once. A worn child finishes its open calls
+    meanwhile. At most ``size`` children do so. All methods belong to one event loop.
     """
 
     def __init__(self, target: RewardTarget, size: int, job: ChildJob = _SCORING) -> None:
@@ -450,10 +451,10 @@ class ChildPool:
         self._places = asyncio.Semaphore(size * job.calls_at_once)
         self._events = ChildEvents(self._count, self._places.release, self._replace)
         self._starts: list[asyncio.Future[Child]] = []  # of the current children
-        self._former: list[Child] = []  # replaced, and not ended yet
-        self._expected: list[asyncio.Future[Child]] = []  # for each call that waits, its start
+        self._former: list[Child] = []  # replaced but not ended yet
+        self._expected: list[asyncio.Future[Child]] = []  # start that each waiting call waits for
         self.calls_begun = 0
-        """Calls of user code that the children have begun, tries included."""
+        """Calls of user code that the children have begun, including retries."""
 
     async def start(self) -> None:
         """Start all children.
@@ -472,9 +473,9 @@ class ChildPool:
     async def call(
         self, row: dict[str, Any], responses: Sequence[str]
     ) -> list[NamedRewards | None]:
-        """Return the rewards of each response, or None for one that the function does not apply to.
+        """Return the rewards of each response, or None if the function does not apply to it.
 
-        A cancellation ends the call.
+        Cancelling this coroutine ends the call.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
@@ -501,14 +502,14 @@ class ChildPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the children that run, also of those that are being replaced."""
+        """Return the process ids of running children, also of replaced ones."""
         children = (*self._former, *map(_started, self._starts))
         return tuple(child.pid for child in children if child is not None and not child.is_gone)
 
     async def _emptiest(self) -> Child:
         """Return the child with the fewest calls, once started.
 
-        A call in a child that is being replaced has a place too, so this one has room. A
+        It has room, because a call in a child that is being replaced also occupies a place. A
         cancellation does not cancel the start.
 
         Raises:
@@ -539,7 +540,7 @@ class ChildPool:
         return asyncio.create_task(start, name="reward-child-start")
 
     def _replace(self) -> None:
-        """Start another child for each that is gone, or worn while fewer than ``size`` drain."""
+        """Replace each child that is gone, or worn while fewer than ``size`` drain."""
         self._former = [each for each in self._former if not each.has_ended]
         for place, start in enumerate(self._starts):
             child = _started(start)
@@ -553,17 +554,17 @@ class ChildPool:
 
 
 def _started(start: asyncio.Future[Child]) -> Child | None:
-    """Return the child that has started, or None if it has not, or could not."""
+    """Return the child if its start has succeeded, else None."""
     is_up = start.done() and not start.cancelled() and start.exception() is None
     return start.result() if is_up else None
 
 
 def _fail(lost: RewardFailed) -> asyncio.Future[Child]:
-    """Return a start that has failed: the next call raises it and starts another child.
+    """Return a failed start: the next call raises its error and starts another child.
 
-    A target whose process ends after its import would be restarted for ever.
+    Without this, a target whose process ends after its import would be restarted forever.
     """
     failed: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
     failed.set_exception(lost)
-    failed.exception()  # asyncio logs one that nobody has read
+    failed.exception()  # asyncio logs an exception that nobody has read
     return failed

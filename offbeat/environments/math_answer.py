@@ -1,15 +1,15 @@
-"""Reward of a mathematical answer, compared by the library math-verify.
+"""Rewards a mathematical answer, compared by the library math-verify.
 
-It runs in a reward child, whose deadline is the only one: math-verify's own are signals after which
-it answers False, so that an answer it had no time to read would be a reward of 0. Without them the
-child is killed, and the failure has a name: ``reward_deadline``.
+It runs in a reward child, and the child's deadline is the only deadline. math-verify's timeouts use
+signals and then return False, so an answer that it had no time to read would get a reward of 0.
+Without them the child is killed, and the failure is counted as ``reward_deadline``.
 
-Only a reward child imports this module: the package is an extra, and takes a second to import.
+Only a reward child imports this module: the package is an extra, and its import lasts a second.
 """
 # pyright: reportArgumentType=false, reportMissingImports=false, reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-# math-verify is an extra, unknown where it is not installed; it declares its timeouts as integers,
-# and takes None for no timeout.
+# math-verify is an extra and may not be installed. It declares its timeouts as integers,
+# and accepts None for no timeout.
 
 import logging
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from offbeat.environments.final_answer import without_thinking
 from offbeat.environments.prompt_row import column_of
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
-"""Marks by which math-verify finds LaTeX; it searches a text without any for numbers only."""
+"""Marks by which math-verify finds LaTeX. It searches a text without marks only for numbers."""
 
 
 def math_reward(
@@ -29,11 +29,11 @@ def math_reward(
 ) -> float:
     r"""Return ``correct`` if the response's final answer equals the row's, else 0.
 
-    The final answer is the last ``\boxed{}``, LaTeX or number outside of thinking blocks. A
-    response without one is wrong.
+    The final answer is the last ``\boxed{}``, LaTeX or number outside thinking blocks. A response
+    without a final answer is wrong.
 
     Raises:
-        ValueError: The row's answer has nothing that math-verify can read.
+        ValueError: math-verify can read nothing in the row's answer.
     """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
     answer = column_of(prompt, answer_key)
@@ -48,5 +48,5 @@ def math_reward(
 
 
 def _marked(answer: str) -> str:
-    """Mark a bare value as LaTeX, of which math-verify would otherwise read the last number."""
+    """Mark a bare value as LaTeX. Otherwise math-verify would read only its last number."""
     return answer if any(mark in answer for mark in _MARKED) else f"\\boxed{{{answer}}}"

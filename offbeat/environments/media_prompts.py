@@ -1,4 +1,4 @@
-"""Prompts with media: what the registered option reads in a row, and makes of it."""
+"""Defines the interface of the registered option that reads and encodes media of prompts."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,10 +23,10 @@ class MediaError(OffbeatError):
 
 
 class MediaEncoder(Protocol):
-    """Encodes prompts that name media, in the place of their environment."""
+    """Encodes prompts that name media, instead of their environment."""
 
     async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
-        """Return the first observation of a prompt that names media; None if it names none.
+        """Return the first observation of a prompt that names media, or None if it names none.
 
         Raises:
             MediaError: The media cannot be used.
@@ -40,7 +40,7 @@ class MediaEncoder(Protocol):
 
 
 class MediaPrompts(Protocol):
-    """Media as rows name them."""
+    """Reads the media that rows name."""
 
     ROW_KEYS: tuple[str, ...]
     """Keys of a row that name media; a Parquet file may have bytes there."""
@@ -53,19 +53,19 @@ class MediaPrompts(Protocol):
         ...
 
     def row_problem(self, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
-        """Return why the media of a row, or their lack, cannot be used; None if they can."""
+        """Return why the media of a row, or their absence, cannot be used, or None if they can."""
         ...
 
     def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row for a reader of its text: of bytes that it holds, only their number."""
+        """Return the row for display as text: bytes are replaced by their number."""
         ...
 
     def stub_media(self, config: EnvironmentConfig, row: int) -> Media | None:
-        """Return media of a dry run's prompt; None if its prompts have none."""
+        """Return the media of a dry run's prompt, or None if its prompts have none."""
         ...
 
     def encoder(self, config: "RunConfig") -> MediaEncoder | None:
-        """Return the encoder of a worker; None if prompts have no media.
+        """Return the encoder of a worker, or None if prompts have no media.
 
         Raises:
             OffbeatError: The model reads no media.
@@ -73,10 +73,10 @@ class MediaPrompts(Protocol):
         ...
 
     def check(self, media: Media) -> None:
-        """Check the arrays of media against each other.
+        """Check that the arrays of media agree with each other.
 
         Raises:
-            SchemaError: Naming the first array at fault.
+            SchemaError: Names the first array at fault.
         """
         ...
 

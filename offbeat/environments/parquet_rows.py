@@ -18,24 +18,25 @@ import pyarrow.types as kinds
 from offbeat.environments.prompt_files import PromptFileError
 
 _BATCH_ROWS: Final = 256
-"""Rows decoded at once: a row group may have a million."""
+"""Rows decoded at once. A row group may have a million rows."""
 
 _BUFFER_BYTES: Final = 2**20
-"""Bytes of a column read at once; without a bound a column of a row group is read whole."""
+"""Bytes of a column read at once. Without a bound, a row group's whole column is read."""
 
 
 def parquet_rows(
     path: Path, file: BinaryIO, columns: Sequence[str], media: Container[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the open file of a path as plain values, in its order.
+    """Yield the rows of an open file as plain values, in the file's order.
 
-    Only ``columns`` are read, all if none are named. A null is no key: a Parquet row has a place
-    for every column, and a struct for every field. In the columns ``media`` a value may be the
-    bytes of a file, alone or as field ``bytes``; they become ``{"bytes": text in base64}``.
+    Only ``columns`` are read, or all columns if none are named. A null becomes a missing key,
+    because a Parquet row has a place for every column, and a struct for every field. In the columns
+    ``media`` a value may be the bytes of a file, directly or as field ``bytes``. They become
+    ``{"bytes": text in base64}``.
 
     Raises:
-        PromptFileError: The file is damaged or changes meanwhile, lacks a column, or has one that
-            JSON cannot hold.
+        PromptFileError: The file is damaged or changes meanwhile, lacks a column, or has a column
+            that JSON cannot hold.
     """
     before = _version(file)
     try:
@@ -74,7 +75,7 @@ def _problem_of_columns(
 
 
 def _kind_of(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """Return the type of a column, or of a field that a dotted name reaches; None without one."""
+    """Return the type of a column, or of a field that a dotted name reaches. None if missing."""
     if name in schema.names:
         return schema.field(schema.names.index(name)).type
     top, *inner = name.split(".")
@@ -112,7 +113,7 @@ def _file(value: Any) -> Any:  # noqa: ANN401 - what names a file, or a list of 
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether JSON has such values, at any depth."""
+    """Return whether JSON can hold such values, at any depth."""
     if kinds.is_struct(kind):
         return all(_is_plain(kind.field(place).type) for place in range(kind.num_fields))
     is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)

@@ -1,7 +1,7 @@
-"""Prompts from files: JSON Lines or Parquet, one row a prompt.
+"""Reads prompts from files: JSON Lines or Parquet, one prompt per row.
 
-Every row is read and checked once, at the start, in the one process that gives out prompts. Rows
-are kept as JSON: in memory, and beyond a bound in a temporary file (``RowStore``).
+The process that hands out prompts reads and checks every row once, at the start. Rows are kept as
+JSON: in memory up to a bound, then in a temporary file (``RowStore``).
 """
 
 import codecs
@@ -31,14 +31,14 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 
 MEMORY_BYTES: Final = 64 * 2**20
-"""Bytes of rows that are kept in memory; more go to a temporary file, which has no name."""
+"""Bytes of rows that are kept in memory. Further rows go to an unnamed temporary file."""
 
 
 class RowStore:
-    """Sequence of rows. The memory it needs does not grow with the rows beyond ``memory_bytes``.
+    """Sequence of rows that keeps at most ``memory_bytes`` of them in memory.
 
-    Apart from 8 bytes per row. The temporary file lies where ``TMPDIR`` says and ends with the
-    object.
+    Each row needs 8 more bytes of memory. The temporary file is in ``TMPDIR`` and is deleted with
+    the object.
 
     Raises:
         OSError: The rows do not fit on the disk.
@@ -68,13 +68,13 @@ class RowStore:
 
 
 RowCheck = Callable[[Mapping[str, object]], str | None]
-"""Returns why a row of a prompt file cannot be used; None when it can."""
+"""Returns why a row of a prompt file cannot be used, or None if it can."""
 
 ShownPart = Callable[[Mapping[str, object]], object]
 """Returns the part of a row from which the prompt is made."""
 
 _LONGEST_ROW_BYTES: Final = 16 * 2**20
-"""A prompt travels to a worker in one message."""
+"""Limit of a row's bytes, because a prompt travels to a worker in one message."""
 
 _TOO_DEEP: Final = f"is nested more than {DEEPEST} deep; make it flatter, or put it in a string"
 _TOO_LONG: Final = f"has more than {_LONGEST_ROW_BYTES >> 20} MiB; a prompt travels in one message"
@@ -93,14 +93,14 @@ _OTHERS: Final = {
     b"<": ("is HTML or XML, as an error page of a server is", "Download the file again"),
     b"ARROW1": ("is an Arrow file", "Write it as Parquet"),
 }
-"""First bytes of other files, what they are, and the fix."""
+"""First bytes of other unusable files, their description, and the fix."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class PromptFileError(OffbeatError):
     """A prompt file cannot be used as it is.
 
-    ``line`` is a line of JSON Lines, or a row of Parquet counted from 1; 0 is the file as a whole.
+    ``line`` is a line of JSON Lines, or a row of Parquet counted from 1. 0 means the whole file.
     """
 
     path: str
@@ -114,13 +114,12 @@ class PromptFileError(OffbeatError):
 
 
 class FilePrompts(RowPrompts):
-    """The rows of JSON Lines or Parquet files, one file after another; blank lines are skipped.
+    """Rows of JSON Lines or Parquet files, one file after another. Blank lines are skipped.
 
-    Each row is an object in which ``problem_of`` finds no problem: unless the environment has rows
-    of its own, ``prompt`` (a string, tokenised as it is) or ``messages`` (a list of ``{"role": ...,
-    "content": ...}``, rendered by the chat template). All other keys belong to the environment.
-    ``columns`` says which column of the file each key is read from; with it a row has these keys
-    alone.
+    Each row is an object in which ``problem_of`` finds no problem. Unless the environment defines
+    other rows, a row has ``prompt`` (a string, tokenised unchanged) or ``messages`` (a list of
+    ``{"role": ..., "content": ...}``, rendered by the chat template). All other keys belong to the
+    environment. ``columns`` maps keys to columns of the file. If set, a row has only these keys.
 
     Raises:
         PromptFileError: Names the line, its problem and what is expected.
@@ -144,7 +143,7 @@ class FilePrompts(RowPrompts):
         self.digests = reader.digests
         """Digests of the prompts, in the order of the rows."""
         if reader.names_media:
-            self._folder = str(files[0].parent.absolute())  # all files lie in one folder
+            self._folder = str(files[0].parent.absolute())  # all files are in one folder
         super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def longest(self, count: int) -> Iterator[Prompt]:
@@ -157,14 +156,14 @@ class FilePrompts(RowPrompts):
 
 
 def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Path]:
-    """Return the files behind ``data.path``: itself, or the files of a directory by their names.
+    """Return the files of ``data.path``: the path itself, or the files of a directory by name.
 
-    A directory gives its ``*.parquet``, without any its ``*.jsonl``, and without both itself, which
-    cannot be read. In the name of a file ``*`` stands for any characters. Files on the hub are
-    downloaded, at the commit that ``commits`` has for the path.
+    A directory yields its ``*.parquet`` files, or else its ``*.jsonl`` files. Without either it
+    yields itself, which cannot be read. In a file name ``*`` matches any characters. Files on the
+    hub are downloaded, at the path's commit in ``commits``.
 
     Raises:
-        HubFilesError: Files on the hub cannot be had.
+        HubFilesError: Files on the hub cannot be fetched.
     """
     if is_on_hub(path):
         return hub_files(path, commits.get(path) or resolved_commit(path))
@@ -175,7 +174,7 @@ def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Pat
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Return the digest that ``FilePrompts`` has of these files.
+    """Return the digest that ``FilePrompts`` computes for these files.
 
     Raises:
         OSError: A file cannot be read.
@@ -188,7 +187,7 @@ def files_digest(files: Sequence[Path]) -> str:
 
 
 class _Reader:
-    """Reads and checks the rows of files, and digests the very bytes that it reads."""
+    """Reads and checks the rows of files, and computes the digest of the bytes that it reads."""
 
     def __init__(
         self, columns: Mapping[str, str], problem_of: RowCheck, shown_of: ShownPart
@@ -198,7 +197,7 @@ class _Reader:
         self.digests = array("Q")
         self._media = media_prompts()
         self.names_media = False
-        """Whether a row of them names media."""
+        """Whether any row names media."""
 
     @property
     def digest(self) -> str:
@@ -208,7 +207,7 @@ class _Reader:
         shown = str(files[0] if len(files) == 1 else files[0].parent)
         try:
             store = RowStore(row for path in files for row in self._rows(path))
-        except OSError as error:  # of the store: those of the file are caught where it is read
+        except OSError as error:  # of the store: errors of the file are caught where it is read
             problem = f"cannot be kept in a temporary file: {error.strerror}. Set TMPDIR"
             raise PromptFileError(shown, 0, problem) from error
         if not len(store):
@@ -248,12 +247,12 @@ class _Reader:
         self._digest.update(digest.digest())
 
     def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
-        # Loaded here: most runs read JSON Lines, or have an environment that makes its prompts
+        # Imported late: most runs read JSON Lines, or have an environment that makes its prompts
         from offbeat.environments.parquet_rows import parquet_rows  # noqa: PLC0415
 
         self._digest.update(hashlib.file_digest(file, "sha256").digest())
         named = {self._columns.get(key, key) for key in self._media.ROW_KEYS}
-        # A null is no key; of a column that is there, and of media, it is a row of text.
+        # A null means a missing key. In an existing column of media it means a row of text.
         here = (self._columns[key] for key in self._media.ROW_KEYS if key in self._columns)
         absent = {column: None for column in here if "." not in column}
         rows = parquet_rows(path, file, tuple(self._columns.values()), named)
@@ -269,7 +268,7 @@ class _Reader:
             yield row
 
     def _checked(self, path: Path, number: int, row: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the row under the keys that the environment reads; note what it is compared by."""
+        """Return the row under the keys that the environment reads. Record its prompt's digest."""
         mapped = dict[str, object]() if self._columns else dict(row)
         for key, column in self._columns.items():
             try:
@@ -309,10 +308,10 @@ def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def _decoded(path: Path, number: int, line: bytes) -> dict[str, object]:
-    """Return the row that a line holds.
+    """Return the row in a line.
 
     Raises:
-        PromptFileError: It holds none.
+        PromptFileError: The line holds no row.
     """
     row: object = None
     problem = ""

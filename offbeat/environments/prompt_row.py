@@ -1,9 +1,9 @@
-"""The fields of a row that its prompt is made of, and what they have to be.
+"""Names the fields of a row that make its prompt, and checks their values.
 
-``prompt`` is a text; ``messages`` is a conversation, which the chat template renders with the
+``prompt`` is a text. ``messages`` is a conversation, which the chat template renders with the
 ``tools`` and the ``chat_template_kwargs`` of the row.
 
-Recipes name columns, and graders compare with answers: both are looked up here.
+It also looks up columns that recipes name, and answers for graders.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ OF_MESSAGES: Final[Mapping[str, type]] = {"tools": list, "chat_template_kwargs":
 """Fields that the chat template renders together with ``messages``, and their types."""
 
 _UNSHOWN: Final = ("system", "system_prompt", "video", "videos", "audio", "audios")
-"""Fields by which peers change a prompt, and that no prompt is made of here."""
+"""Fields by which other libraries change a prompt. Here no prompt contains them."""
 
 
 def of_messages(row: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 - as the template takes it
     """Return a field of ``OF_MESSAGES``, or None if it is missing or empty.
 
-    Parquet has one type per column, so data sets hold the definitions of tools as JSON in a text.
+    Parquet has one type per column, so data sets hold tool definitions as JSON in a text.
     """
     value = row.get(key)
     if isinstance(value, str) and value:
@@ -54,8 +54,8 @@ def unshown_problem(
 
     Args:
         fields: A row in which ``row_problem`` finds no problem.
-        makes_chat: Whether the environment makes the messages itself, of other fields.
-        is_answered: Whether the last message is the answer to be learned, not its beginning.
+        makes_chat: Whether the environment makes the messages itself, from other fields.
+        is_answered: Whether the last message is the answer to learn, not its beginning.
     """
     for key in (*_UNSHOWN, *(OF_MESSAGES if makes_chat else ())):
         if fields.get(key):
@@ -115,7 +115,7 @@ def _problem_of_messages(messages: object) -> str | None:
 
 
 def _problem_of_opening(last: Mapping[str, object]) -> str | None:
-    """Return why the model cannot go on with the last message, or None if it can."""
+    """Return why the model cannot continue the last message, or None if it can."""
     if last["role"] != ASSISTANT:
         return None
     if last.get("tool_calls"):
@@ -131,10 +131,10 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
 
 
 def column_of(row: Mapping[str, object], name: str) -> object:
-    """Return a column of a row; a dotted name that is no column reaches into nested objects.
+    """Return a column of a row. A dotted name that is no column looks into nested objects.
 
     Raises:
-        KeyError: There is no such column.
+        KeyError: The row has no such column.
     """
     if name in row:
         return row[name]
@@ -147,7 +147,7 @@ def column_of(row: Mapping[str, object], name: str) -> object:
 
 
 def answer_problem(row: Mapping[str, object], answer_key: str) -> str | None:
-    """Return why a row has no answer to compare with; None when it has one."""
+    """Return why a row has no answer to compare with, or None if it has one."""
     try:
         answer = column_of(row, answer_key)
     except KeyError:

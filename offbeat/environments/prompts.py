@@ -1,9 +1,8 @@
 """Prompt sources: pure functions from an index in the endless order to a prompt.
 
-There is no cursor. A run that resumes asks for the prompt indices it still needs and gets the same
-prompts, so nothing is skipped and nothing repeated.
-The order is a seeded permutation in constant memory and time. Several environments have shares that
-follow from their weights.
+A source has no cursor. A run that resumes asks for the prompt indices it still needs and gets the
+same prompts, so nothing is skipped and nothing repeated. The order is a seeded permutation in
+constant memory and time. With several environments, their weights determine their shares.
 """
 
 import abc
@@ -24,9 +23,9 @@ _MASK = (1 << 64) - 1
 def permuted(place: int, rows: int, seed: int, epoch: int) -> int:
     """Return the row at ``place`` of epoch ``epoch``: a permutation of ``range(rows)`` per epoch.
 
-    A balanced Feistel network over the smallest power of four that holds ``rows``; a value outside
-    the range is mapped again (cycle walking, Black and Rogaway 2002), fewer than four times on
-    average. Unlike a shuffled list it costs no memory, and no pause at the start of an epoch.
+    It is a balanced Feistel network over the smallest power of four that holds ``rows``. A value
+    outside the range is mapped again (cycle walking, Black and Rogaway 2002), fewer than four times
+    on average. Unlike a shuffled list it costs no memory, and no pause at the start of an epoch.
     """
     half_bits = max(1, ((rows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
@@ -58,15 +57,15 @@ def _mix(value: int) -> int:
 
 
 class PromptSource(Protocol):
-    """An order of prompts that depends only on the arguments of the constructor."""
+    """Order of prompts that depends only on the constructor's arguments."""
 
     @property
     def rows(self) -> int:
-        """Number of prompts in one epoch, at least one."""
+        """Return the number of prompts in one epoch, at least one."""
         ...
 
     def prompt(self, prompt_index: int) -> Prompt | None:
-        """Return prompt ``prompt_index``; None beyond the last epoch.
+        """Return prompt ``prompt_index``, or None after the last epoch.
 
         Calls may come in any order.
         """
@@ -74,10 +73,10 @@ class PromptSource(Protocol):
 
 
 class RowPrompts(abc.ABC):
-    """Prompt source over numbered rows; a subclass returns the content of a row."""
+    """Prompt source over numbered rows. A subclass returns the content of a row."""
 
     _folder = ""
-    """Folder of the files that rows come from; empty if from no file."""
+    """Folder of the files with the rows. Empty if the rows come from no file."""
 
     def __init__(self, rows: int, *, shuffle: bool, seed: int, epochs: int | None) -> None:
         self._rows, self._shuffle, self._seed, self._epochs = rows, shuffle, seed, epochs
@@ -98,7 +97,7 @@ class RowPrompts(abc.ABC):
 
 
 class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``environment.options`` of the built-in task: both terms are in ``[low, high)``."""
+    """``environment.options`` of the built-in task. Both terms are in ``[low, high)``."""
 
     low: int = 0
     high: int = 100
@@ -131,7 +130,7 @@ class StubPrompts(RowPrompts):
 
 
 class EnvironmentPrompts:
-    """The prompts of one of several environments; each says which."""
+    """Prompts of one of several environments. Each prompt names its environment."""
 
     def __init__(self, name: str, source: PromptSource) -> None:
         self._name, self.source = name, source
@@ -148,10 +147,10 @@ class EnvironmentPrompts:
 class MixedPrompts:
     """Prompt source over several environments: a pure function of the seed and the prompt index.
 
-    Every cycle of as many prompts as the weights add up to holds as many of each environment as its
-    weight, in an order drawn from (seed, cycle). The n-th prompt of an environment in this order is
-    prompt n of its own source, so that each row comes once in each of its epochs. The source is at
-    its end where one of the environments is.
+    A cycle has as many prompts as the weights add up to. It holds as many prompts of each
+    environment as its weight, in an order drawn from (seed, cycle). The n-th prompt of an
+    environment in this order is prompt n of its source, so each row occurs once per epoch of its
+    source. The mixed source ends when one of the environments ends.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class MixedPrompts:
 
     @property
     def rows(self) -> int:
-        """Return the rows of all environments together."""
+        """Return the number of rows of all environments together."""
         return sum(each.rows for each in self.sources.values())
 
     def prompt(self, prompt_index: int) -> Prompt | None:
@@ -175,7 +174,7 @@ class MixedPrompts:
         )
 
     def place(self, prompt_index: int) -> tuple[str, int]:
-        """Return the environment of a prompt, and the prompt's index in that environment's source."""
+        """Return the environment of a prompt, and the prompt's index in its source."""
         cycle, place = divmod(prompt_index, self._cycle)
         slot = permuted(place, self._cycle, self._seed, cycle)
         name = next(name for name, end in self._ends.items() if slot < end)

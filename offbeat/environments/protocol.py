@@ -1,15 +1,13 @@
-"""Protocol of environments: one object per worker that gives observations and rewards.
+"""Defines the protocol of environments: one object per worker that makes observations and rewards.
 
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
-at once: a method that waits is async, a method that computes long belongs in a child process
-(``function_reward``). Whatever a method raises fails the sample, or its group, by
-``rollout.on_failed_sample``, with reason ``environment_raised``; no failure ever becomes a reward of
-0. ``EnvironmentUnavailable`` says that another moment will do.
+at once. A method that waits is async. A method that computes for long belongs in a child process
+(``function_reward``). If a method raises, the sample or its group fails by
+``rollout.on_failed_sample``, with reason ``environment_raised``. No failure ever becomes a reward
+of 0. To request a later retry, raise ``EnvironmentUnavailable``, which is also defined here.
 
 A custom environment subclasses one of the two, is named ``module:Class`` in ``environment.target``
 and is created once per worker, as ``Class(tokenizer, **environment.options)``.
-
-Defines the error by which user code says that another moment will do.
 """
 
 import abc
@@ -24,7 +22,7 @@ from offbeat.messages.media import Media
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """First observation with media, as the model's own processor makes it."""
+    """First observation with media, as the model's processor makes it."""
 
     token_ids: tuple[int, ...]  # the placeholder tokens of the media are already expanded
     media: Media | None = None
@@ -41,19 +39,19 @@ class Environment(abc.ABC):
 
     @property
     def reward_calls(self) -> int:
-        """Return how often this process has called what ``rollout.reward_call_budget`` bounds."""
+        """Return how many calls of this process count against ``rollout.reward_call_budget``."""
         return 0
 
     @abc.abstractmethod
     def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
         """Return the first observation: at least one token, shared by all samples of the group.
 
-        Token ids alone where the prompt has no media.
+        Return only token ids if the prompt has no media.
         """
 
 
 class SingleTurn(Environment):
-    """Environment with one model call per sample; all samples of a group are scored in one call."""
+    """Environment with one model call per sample. One call scores all samples of a group."""
 
     @abc.abstractmethod
     async def score(
@@ -61,17 +59,17 @@ class SingleTurn(Environment):
     ) -> Sequence[float | NamedRewards]:
         """Return one finite reward per sample, in the order of ``result``.
 
-        Or ``NamedRewards``: the values in ``by_name`` are metrics, under the same names for each
-        sample; ``reward`` alone is trained. Its ``answer`` is that of ``answers``, for a sample
-        whose score finds it.
+        A reward may be ``NamedRewards``. The values in ``by_name`` are metrics, with the same names
+        for each sample. Only ``reward`` is trained. Set ``answer`` to the text that ``answers``
+        would return if scoring finds it.
         """
 
     def answers(self, result: GenerateResult) -> Sequence[str]:
         """Return the final answer of each sample, as text that is equal for equal answers.
 
-        Empty text for a sample without one; nothing at all where answers cannot be compared, as
-        here: then an evaluation has no maj@k. Called for evaluations only, after ``score``, and not
-        if that has named an answer.
+        The text is empty for a sample without an answer. Return nothing at all, as here, if answers
+        cannot be compared: an evaluation then has no maj@k. Called only for evaluations, after
+        ``score``, and not if ``score`` has set an answer.
         """
         del result
         return ()
@@ -79,14 +77,14 @@ class SingleTurn(Environment):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The model's output in one turn."""
+    """Output of the model in one turn."""
 
     token_ids: tuple[int, ...]  # the stop token that ended it is kept
     finish_reason: str  # stop | stop_string | length
 
     @property
     def content_ids(self) -> tuple[int, ...]:
-        """Tokens without the stop token."""
+        """Return the tokens without the stop token."""
         return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
 
 
@@ -95,26 +93,26 @@ class Episode(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, response: Response) -> tuple[int, ...] | None:
-        """Process the model's turn; return the next observation as token ids, None at the end."""
+        """Process the model's turn. Return the next observation as token ids, None at the end."""
 
     @abc.abstractmethod
     async def reward(self) -> float:
         """Return the finite reward of the whole episode.
 
-        Called once, after the last ``step``, also if the episode was cut because no turn or no room
-        for the observation was left, so that every sample gets a reward from its author.
+        Called once, after the last ``step``, so that every sample gets a reward from its author.
+        Also called if the episode was cut because no turn or no room for the observation was left.
         """
 
     def answer(self) -> str | None:
-        """Return the final answer, as ``SingleTurn.answers``; None where there is no such thing.
+        """Return the final answer, as ``SingleTurn.answers`` does, or None if episodes have none.
 
-        Called for evaluations only, after ``reward``.
+        Called only for evaluations, after ``reward``.
         """
         return None
 
 
 class MultiTurn(Environment):
-    """Environment with several model calls per sample; each sample is an episode of its own."""
+    """Environment with several model calls per sample. Each sample is a separate episode."""
 
     @abc.abstractmethod
     def begin(self, task: RolloutTask, sample: int) -> Episode:
@@ -122,11 +120,11 @@ class MultiTurn(Environment):
 
 
 class EnvironmentUnavailable(Exception):
-    """Raised by an environment or an async reward whose service is down: a sandbox, a judge.
+    """An environment or an async reward cannot reach its service, such as a sandbox or a judge.
 
     The prompt is not at fault: the group is retried with growing waits, within
-    ``rollout.infrastructure_retries``. It does not count against the engine. An async reward is
-    first called again itself, ``environment.reward_retries`` times and not before
+    ``rollout.infrastructure_retries``. It does not count against the engine. A call of an async
+    reward is first retried itself, up to ``environment.reward_retries`` times and not before
     ``retry_after_s``.
     """
 

@@ -24,7 +24,7 @@ def serve_rewards(child: ChildSide) -> None:
     at_once = AsyncCalls(reward, limits, partial(reply, TryBegun())).call if limits else reward
 
     def answer_in_turn(call: RewardCall) -> None:
-        """Answer sample by sample: each reply shows the parent that the next call has begun."""
+        """Answer sample by sample. Each reply tells the parent that the next call has begun."""
         for sample, response in enumerate(call.responses):
             try:
                 value = reward(row_of(call), response)

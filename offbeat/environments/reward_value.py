@@ -13,15 +13,15 @@ _LARGEST = 3.4e38  # rewards are stored as float32
 _REWARD: Final = "reward"
 _ANSWER: Final = "answer"
 _LONGEST_ANSWER_BYTES: Final = 200
-"""A receipt with the answers goes through the controller, and a model may write any length."""
+"""Limit of an answer's length. The controller handles receipts, and models may write any length."""
 
 
 class RewardFault(enum.StrEnum):
     """Cause of a missing reward."""
 
     SAMPLE = "sample"  # the row, the response, or user code that fails on them
-    SERVICE = "service"  # what user code depends on is out of service: another moment will do
-    SHARED = "shared"  # another episode ended the process, or nobody knows which one
+    SERVICE = "service"  # a service that user code needs is down: a later retry may work
+    SHARED = "shared"  # another episode ended the process, or the cause is unknown
     NONE = "none"  # the function returned None: it does not apply to the sample
     IMPORT = "import"  # user code cannot be imported: no sample will get a reward
 
@@ -32,27 +32,27 @@ class BadReward(NamedTuple):
     reason: str
     detail: str
     fault: RewardFault = RewardFault.SAMPLE
-    traceback: str = ""  # of what user code raised
+    traceback: str = ""  # of the error in user code
 
 
 def unavailable(detail: str) -> BadReward:
-    """Return the missing reward of a call whose service was down: it is no fault of the sample."""
+    """Return the missing reward after an outage of the service. The sample is not at fault."""
     return BadReward(ENVIRONMENT_UNAVAILABLE, detail, RewardFault.SERVICE)
 
 
 class NamedRewards(NamedTuple):
-    """The reward of a sample, the values by which it may be explained, and its final answer."""
+    """Reward of a sample, the values that may explain it, and its final answer."""
 
     reward: float
     by_name: Mapping[str, float | None]  # None: the function does not apply to the sample
-    answer: str | None = None  # empty: the sample gives none; None: nobody looked for one
+    answer: str | None = None  # empty: the sample has none; None: not searched
 
 
 def reward_of(value: object) -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 
-    A bool is a number, and so is what an array or a tensor without axes holds. Anything else is
-    reported, not corrected.
+    A bool counts as a number, as does the value of an array or tensor without axes. Anything else
+    is reported, not corrected.
     """
     if value is None:
         problem = "the reward is None; return a float on every path"
@@ -74,15 +74,15 @@ def reward_of(value: object) -> float | BadReward:
 
 
 def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
-    """Return whether this is a list of rewards that ``reward_of`` would return as they are."""
+    """Return whether this is a list of rewards that ``reward_of`` would return unchanged."""
     is_small = map(_LARGEST.__ge__, map(abs, cast("Sequence[float]", values)))  # False for NaN
     return type(values) is list and set(map(type, values)) == {float} and all(is_small)
 
 
 def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadReward:
-    """Return what a reward function put into a mapping: ``reward``, and ``answer`` as text.
+    """Return the content of a reward function's mapping: ``reward``, and ``answer`` as text.
 
-    An answer of None is that of a sample which gives none. Other keys are refused.
+    An answer of None means that the sample has none. Other keys are refused.
     """
     answer = value.get(_ANSWER, "")
     keys: set[object] = {_REWARD, _ANSWER}
@@ -99,7 +99,7 @@ def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadRe
 
 
 def short_answer(answer: str) -> str:
-    """Return a final answer as it is compared: a long one as its digest."""
+    """Return a final answer in the form that is compared: a long answer becomes its digest."""
     content = answer.encode(errors="replace")
     if len(content) <= _LONGEST_ANSWER_BYTES:
         return content.decode()

@@ -1,4 +1,4 @@
-"""Chooses how a prompt file's rows are checked and compared, by the environment that reads them."""
+"""Chooses by environment how the rows of a prompt file are checked and compared."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,16 +25,17 @@ _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
     "demonstrations": demonstration_problem,
 }
-"""Row checks of environments that need more than a ``prompt`` or ``messages``, or neither."""
+"""Row checks of environments that need more than ``prompt`` or ``messages``, or neither."""
 
 _SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
 """Keys of a row that change the prompt, in addition to the keys of media."""
 
 
 def reads_any_key(config: EnvironmentConfig) -> bool:
-    """Return whether a prompt may be made of any key of a row.
+    """Return whether a prompt may be made from any key of a row.
 
-    Such an environment may use keys of media for something else; the others would drop a medium.
+    Such an environment may use media keys for something else. Other environments would drop a
+    medium.
     """
     return config.name == "custom" or config.reads_any_row
 
@@ -46,9 +47,9 @@ def row_check(config: EnvironmentConfig) -> RowCheck:
 
 
 def shown_part(config: EnvironmentConfig) -> ShownPart:
-    """Return the function that picks from a row what its prompt is made of.
+    """Return the function that picks the part of a row from which its prompt is made.
 
-    An agent, or a custom environment, may make a prompt of anything in a row.
+    An agent or a custom environment may make a prompt from anything in a row.
     """
     if reads_any_key(config):
         return dict

@@ -1,4 +1,4 @@
-"""The part of a tokenizer that environments use."""
+"""Defines the part of a tokenizer that environments use, and renders prompts with it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,11 +16,11 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt
 
 _SET_HERE: Final = ("messages", "tools", "add_generation_prompt")
-"""Variables of a chat template that are no matter of a row's chat_template_kwargs."""
+"""Variables of a chat template that a row's chat_template_kwargs must not set."""
 
 
 class UnreadByTemplate(Exception):
-    """The chat template does not read a field of a row, so that the prompt would lack it."""
+    """The chat template does not read a field of a row, so the prompt would lack it."""
 
     def __init__(self, field: str, known: Iterable[str]) -> None:
         super().__init__(field, known)
@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokenise the prompt as the model reads it.
 
-    ``prompt`` is tokenised as it is, with the special tokens that the tokenizer adds by itself.
+    ``prompt`` is tokenised unchanged, with the special tokens that the tokenizer adds by default.
     ``messages`` are rendered by the chat template.
     """
     if prompt.data.get("messages") is None:
@@ -80,8 +80,8 @@ def rendered_prompt(
 ) -> Any:  # noqa: ANN401 - token ids, or text
     """Render the messages of a row by the chat template, with the other fields that it reads.
 
-    The template opens the assistant's turn. A last message of the assistant is that turn already:
-    its text is where the model goes on.
+    The template opens the assistant's turn. If the last message is the assistant's, it already is
+    that turn, and the model continues its text.
 
     Raises:
         UnreadByTemplate: The template does not read a field of the row.
@@ -96,7 +96,7 @@ def rendered_prompt(
 
 
 def begun_answer(row: Mapping[str, Any]) -> str:
-    """Return the text of the assistant's last message, with which the model goes on, if any."""
+    """Return the text of the assistant's last message, which the model continues, or no text."""
     messages = row.get("messages")
     if not messages or messages[-1]["role"] != ASSISTANT:
         return ""
@@ -107,7 +107,7 @@ def template_options(
     row: Mapping[str, Any],
     template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
 ) -> dict[str, Any]:
-    """Return what a row gives the chat template besides its messages: tools, and variables.
+    """Return the row's values for the chat template besides messages: tools, and variables.
 
     Raises:
         UnreadByTemplate: The template does not read one of them.
@@ -140,7 +140,7 @@ def _variables(template: str) -> frozenset[str]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag around answers that transformers adds to jinja."""
+    """Jinja tag that transformers adds around answers."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base has it
 
@@ -155,12 +155,12 @@ def for_template(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the messages with their texts in the form that the chat template reads.
 
-    Templates of some image-text models (SmolVLM, Idefics3) read a content that is a list of parts,
-    and leave out one that is a text. Most templates of text models read a text, and print a list of
-    parts as Python writes it. Neither is an error of the template. Parts other than texts stay; of
-    each part the fields that are null are left out: to Qwen's templates a text with a field
-    ``image`` is a picture, whatever the field is. Arguments of tool calls become objects, which
-    templates write as JSON; the role ``developer``, which most templates leave out, is ``system``.
+    Templates of some image-text models (SmolVLM, Idefics3) read a list of parts as content and drop
+    a plain text. Most templates of text models read a text, and print a list of parts in Python's
+    notation. Neither template reports an error. Parts other than texts stay. Null fields of a part
+    are removed, because Qwen's templates treat any text with a field ``image`` as a picture.
+    Arguments of tool calls become objects, which templates write as JSON. The role ``developer``,
+    which most templates drop, becomes ``system``.
     """
     messages = [_with_objects(_without_nulls(message)) for message in messages]
     contents = [message.get("content") for message in messages]
@@ -198,7 +198,7 @@ def _call_with_object(call: Any) -> Any:  # noqa: ANN401 - of a row
 
 
 def read_arguments(text: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return the arguments of a tool call as an object; the text itself if it is no JSON."""
+    """Return the arguments of a tool call as an object, or the text itself if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -206,7 +206,7 @@ def read_arguments(text: str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def in_one_form(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message in a form that is equal for messages that say the same."""
+    """Return the message in a canonical form, equal for messages with the same content."""
     plain = _in_one_text(_with_objects(_without_nulls(message)))
     return {key: value for key, value in plain.items() if value not in (None, [])}
 
@@ -227,7 +227,7 @@ def _known(part: object) -> object:
 
 
 def _reads_parts(template: Any) -> bool:  # noqa: ANN401
-    """Return whether the template writes the text of a part, and nothing else of the part."""
+    """Return whether the template writes only the text of a part."""
     part = {"type": "text", "text": "1"}
     try:
         if _differs(template, [part], [{**part, "unknown": "1"}]):

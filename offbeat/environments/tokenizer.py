@@ -18,7 +18,7 @@ TOKENIZER_FILES: Final = (
     "vocab.json",
     "vocab.txt",
 )
-"""Files of a model directory that hold the vocabulary of its tokenizer; one of them suffices."""
+"""Files of a model directory that hold the vocabulary of its tokenizer. One of them suffices."""
 
 
 class TokenizerClass(NamedTuple):
@@ -38,12 +38,12 @@ def find_tokenizer_files(model_path: str | Path) -> list[Path]:
 
 
 def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
-    """Load the tokenizer of the model; return None for a stub environment, which needs none.
+    """Load the tokenizer of the model. Return None for a stub environment, which needs none.
 
     Args:
         config: The recipe.
         chosen: Result of ``chosen_class`` in another process. ``AutoTokenizer`` imports torch to
-            choose the class, the class itself does not.
+            choose the class. The class itself does not import torch.
     """
     if config.environment.name == "stub":
         return None
@@ -62,7 +62,7 @@ def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> A
         model.path, local_files_only=True, trust_remote_code=model.trust_remote_code
     )
     kind = tokenizer.__class__
-    if kind.__module__.startswith("transformers."):  # it is no code of the model
+    if kind.__module__.startswith("transformers."):  # it is not code of the model
         _chosen[model] = TokenizerClass(kind.__module__, kind.__name__)
     return tokenizer
 
