@@ -36,16 +36,17 @@ Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 class UniqueRequests:
     """Sends requests to an engine under ids that are never reused.
 
-    Index and attempt are not enough: a controller whose predecessor's last records were lost sends
-    the same attempt again, to another worker, while the engine still decodes the first one.
+    Index and attempt are not unique enough. If a controller's last records were lost, its successor
+    sends the same attempt again to another worker, while the engine still decodes the first
+    attempt.
     """
 
     def __init__(self, sender: str) -> None:
-        """``sender`` identifies this process among all before and after it."""
+        """``sender`` identifies this process among all earlier and later processes."""
         self._sender, self._numbers = sender, count()
 
     async def send(self, generate: Generate, request: GenerateRequest) -> GenerateResult:
-        """Send the request under a unique id; return the result of ``generate``."""
+        """Send the request under a unique id and return the result of ``generate``."""
         unique = f"{self._sender}.{next(self._numbers)}.{request.request_id}"
         return await generate(msgspec.structs.replace(request, request_id=unique))
 
@@ -72,7 +73,7 @@ class EngineClient:
         return self.max_model_len - tokens
 
     def check_room(self, history: tuple[int, ...]) -> None:
-        """Check that a response fits behind ``history``.
+        """Check that a response fits after ``history``.
 
         Raises:
             RolloutFailed: ``prompt_empty``, ``prompt_too_long``.
@@ -84,10 +85,10 @@ class EngineClient:
             raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
     def check_text(self, token_ids: Sequence[int], what: str) -> None:
-        """Check that a text, nothing sampled among it, has no token that represents media.
+        """Check that a text, which holds no sampled tokens, has no token that represents media.
 
         Raises:
-            StrayMediaToken: It has one.
+            StrayMediaToken: The text has such a token.
         """
         if problem := self.media_tokens.problem_of_text(token_ids):
             raise self._stray_token(what, problem)
@@ -97,7 +98,7 @@ class EngineClient:
 
         Raises:
             StrayMediaToken: It is a text with a token that represents media.
-            RolloutFailed: Its placeholders are not those of its media, or the model reads others.
+            RolloutFailed: Its placeholders do not match its media, or the model reads other media.
         """
         problem = self.media_tokens.problem_of_prompt(prompt.token_ids, prompt.media)
         if problem and prompt.media is None:
@@ -148,7 +149,7 @@ def failed(
 def environment_code(task: RolloutTask) -> Generator[None]:
     """Turn any exception of an environment into a failure of the group, and log it.
 
-    The one broad ``except`` of the worker: environments are other people's code.
+    This is the worker's only broad ``except``, because environments are other people's code.
     """
     try:
         yield
@@ -158,8 +159,8 @@ def environment_code(task: RolloutTask) -> Generator[None]:
         running = asyncio.current_task()
         if running is None or running.cancelling():
             raise
-        # The task was not cancelled: a call inside the environment was, and let the exception
-        # through.
+        # The task was not cancelled. A call inside the environment was cancelled and let the
+        # exception through.
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
     except EnvironmentUnavailable as error:
         raise RolloutFailed(
@@ -170,9 +171,9 @@ def environment_code(task: RolloutTask) -> Generator[None]:
             describe(error),
             Component.ENVIRONMENT,
         ) from error
-    except GeneratorExit:  # of a coroutine that is closed
+    except GeneratorExit:  # raised in a coroutine that is closed
         raise
-    except BaseException as error:  # SystemExit too: it would end the event loop of the worker
+    except BaseException as error:  # SystemExit, too: it would end the event loop of the worker
         log.warning(
             "environment.raised",
             prompt_index=task.prompt_index,
@@ -183,7 +184,7 @@ def environment_code(task: RolloutTask) -> Generator[None]:
 
 
 def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
-    """Return a first observation, whose media are as their option declares them.
+    """Return a first observation with media as their option declares them.
 
     Raises:
         RolloutFailed: ``environment_wrong_type``: as ``checked_tokens``, or the media are no
@@ -200,7 +201,7 @@ def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
             for name, array in media.items():
                 check_medium(name, array)
             media_prompts().check(media)
-        except SchemaError as error:  # an engine that computes with them might end
+        except SchemaError as error:  # an engine that computes with them might crash
             raise failed(task, FailureKind.DATA, "schema", str(error)) from error
     return EncodedPrompt(checked_tokens(task, values.token_ids, "the prompt"), media)
 
@@ -237,10 +238,10 @@ def _are_token_ids(values: tuple[object, ...]) -> TypeGuard[tuple[int, ...]]:
 
 
 def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -> tuple[str, ...]:
-    """Return the values as final answers, one per sample; a long one as a digest, for comparison.
+    """Return the values as final answers, one per sample. A long answer becomes a digest.
 
     Raises:
-        RolloutFailed: One of them is no text, or their number is wrong.
+        RolloutFailed: A value is not text, or the number of values is wrong.
     """
     if len(values) != samples or not all(isinstance(value, str) for value in values):
         kinds = sorted({type(value).__name__ for value in values})
@@ -269,7 +270,7 @@ def checked_reward(task: RolloutTask, value: object, sample: int) -> float:
     """Return the value as the reward of a sample.
 
     Raises:
-        RolloutFailed: The value is none.
+        RolloutFailed: The value is not a reward.
     """
     reward = reward_of(value)
     if isinstance(reward, BadReward):
@@ -302,6 +303,6 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
 
 
 def _count_tokens(spans: VersionSpans) -> int:
-    """Return the tokens of the spans of a sample, or -1 if one of them is negative."""
+    """Return the tokens of the spans of a sample, or -1 if a span is negative."""
     counts = [count for _, count in spans]
     return sum(counts) if min(counts, default=0) >= 0 else -1

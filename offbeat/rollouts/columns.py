@@ -27,8 +27,8 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: NDArray[np.int32]  # [N]
-    logprobs: NDArray[np.float32] | None  # [N]; None: no engine has drawn the tokens
-    loss_mask: NDArray[np.bool_] | None  # [N]; None: every token is the model's own
+    logprobs: NDArray[np.float32] | None  # [N]; None: no engine has sampled the tokens
+    loss_mask: NDArray[np.bool_] | None  # [N]; None: the model sampled every token
     offsets: NDArray[np.int64]  # [B + 1]
     version_spans: tuple[VersionSpans, ...]  # [B], each adding up to the branch's length
     finish_reasons: tuple[str, ...]  # [G]
@@ -49,7 +49,7 @@ def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[R
     """Return the columns of the group and their receipt.
 
     Raises:
-        RolloutFailed: ``schema``, when a column is not what the schema declares (a NaN logprob).
+        RolloutFailed: ``schema``, if a column violates the schema (for example a NaN logprob).
     """
     tokens, mask = len(rollout.response_ids), rollout.loss_mask
     columns: Columns = {
@@ -86,7 +86,7 @@ def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArr
 
 
 def _filled(tokens: int, dtype: type[Number], value: int) -> NDArray[Number]:
-    """Return an array of one value, [N]; ``np.full`` and ``np.ones`` cost a group three times as much."""
+    """Return an array of one value, [N]. ``np.full`` and ``np.ones`` are three times slower."""
     column = np.empty(tokens, dtype)
     column.fill(value)
     return column
@@ -131,6 +131,6 @@ def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
 
 
 def _spans_of_sample(branches: tuple[VersionSpans, ...]) -> VersionSpans:
-    """Return the spans of a sample's branches, one behind the other."""
+    """Return the spans of a sample's branches, concatenated."""
     by_version = groupby(chain.from_iterable(branches), key=itemgetter(0))
     return tuple((version, sum(count for _, count in run)) for version, run in by_version)

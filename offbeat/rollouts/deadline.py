@@ -1,4 +1,4 @@
-"""Deadline of a rollout, which distinguishes waits for the engine from waits for the environment."""
+"""Enforces the deadline of a rollout, and separates waits for the engine from other waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,14 +21,14 @@ async def within_deadline(
 ) -> T:
     """Run a rollout, or one sample of it, and cancel it at the task's deadline.
 
-    A late rollout counts against its engine only if it waits for the engine: an environment that
+    A late rollout counts against its engine only if it waits for the engine. An environment that
     hangs must not cause the restart of a healthy engine.
 
     Args:
         task: Task with the deadline.
         generate: Sends one request to the task's engine.
-        roll_out: The rollout, given the calls that it is to use in place of ``generate``.
-        limit_s: What is left of the deadline; None: all of it.
+        roll_out: The rollout. It receives the function to call instead of ``generate``.
+        limit_s: Remaining part of the deadline. None means all of it.
 
     Raises:
         RolloutFailed: ``deadline``, attributed to the engine if a request to it was open, else to
@@ -41,7 +41,7 @@ async def within_deadline(
         try:
             return await generate(request)
         except asyncio.CancelledError:
-            # Before the deadline it is the rollout that gives a request up: an agent may.
+            # Before the deadline only the rollout itself cancels a request: an agent may.
             ends_at = deadline.when()
             waits_for_engine |= ends_at is not None and loop.time() >= ends_at
             raise

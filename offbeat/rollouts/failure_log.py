@@ -1,4 +1,4 @@
-"""Keeps what failed: a line of ``RUN/failures.jsonl`` for each failed sample or group."""
+"""Records failures: one line of ``RUN/failures.jsonl`` for each failed sample or group."""
 
 import json
 import time
@@ -26,12 +26,12 @@ from offbeat.run_files.files import FAILURES, Files
 from offbeat.telemetry.logs import Redactor
 
 _MOST: Final = 200
-"""Records of one process; the file has a limit of its own."""
+"""Most records of one process. The file has a separate limit."""
 
 _TOKENS: Final = 4096  # of a response, from its end
 _PROMPT_CHARACTERS: Final = 40
 _NOT_KEPT: Final = {ENVIRONMENT_UNAVAILABLE, TOO_FEW}
-"""Reasons of an outage, and of a group whose samples are kept one by one."""
+"""Reasons that are not kept: an outage, and a group with its samples already kept one by one."""
 
 log = structlog.stdlib.get_logger()
 
@@ -39,7 +39,7 @@ log = structlog.stdlib.get_logger()
 class FailureLog:
     """Appends failures of the environment to the run's file, in the background.
 
-    Outages are not kept: no row causes them. A disk that refuses costs the record.
+    Outages are not kept, because no row causes them. If the disk fails, the record is lost.
     """
 
     def __init__(self, files: Files, redactor: Redactor) -> None:
@@ -48,7 +48,7 @@ class FailureLog:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="failure-log")
 
     def add(self, task: RolloutTask, failure: RolloutFailed, tokenizer: Tokenizer | None) -> None:
-        """Keep a failure of the environment; name its prompt in its message."""
+        """Keep a failure of the environment, and name its prompt in its message."""
         response_ids, failure.response_ids = failure.response_ids[-_TOKENS:], ()
         failure.prompt = _beginning(task)
         if (
@@ -92,7 +92,7 @@ class FailureLog:
 
 
 def _tracebacks(failure: BaseException) -> Iterator[str]:
-    """Yield tracebacks of user code: as a child sent it, or of what was raised in this process."""
+    """Yield tracebacks of user code: sent by a child, or from exceptions in this process."""
     cause = failure.__cause__
     while cause is not None:
         if isinstance(cause, RewardFailed) and cause.traceback:
@@ -103,10 +103,10 @@ def _tracebacks(failure: BaseException) -> Iterator[str]:
 
 
 def _beginning(task: RolloutTask) -> str:
-    """Return the beginning of a prompt's text; empty if its row has none."""
+    """Return the beginning of a prompt's text, or empty text if its row has none."""
     data = task.prompt.data
     text: object = data.get("prompt") or data.get("question")
-    match data.get("messages"):  # of an agent's row it may be anything
+    match data.get("messages"):  # in an agent's row it may be anything
         case [*_, {"content": spoken}]:
             text = text or spoken
         case _:

@@ -1,4 +1,4 @@
-"""Rolls out one prompt group: prompt in, checked columns and their receipt out. No Ray."""
+"""Rolls out one prompt group: a prompt in, checked columns and their receipt out. Needs no Ray."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -27,17 +27,17 @@ from offbeat.rollouts.samples import SampleDraws, SampleFailurePolicy
 from offbeat.rollouts.single_turn import run_single_turn
 
 RECORDED: Final = "recorded"
-"""Finish reason of a sample that no engine has drawn."""
+"""Finish reason of a sample that comes from a row, not from an engine."""
 
 
 def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[Receipt, Columns]:
-    """Return the group of a row: one sample, without logprobs of an engine; its reward is 0.0.
+    """Return the group of a row: one sample with reward 0.0 and without engine logprobs.
 
-    A row has no weight version. Its tokens bear that of the dispatch, so the staleness of a step
-    says how many steps ahead its rows were read.
+    A row has no weight version. Its tokens get the version at dispatch, so the staleness of a step
+    shows how many steps ahead its rows were read.
 
     Raises:
-        RolloutFailed: DATA when the row cannot be encoded, is longer than ``max_model_len``, or has
+        RolloutFailed: DATA if the row cannot be encoded, is longer than ``max_model_len``, or has
             a token that represents a picture.
     """
     task, max_model_len = engine.task, engine.max_model_len
@@ -69,11 +69,11 @@ def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[R
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """Encoder of the prompts that name media, in the place of the environment, and its limit."""
+    """Encoder of prompts that name media, used instead of the environment, and its limits."""
 
     encoder: MediaEncoder | None = None  # None: the environment encodes every prompt
-    max_bytes: int = 0  # for which the buffer keeps room in each group
-    tokens: MediaTokens = TEXT_ALONE  # of the model, which no text may hold
+    max_bytes: int = 0  # reserved by the buffer in each group
+    tokens: MediaTokens = TEXT_ALONE  # of the model; no text may hold them
 
 
 NO_MEDIA: Final = PromptMedia()
@@ -92,23 +92,23 @@ async def run_group(
 ) -> tuple[Receipt, Columns]:
     """Generate, reward and pack all samples of one prompt.
 
-    The columns are those of ``transfer_queue.schema``, checked. Cancelling cancels every open
+    The columns follow ``transfer_queue.schema`` and are checked. Cancelling cancels every open
     ``generate``. Errors of ``generate`` are raised unchanged.
 
     Args:
         task: Prompt, number of samples, and engine.
         environment: Started, shared by all groups of the worker.
         generate: Sends one request to the task's engine.
-        sampling: ``seed`` is replaced by the task's own.
-        max_turns: Model calls in one multi-turn episode at most.
+        sampling: Its ``seed`` is replaced by the task's seed.
+        max_turns: Most model calls in one multi-turn episode.
         max_model_len: Longest prompt plus response, in tokens.
-        policy: What a failed sample costs.
+        policy: Decides the cost of a failed sample.
         media: Encoder of the media of a prompt, and their limit.
 
     Raises:
-        RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
-            the prompt does not fit, the environment failed or the columns break the schema; of the
-            kind of its samples' failures when too few of them are valid.
+        RolloutFailed: INFRASTRUCTURE if the engine aborted or its answer is malformed. DATA if the
+            prompt does not fit, the environment failed or the columns violate the schema. If too
+            few samples are valid, the kind of their failures.
     """
     engine = EngineClient(task, generate, sampling, max_model_len, media_tokens=media.tokens)
     draws = SampleDraws.begin(task, policy, generate)
@@ -128,11 +128,11 @@ async def run_group(
 async def _first_observation(
     engine: EngineClient, environment: Environment, media: PromptMedia
 ) -> EncodedPrompt:
-    """Return the encoded prompt: by the model's processor if it names media.
+    """Return the encoded prompt. The model's processor encodes it if it names media.
 
     Raises:
-        RolloutFailed: DATA, of the reason of a ``MediaError``, or because media have too many bytes;
-            as ``environment_code``, ``checked_prompt`` and ``EngineClient.check_prompt``.
+        RolloutFailed: DATA, with the reason of a ``MediaError``, or because media have too many
+            bytes; as ``environment_code``, ``checked_prompt`` and ``EngineClient.check_prompt``.
     """
     task = engine.task
     with environment_code(task):

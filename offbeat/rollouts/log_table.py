@@ -27,7 +27,7 @@ ROW_CHARACTERS: Final = 4096  # of a row's other keys, for each of its samples
 
 
 def write_groups(path: Path, rows: list[LoggedGroup], files: Files | None) -> int:
-    """Write one file; return the number of groups lost because the disk refused."""
+    """Write one file and return the number of groups lost to disk errors."""
     beside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +46,11 @@ def write_groups(path: Path, rows: list[LoggedGroup], files: Files | None) -> in
 
 
 def build_table(rows: list[LoggedGroup]) -> pa.Table:
-    """Return a table with one row per branch of a sample: most samples are one.
+    """Return a table with one row per branch of a sample. Most samples have one branch.
 
-    ``response`` and ``response_ids`` are those of the branch; the other fields are those of the
-    sample. The prompt is text if the row has text, ``prompt_row`` what else the row has, such as the
-    answer. The step that trains a group is not known yet: the journal has it.
+    ``response`` and ``response_ids`` belong to the branch, the other fields to the sample. The
+    prompt is text if the row has text. ``prompt_row`` holds the rest of the row, such as the
+    answer. The step that trains a group is not known yet. The journal has it.
     """
     media_fields = media_log().log_columns()
     fields = {**_FIELDS, **media_fields}
@@ -125,7 +125,7 @@ _FIELDS: Final = {
 
 
 def rest_of_row(data: Mapping[str, Any]) -> str | None:
-    """Return the keys of a prompt's row besides its text as JSON, cut to ``ROW_CHARACTERS``."""
+    """Return the keys of a prompt's row except its text as JSON, cut to ``ROW_CHARACTERS``."""
     shown = media_prompts().without_content(data).items()
     rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:
@@ -134,5 +134,5 @@ def rest_of_row(data: Mapping[str, Any]) -> str | None:
 
 
 def _as_utf8(text: str) -> str:
-    """Return the text with a question mark for each lone surrogate, which is no UTF-8."""
+    """Return the text with a question mark for each lone surrogate, because UTF-8 has none."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Multi-turn episodes: each sample of the group runs its own, all concurrently.
+"""Runs multi-turn episodes: one per sample of the group, all concurrently.
 
 Every turn sends the whole token history as prompt.
 """
@@ -29,10 +29,10 @@ async def run_multi_turn(
     prompt: EncodedPrompt,
     max_turns: int,
 ) -> tuple[Receipt, Columns]:
-    """The group of a multi-turn environment; promises and errors are those of ``run_group``."""
+    """Run the group of a multi-turn environment, with guarantees and errors of ``run_group``."""
     task = engine.task
     prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
-    engine.check_room(prompt_ids)  # before any sample: no retry would find more
+    engine.check_room(prompt_ids)  # before any sample: a retry would not find more room
 
     def draw_of(sample: int) -> Draw:
         async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:

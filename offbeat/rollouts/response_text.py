@@ -1,4 +1,4 @@
-"""Decodes responses for people who read the files, and finds drawn ids that have no text."""
+"""Decodes responses for readers of the files, and finds sampled ids that have no text."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 
 
 class TextlessTokens:
-    """Counts token ids that the tokenizer lacks: an LM head may have more rows than it has tokens.
+    """Counts token ids that the tokenizer lacks. An LM head may have more rows than it has tokens.
 
-    Such a token is trained, and no reward sees it.
+    Such a token is trained, but no reward sees it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,7 +34,7 @@ class TextlessTokens:
         return len(token_ids) - int(np.count_nonzero(self._is_known[inside]))
 
     def count_trained(self, columns: Mapping[str, NDArray[Any]]) -> int:
-        """Return their number among the trained tokens of a group; log a warning the first time."""
+        """Return how many trained tokens of a group have no text. Log a warning the first time."""
         trained = columns[RESPONSE_IDS][columns[LOSS_MASK]]
         count = self.count(trained)
         if count and not self._has_warned:
@@ -51,7 +51,7 @@ class TextlessTokens:
 
 
 def decode_for_reader(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> str:
-    """Return the text of tokens, or why there is none: a tokenizer may be code of the model, and raise."""
+    """Return the text of tokens, or the error if the tokenizer (maybe model code) raises."""
     if tokenizer is None or not token_ids:
         return ""
     try:
@@ -69,10 +69,10 @@ def branch_texts(tokenizer: Tokenizer, columns: Mapping[str, NDArray[Any]]) -> t
 def response_texts(
     tokenizer: Tokenizer, receipt: Receipt, columns: Mapping[str, NDArray[Any]]
 ) -> tuple[str, ...]:
-    """Return the text of each sample, special tokens included: they show turns and the end.
+    """Return the text of each sample, with special tokens because they show turns and the end.
 
-    Of a sample with several branches it is the last branch, which its last turn ends. A sample
-    without any turn has an empty text.
+    For a sample with several branches it is the text of the last branch, which its last turn ends.
+    A sample without any turn has an empty text.
     """
     ids, offsets = columns[RESPONSE_IDS], columns[RESPONSE_OFFSETS].tolist()
     turns = receipt.turns or (1,) * receipt.samples

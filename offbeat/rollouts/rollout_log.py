@@ -1,11 +1,12 @@
 """Logs every finished group to disk: prompt, responses, rewards, weight versions.
 
-Parquet files of a few hundred groups, some megabytes or half a minute each, written in the
-background and renamed into place, so that a reader never sees a torn one. The unfinished file of a
-killed worker is lost. A disk that fails, or is slower than the rollouts, costs log records, never a
-rollout or memory: groups that are not logged are counted in the worker's log.
+A Parquet file holds a few hundred groups, some megabytes or half a minute. It is written in the
+background and renamed into place, so that readers never see a partial file. The unfinished file of
+a killed worker is lost. If the disk fails, or is slower than the rollouts, log records are lost,
+never a rollout, and memory stays bounded. Groups that are not logged are counted in the worker's
+log.
 
-Columns of the rollout files about the media of a prompt.
+Also declares the columns of the rollout files about the media of a prompt.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFF
 
 
 class MediaLog(Protocol):
-    """Columns of the rollout files that the option of media fills."""
+    """Columns of the rollout files that the media option fills."""
 
     def log_columns(self) -> Mapping[str, Any]:
         """Return the Arrow type of each column by its name."""
         ...
 
     def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
-        """Return the value of each column for a group, and the bytes of all of them."""
+        """Return the value of each column for a group, and the total of their bytes."""
         ...
 
     def previews(self, media: Media | None) -> tuple[Thumbnail, ...]:
@@ -48,14 +49,14 @@ def media_log() -> MediaLog:
 
 log = structlog.stdlib.get_logger()
 GROUPS_PER_FILE: Final = 512
-# Tokens and text before compression; the number of groups ends a file too
+# Tokens and text before compression. A file also ends at its number of groups
 FILE_BYTES: Final = 64 * 2**20
-# A group waits so long for its file to fill: a reader of a run that goes on sees it by then, and a
-# killed worker loses no more. A hundredth of the worker's age in between: a run of weeks has some
-# thousands of files, not a hundred thousand.
+# A group waits this long for its file to fill. A reader of a running run sees it by then, and a
+# killed worker loses no more. In between, the wait is a hundredth of the worker's age: a run of
+# weeks has some thousands of files, not a hundred thousand.
 FILE_WAITS_S: Final = (30.0, 600.0)
 _WAIT_OF_AGE: Final = 0.01
-# Groups in memory, written or not; beyond it, groups are not logged
+# Groups in memory, written or not. Above this limit groups are not logged
 HELD_BYTES: Final = 256 * 2**20
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
@@ -64,18 +65,18 @@ _NO_MEDIA: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class LoggedGroup(NamedTuple):
-    """A group with the columns that are logged, and what the log keeps of its prompt's media."""
+    """A group with its logged columns, and the logged data about its prompt's media."""
 
     task: RolloutTask
     receipt: Receipt
     columns: Columns
     media: Mapping[str, Any] = _NO_MEDIA  # by column
-    texts: Sequence[str] = ()  # of each branch; empty: there is no tokenizer
-    advantages: Sequence[float] = ()  # of each sample; empty: the rewards have none
+    texts: Sequence[str] = ()  # of each branch; empty: no tokenizer
+    advantages: Sequence[float] = ()  # of each sample; empty: the rewards yield none
 
 
 class RolloutLog:
-    """Writes groups to Parquet files; all methods belong to one event loop."""
+    """Writes groups to Parquet files. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -90,8 +91,8 @@ class RolloutLog:
     ) -> None:
         """Create the log. ``incarnation`` is unique to this process, also in a resumed run.
 
-        File names begin with it. With ``files``, they are transferred to the run directory of
-        another machine, and none stays on this one.
+        File names begin with it. With ``files``, they are transferred to the run directory on
+        another machine, and no file stays on this machine.
         """
         self._directory, self._incarnation, self._files_of_run = directory, incarnation, files
         self._groups_per_file = groups_per_file
@@ -105,7 +106,7 @@ class RolloutLog:
         self.held_bytes = 0
         """Bytes of the groups that are not written yet."""
         self.not_logged = 0
-        """Groups that will never be in a file: the disk was too slow or refused."""
+        """Groups that will never be in a file, because the disk was too slow or failed."""
         self._reported = 0  # number of those that the worker's log has reported
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
         self._writing = list[asyncio.Future[None]]()
@@ -140,7 +141,7 @@ class RolloutLog:
             self._due = self._schedule()
 
     def _schedule(self) -> asyncio.TimerHandle:
-        """Have the file that has just been begun written in time."""
+        """Schedule the write of the file that was just begun."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if self._began_s is None:
@@ -190,24 +191,24 @@ class RolloutLog:
 
 
 def file_wait_s(age_s: float, waits_s: tuple[float, float] = FILE_WAITS_S) -> float:
-    """Return how long a file may fill that is begun when the log is so old."""
+    """Return how long a file may fill if the log has this age when the file begins."""
     least_s, most_s = waits_s
     return min(max(least_s, _WAIT_OF_AGE * age_s), most_s)
 
 
 def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
-    """Return the bytes of a group's rows in a table: each branch has a copy of the prompt."""
+    """Return the bytes of a group's rows in a table. Each branch has a copy of the prompt."""
     prompt = columns[PROMPT_IDS].nbytes + len(str(task.prompt.data.get("prompt") or ""))
     return sum(receipt.branches or (1,) * receipt.samples) * prompt + columns[RESPONSE_IDS].nbytes
 
 
 def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return a copy of the column if it is a part of a larger buffer."""
+    """Return a copy of the column if it is a view of a larger buffer."""
     return column if column.base is None else column.copy()
 
 
 def _load_writer() -> Callable[[Path, list[LoggedGroup], Files | None], int]:
-    """Load pyarrow in the thread that writes, so that no step waits for it."""
+    """Import pyarrow in the thread that writes, so that no step waits for the import."""
     from offbeat.rollouts.log_table import write_groups  # noqa: PLC0415
 
     return write_groups

@@ -1,8 +1,8 @@
-"""Draws the samples of a group: one that fails costs itself, after its retries, or its group.
+"""Draws the samples of a group, retries failed samples, and drops either the sample or its group.
 
-A sample fails by its environment: ``begin``, ``step`` or the reward raised, returned what is none,
-was out of service or late. A failure of the engine is not about one sample: it fails the attempt of
-the group, which is tried elsewhere. So does a bug, which ends the run.
+A sample fails by its environment: ``begin``, ``step`` or the reward raised, returned an invalid
+value, was out of service or was late. A failure of the engine concerns the whole attempt of the
+group, which is retried elsewhere. A bug also fails the whole attempt, and it ends the run.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.transcript import Transcript, common_prompt, joined
 
 TOO_FEW: Final = "too_few_valid_samples"
-"""The reason of a group that has failed because too many of its samples did."""
+"""Reason of a group that failed because too many of its samples failed."""
 
 _SHARE: Final = 0.95
-"""Fraction of the group's deadline after which a sample is late: the others are still packed in time."""
+"""Fraction of the deadline after which a sample is late. The rest can then still be packed."""
 
 BRANCHES: Final = "branches"
-"""The reason of an agent's sample with several branches, where the recipe trains samples of one."""
+"""Reason of an agent's sample with several branches, if the recipe trains only samples with one."""
 
 _NOT_RETRIED: Final = (LATE, BRANCHES)
-"""No time is left for another try, or the agent would do the same again."""
+"""Reasons without a retry: no time is left, or the agent would do the same again."""
 
 _UNCOUNTED: Final = 3
-"""Further tries of a sample whose process was lost by another one; later losses count as its own."""
+"""Free retries of a sample after another sample ended its process. Later losses count fully."""
 
 _KINDS: Final = {
     FailureKind.INFRASTRUCTURE: SampleFailure.INFRASTRUCTURE,
@@ -57,12 +57,12 @@ def _forget(task: RolloutTask, failure: RolloutFailed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailurePolicy:
-    """Defines what is done about a failed sample."""
+    """Decides what happens after a failed sample."""
 
     on_failed: Literal["retry", "mask", "fail_group"] = "fail_group"
     sample_retries: int = 1  # with ``retry``
     keep: Callable[[RolloutTask, RolloutFailed], None] = _forget
-    """Called with each failure that costs one sample: nobody else is told of it."""
+    """Called with each failure that costs one sample. It is reported nowhere else."""
 
     @property
     def tries(self) -> int:
@@ -79,7 +79,7 @@ class SampleFailurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DrawnSample:
-    """The outcome of all tries of one sample."""
+    """Outcome of all tries of one sample."""
 
     transcript: Transcript  # of the last try
     status: SampleStatus
@@ -88,20 +88,20 @@ class DrawnSample:
 
 
 Draw = Callable[[Transcript, int, Generate], Awaitable[None]]
-"""Fills a transcript, its reward included, with tokens of the engine given.
+"""Fills a transcript, including its reward, with tokens from the passed engine.
 
-The number is that of the retry, 0 at the first try.
+The number counts retries and is 0 at the first try.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SampleDraws:
-    """Draws the samples of one group, each as often as the policy says."""
+    """Draws the samples of one group, each as often as the policy allows."""
 
     task: RolloutTask
     policy: SampleFailurePolicy
     generate: Generate
-    ends_at: float  # time of the event loop from which on a sample is late
+    ends_at: float  # time of the event loop after which a sample is late
 
     @classmethod
     def begin(cls, task: RolloutTask, policy: SampleFailurePolicy, generate: Generate) -> Self:
@@ -110,11 +110,11 @@ class SampleDraws:
         return cls(task, policy, generate, ends_at)
 
     async def draw_all(self, draw_of: Callable[[int], Draw]) -> list[DrawnSample]:
-        """Draw every sample of the group, all at once.
+        """Draw every sample of the group concurrently.
 
         Raises:
-            RolloutFailed: The first failure that is not one sample's, or that the policy does not
-                spare the group. The other samples are cancelled.
+            RolloutFailed: The first failure that concerns more than one sample, or for which the
+                policy fails the group. The other samples are cancelled.
         """
         try:
             async with asyncio.TaskGroup() as samples:
@@ -152,7 +152,7 @@ class SampleDraws:
         return DrawnSample(transcript, SampleStatus.MASKED, failure, retry)
 
     async def _within_time(self, draw: Callable[[Generate], Awaitable[None]]) -> None:
-        if self.policy.on_failed == "fail_group":  # the deadline is that of the group
+        if self.policy.on_failed == "fail_group":  # the group's deadline applies
             await draw(self.generate)
             return
         left_s = self.ends_at - asyncio.get_running_loop().time()
@@ -165,7 +165,7 @@ def packed_samples(
     samples: Sequence[DrawnSample],
     media: Media | None = None,
 ) -> tuple[Receipt, Columns]:
-    """Return columns and receipt of a group of which samples may be masked.
+    """Return columns and receipt of a group, with failed samples masked.
 
     ``media`` are the pictures of the prompt.
 
@@ -191,11 +191,11 @@ def packed_samples(
 def packed_with_own_prompts(
     task: RolloutTask, samples: Sequence[DrawnSample]
 ) -> tuple[Receipt, Columns]:
-    """Return columns and receipt of a group whose samples have prompts of their own.
+    """Return columns and receipt of a group with a separate prompt per sample.
 
-    The prompt of the group is what the prompts of all branches of the valid samples begin with. The
-    rest of each is an observation before the first turn of its branch: response tokens out of the
-    loss.
+    The prompt of the group is the common beginning of the prompts of all branches of the valid
+    samples. The rest of each prompt is an observation before the first turn of its branch: response
+    tokens outside the loss.
 
     Raises:
         RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
@@ -204,7 +204,7 @@ def packed_with_own_prompts(
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
-    if not valid:  # of an evaluation that spares its prompts
+    if not valid:  # an evaluation that spares its prompts
         valid = [each.transcript for each in samples if each.transcript.prompt_ids]
         if not valid:
             raise _too_few(task, samples, valid=0)
@@ -222,13 +222,13 @@ def packed_with_own_prompts(
 
 
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
-    """Return the seed of a model call; a retry has its own, for the same one would fail alike."""
+    """Return the seed of a model call. A retry gets another seed, or it would fail again."""
     again = f":{retry}" if retry else ""
     return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
 
 
 def result_of(result: GenerateResult, sample: int) -> GenerateResult:
-    """Return the part of an answer that is about one of its samples."""
+    """Return the part of an answer that belongs to one sample."""
     start, end = result.offsets[sample : sample + 2].tolist()
     return msgspec.structs.replace(
         result,
@@ -242,7 +242,7 @@ def result_of(result: GenerateResult, sample: int) -> GenerateResult:
 
 
 def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
-    """Raise if too few samples are valid: of kind infrastructure if a failure of it is among them."""
+    """Raise if too few samples are valid, with kind INFRASTRUCTURE if a sample failed that way."""
     valid = sum(each.status is SampleStatus.VALID for each in samples)
     if valid < task.min_valid_samples:
         raise _too_few(task, samples, valid)

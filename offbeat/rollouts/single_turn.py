@@ -31,13 +31,13 @@ class _Scores(NamedTuple):
 
     rewards: list[float]
     by_name: RewardsByName = ()
-    answers: tuple[str | None, ...] = ()  # None: nobody looked for one
+    answers: tuple[str | None, ...] = ()  # None: not searched
 
 
 async def run_single_turn(
     environment: SingleTurn, engine: EngineClient, draws: SampleDraws, prompt: EncodedPrompt
 ) -> tuple[Receipt, Columns]:
-    """The group of a single-turn environment; promises and errors are those of ``run_group``."""
+    """Run the group of a single-turn environment, with guarantees and errors of ``run_group``."""
     task = engine.task
     prompt_ids = prompt.token_ids
     engine = replace(engine, media=prompt.media) if prompt.media is not None else engine
@@ -81,9 +81,9 @@ async def _scored_one_by_one(
     prompt_ids: tuple[int, ...],
     first_tries: tuple[GenerateResult, float],
 ) -> tuple[Receipt, Columns]:
-    """Score each sample by itself, to find those at which the reward fails; draw them again.
+    """Score each sample separately to find samples with failing rewards, and draw these again.
 
-    ``first_tries``: the answer of the engine for the whole group, and how long it took.
+    ``first_tries`` is the engine's answer for the whole group, and its duration.
     """
     one = msgspec.structs.replace(engine.task, samples=1)
 
@@ -118,7 +118,7 @@ async def _scored_one_by_one(
 def _answers(
     task: RolloutTask, environment: SingleTurn, result: GenerateResult, scored: _Scores
 ) -> tuple[str, ...]:
-    """Return the final answers of an evaluation's samples; of a group to train nobody asks."""
+    """Return the final answers of an evaluation's samples, or nothing for a training group."""
     if not task.evaluation:
         return ()
     if any(answer is not None for answer in scored.answers):

@@ -1,4 +1,4 @@
-"""Writes finished groups to the run's spool, beside the event loop."""
+"""Writes finished groups to the run's spool, outside the event loop."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from offbeat.messages.groups import Receipt, Spooled
 from offbeat.transfer_queue.spool import SpoolWriter
 
 PATIENCE_S: Final = 5.0
-"""Seconds that a group waits for the disk; then it is answered without a copy."""
+"""Seconds that a group waits for the disk. After that it is returned without a copy."""
 
 log = structlog.stdlib.get_logger()
 _Columns = Mapping[str, NDArray[Any]]
@@ -21,10 +21,10 @@ _Waiting = list[tuple[_Columns, "asyncio.Future[Spooled | None]"]]
 
 
 class Spooling:
-    """Writes each group to disk before it is answered; all methods belong to one event loop.
+    """Writes each group to disk before it is returned. All methods belong to one event loop.
 
-    Groups that finish during a write are written together by the next one. A disk that refuses or
-    hangs costs the copy, never the group: this is logged once, and once more on recovery.
+    Groups that finish during a write are written together by the next write. If the disk fails or
+    hangs, only the copy is lost, never the group. This is logged once, and once more on recovery.
     """
 
     def __init__(self, writer: SpoolWriter, *, patience_s: float = PATIENCE_S) -> None:
@@ -32,16 +32,16 @@ class Spooling:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._waiting: _Waiting = []
         self._writing: asyncio.Task[None] | None = None
-        self._hangs = False  # the current write takes longer than the patience
-        self._without = 0  # groups in a row without a copy
+        self._hangs = False  # the current write lasts longer than the patience
+        self._without = 0  # consecutive groups without a copy
         self._incarnation = ""
 
     async def spooled(self, receipt: Receipt, columns: _Columns) -> Receipt:
-        """Write the group; return the receipt, with the location of the copy if there is one.
+        """Write the group and return its receipt, with the copy's location if it was written.
 
-        Cancelling leaves at most bytes that no receipt names.
+        After a cancellation the file holds at most bytes that no receipt names.
         """
-        if self._hangs:  # waiting behind it would only use memory
+        if self._hangs:  # waiting for it would only use memory
             self._without += 1
             return receipt
         done = asyncio.get_running_loop().create_future()
@@ -60,14 +60,15 @@ class Spooling:
     def begin(self, incarnation: str) -> None:
         """Start new segments for the groups that this controller incarnation requests.
 
-        It does not know which replies its predecessor received, and removes what it does not need.
+        The controller does not know which replies its predecessor received. It removes copies that
+        it does not need.
         """
         if incarnation != self._incarnation:
             self._incarnation = incarnation
             self._thread.submit(self._writer.rotate)
 
     async def close(self) -> None:
-        """Write waiting groups, and close the file."""
+        """Write waiting groups and close the file."""
         if self._writing is not None and not self._hangs:
             await self._writing
         self._thread.submit(self._writer.rotate)
@@ -82,7 +83,7 @@ class Spooling:
             self._hangs = False
             for index, (_, done) in enumerate(waiting):
                 if done.done():
-                    continue  # cancelled meanwhile, or answered without a copy
+                    continue  # cancelled meanwhile, or returned without a copy
                 if bug := written.exception():
                     done.set_exception(bug)
                 else:

@@ -1,4 +1,4 @@
-"""The response tokens of one sample while it is drawn, and of a group's samples joined.
+"""Holds the response tokens of one sample while it is drawn, and joins samples to a group.
 
 Legend: G samples of the group, B branches over all samples.
 """
@@ -16,18 +16,18 @@ from offbeat.rollouts.columns import Rollout
 
 @dataclass(slots=True)
 class Transcript:
-    """The response tokens of one sample, as they come.
+    """Response tokens of one sample, in order of arrival.
 
     An observation between two turns becomes response tokens with ``loss_mask`` False and logprob
-    0.0. It is stamped with the weight version of the first token of the turn that follows, the
-    first to be computed with the observation in view.
+    0.0. It gets the weight version of the first token of the next turn, because that token is the
+    first computed with the observation in the context.
 
-    ``prompt_ids`` is the prompt of a sample whose author is an agent: each sample of a group has
-    one of its own. It is empty where the group has one prompt.
+    ``prompt_ids`` is the prompt of a sample played by an agent, because such samples have separate
+    prompts. It is empty if the group has one prompt.
 
-    The tokens are those of the first branch of the sample; each of the others is a transcript in
-    ``later_branches``, of which reward and times are not read. A turn counts in the first branch
-    that holds it.
+    The tokens belong to the first branch of the sample. Each further branch is a transcript in
+    ``later_branches``. The reward and times of those transcripts are not read. A turn counts in the
+    first branch that holds it.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -50,7 +50,7 @@ class Transcript:
 
     @property
     def branches(self) -> "tuple[Transcript, ...]":
-        """Return this transcript and those of the later branches of its sample."""
+        """Return this transcript and the later branches of its sample."""
         return (self, *self.later_branches)
 
     def add_turn(
@@ -58,7 +58,7 @@ class Transcript:
     ) -> None:
         """Add an observation (empty before the first turn) and the turn that answered it.
 
-        With ``is_context`` an earlier branch of the sample trains the turn, and counts it.
+        With ``is_context`` an earlier branch of the sample trains and counts the turn.
         """
         turn_spans = result.version_spans[0]
         for version, count in ((turn_spans[0][0], len(observation_ids)), *turn_spans):
@@ -76,10 +76,10 @@ class Transcript:
         self.kept_kv += sum(result.kept_kv)
 
     def become_masked(self, reason: str, placeholder_id: int, version: int) -> None:
-        """Take every token out of the loss, and set the reward to 0.0: it is not read.
+        """Remove every token from the loss, and set the reward to 0.0, which is not read.
 
-        The tokens stay, for people who look into the rollout files. A sample that has none, which
-        no packed column can express, gets ``placeholder_id`` with logprob 0.0, of ``version``.
+        The tokens stay, for readers of the rollout files. No packed column can hold a sample
+        without tokens, so such a sample gets ``placeholder_id`` with logprob 0.0, of ``version``.
         """
         if not self.token_ids:
             self.token_ids, self.logprobs, self.spans = [placeholder_id], [0.0], [(version, 1)]
@@ -89,7 +89,7 @@ class Transcript:
         self.reward, self.rewards_by_name = 0.0, {}
 
     def take(self, drawn: "Transcript", later_branches: "Sequence[Transcript]" = ()) -> None:
-        """Take over prompt and turns of the branches of a sample; reward and times stay."""
+        """Copy prompt and turns from the branches of a sample. Reward and times stay."""
         self.prompt_ids, self.later_branches = drawn.prompt_ids, list(later_branches)
         self.token_ids, self.logprobs = drawn.token_ids, drawn.logprobs
         self.mask, self.spans = drawn.mask, drawn.spans
@@ -98,10 +98,10 @@ class Transcript:
         self.truncated_turns = drawn.truncated_turns
 
     def move_behind(self, common_ids: tuple[int, ...]) -> None:
-        """Make the part of the prompt behind ``common_ids`` an observation before the first turn.
+        """Move the prompt after ``common_ids`` into an observation before the first turn.
 
-        A prompt that begins otherwise becomes an observation whole. Only masked samples may have
-        one: nothing of them is trained.
+        If the prompt begins differently, all of it becomes an observation. Only masked samples may
+        have such a prompt, because nothing of them is trained.
         """
         for branch in self.later_branches:
             branch.move_behind(common_ids)
@@ -124,15 +124,15 @@ class Transcript:
 
 
 def common_prompt(prompts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the longest beginning that all prompts share; there is at least one prompt."""
+    """Return the longest common beginning of all prompts. At least one prompt is required."""
     in_order = sorted(prompts)
-    first, last = in_order[0], in_order[-1]  # whatever these two share, those between them share
+    first, last = in_order[0], in_order[-1]  # all between these two share their common part
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return tuple(token for token, _ in same)
 
 
 def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
-    """Return the group of these samples, in their order; each branch has at least one token."""
+    """Return the group of these samples, in their order. Each branch has at least one token."""
     of_samples = [one.branches for one in transcripts]
     rows = list(chain.from_iterable(of_samples))
     lengths = [0, *(len(row.token_ids) for row in rows)]

@@ -1,13 +1,12 @@
-"""Environment worker: runs episodes of many groups concurrently on one event loop.
+"""Runs the episodes of many groups concurrently on the event loop of an environment worker.
 
-The process around it calls ``admit`` and ``roll_out`` for the controller, and sends the requests of
-the worker to the engines.
+The process around it calls ``admit`` and ``roll_out`` for the controller, and sends the worker's
+requests to the engines.
 
-Protocols of the plug-in of agents, as a worker uses it.
+This module also defines the protocols of the agent plug-in that a worker uses.
 
-Masks samples that ran out of tokens, and punishes responses that come near the limit.
-
-Both of them are DAPO's, arXiv:2503.14476, section 3.4. Of an evaluation nothing is changed.
+It masks samples that ran out of tokens, and punishes responses that come near the limit. Both
+methods are DAPO's, arXiv:2503.14476, section 3.4. Evaluations are not changed.
 """
 
 import asyncio
@@ -67,13 +66,13 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 PENALTY: Final = "overlong_penalty"
-"""Name under which a receipt has what was taken off each sample's reward."""
+"""Name under which a receipt has the penalty subtracted from each sample's reward."""
 
 
 def overlong_penalty(tokens: int, rollout: RolloutConfig, max_new_tokens: int) -> float:
-    """Return what a response of this many tokens loses: DAPO's soft overlong punishment.
+    """Return the penalty of a response with this many tokens: DAPO's soft overlong punishment.
 
-    0 up to ``max_new_tokens - overlong_tokens``, from there in proportion, and
+    It is 0 up to ``max_new_tokens - overlong_tokens``, rises linearly from there, and is
     ``overlong_penalty`` at ``max_new_tokens``. Equation 13.
     """
     if rollout.overlong_tokens is None:
@@ -89,11 +88,11 @@ def by_length(
     rollout: RolloutConfig,
     max_new_tokens: int,
 ) -> tuple[Receipt, Columns]:
-    """Return the group with its long samples punished and its truncated ones masked.
+    """Return the group with its long samples punished and its truncated samples masked.
 
-    A masked one keeps its place, its reward and its part in the advantages of the others; it has no
-    trained token (``valid_tokens`` 0), so it counts nowhere in the loss. A sample that failed is
-    left as it is.
+    A masked sample keeps its place, its reward and its part in the advantages of the others. It has
+    no trained token (``valid_tokens`` 0), so it counts nowhere in the loss. A failed sample is not
+    changed.
     """
     if task.evaluation:
         return receipt, columns
@@ -144,18 +143,18 @@ class AgentPlayer(Protocol):
         began_with: Mapping[str, str],
         stop_token_ids: Sequence[int],
     ) -> "WorkerAgents":
-        """Create the agents of a worker; nothing is started yet.
+        """Create the agents of a worker, before their ``start``.
 
         ``config`` is the view of their environment. ``stop_token_ids`` end a response.
 
         Raises:
-            BadEnvironment: No conversation can be encoded, or no agent be made.
+            BadEnvironment: No conversation can be encoded, or no agent can be made.
         """
         ...
 
 
 class WorkerAgents(Protocol):
-    """Agents of a worker, which play the episodes of a group in processes of the user's code."""
+    """Agents of a worker, which play the episodes of a group in separate processes of user code."""
 
     async def start(self) -> None:
         """Start the agents. Called once, before any other method."""
@@ -168,7 +167,7 @@ class WorkerAgents(Protocol):
     async def run_group(
         self, engine: EngineClient, policy: SampleFailurePolicy
     ) -> tuple[Receipt, Columns]:
-        """Play an episode per sample of the engine client's task, score and pack them."""
+        """Play, score and pack one episode per sample of the engine client's task."""
         ...
 
 
@@ -176,37 +175,37 @@ def find_agent_player() -> AgentPlayer:
     """Return the plug-in of agents.
 
     Raises:
-        PluginUnusable: Its folder is not there, or its import fails.
+        PluginUnusable: Its folder is missing, or its import fails.
     """
     return cast("AgentPlayer", find_only("agents"))
 
 
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
-"""Sends a request to the engine of that name; raises the failures that ``classify`` knows."""
+"""Sends a request to the named engine and raises failures that ``classify`` recognizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Constructor arguments of a worker; picklable, so that a restart builds the same worker."""
+    """Constructor arguments of a worker. Picklable, so that a restart builds the same worker."""
 
     name: str
     config: RunConfig
-    working_dir: str  # directory that user reward code is imported from
+    working_dir: str  # directory from which user reward code is imported
     run_dir: str
-    # Actor names by engine, since a handle would not survive the driver's object store. Empty:
+    # Actor names by engine, because a handle would not survive the driver's object store. Empty:
     # engines are in the worker's process.
     engines: Mapping[str, str] = field(default_factory=dict[str, str])
     sharing: Sharing | None = None  # None: there is only one machine
     # Input digests that the run began with
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    tokenizer: TokenizerClass | None = None  # None: ``AutoTokenizer`` chooses its class
-    values: tuple[PackedValue, ...] = ()  # what the user gave by value
+    tokenizer: TokenizerClass | None = None  # None: ``AutoTokenizer`` chooses the class
+    values: tuple[PackedValue, ...] = ()  # objects that the user passed by value
 
 
 class EnvironmentWorker:
     """Environments of one worker, its logs and its spool.
 
-    Create it in any thread; all methods belong to one event loop.
+    Create it in any thread. All methods belong to one event loop.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class EnvironmentWorker:
         *,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """Create the environments; they are started by the first group.
+        """Create the environments. The first group starts them.
 
         Args:
             spec: Settings of the worker.
@@ -247,7 +246,7 @@ class EnvironmentWorker:
         redactor = Redactor.from_environment(config=spec.config)
         self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
         self._spooling: Spooling | None = None
-        # Spooled groups that no controller could read would never be removed.
+        # Nobody would remove spooled groups that no controller can read.
         if spec.config.transfer_queue.spool == "ready" and place.files is None:
             spool = place.directory / FOLDER
             self._spooling = Spooling(
@@ -257,7 +256,7 @@ class EnvironmentWorker:
 
     @property
     def incarnation(self) -> str:
-        """Return the name of this worker, which no other worker of the run ever has."""
+        """Return the name of this worker, which is unique among all workers of the run."""
         return self._incarnation
 
     def admit(self, fence: Fence) -> None:
@@ -275,7 +274,7 @@ class EnvironmentWorker:
             self._spooling.begin(f"{fence.run_id}/{fence.incarnation}")
 
     async def roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
-        """Roll one group out, log it and spool it.
+        """Roll out one group, log it and spool it.
 
         Returns:
             The receipt, for the controller; and the columns, for the trainer.
@@ -324,19 +323,19 @@ class EnvironmentWorker:
         return receipt, columns
 
     def _advantages(self, receipt: Receipt) -> Sequence[float]:
-        """Return the advantages that the controller will compute; none of rewards that it refuses."""
+        """Return the advantages that the controller will compute, or none for refused rewards."""
         try:
             return self._advantages_of(receipt.rewards, receipt.valid)
         except (AdvantageRefused, AdvantagesNotFinite, RewardsNotFinite):
             return ()
 
     def report(self) -> WorkerReport:
-        """Return what this worker has done so far."""
+        """Return counts of this worker's activity so far."""
         calls = sum(each.reward_calls for each in self._environments.values())
         return WorkerReport(self._incarnation, calls, self._cpu_clock())
 
     async def close(self) -> WorkerReport:
-        """Write what is logged and close the environments. No group may be running.
+        """Write logged groups and close the environments. No group may be running.
 
         Returns:
             The last report, which counts the calls of cancelled groups.
@@ -361,15 +360,15 @@ class EnvironmentWorker:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRunner:
-    """One environment of a worker, and the settings that its groups are rolled out under."""
+    """One environment of a worker, and the settings for rolling out its groups."""
 
     config: RunConfig  # the view of this environment
     sampling: SamplingParams
     environment: Environment | WorkerAgents
     tokenizer: Tokenizer | None = None  # None: the environment needs none
     media: MediaEncoder | None = None  # None: prompts have no media
-    tokens: MediaTokens = TEXT_ALONE  # of the model, which no text may hold
-    textless: TextlessTokens | None = None  # None: there is no tokenizer
+    tokens: MediaTokens = TEXT_ALONE  # of the model; no text may hold them
+    textless: TextlessTokens | None = None  # None: no tokenizer
 
     @classmethod
     def make(
@@ -379,7 +378,7 @@ class EnvironmentRunner:
         began_with: Mapping[str, str],
         tokenizer_class: TokenizerClass | None = None,
     ) -> Self:
-        """Create the environment; it is not started yet.
+        """Create the environment, before its ``start``.
 
         Raises:
             As ``make_environment``, ``AgentPlayer.make_agents`` and ``MediaPrompts.encoder``.
@@ -409,7 +408,7 @@ class EnvironmentRunner:
 
     @property
     def reward_calls(self) -> int:
-        """Return the calls made so far; what an agent's own program calls is not known."""
+        """Return the calls made so far. Calls by an agent's program are not counted."""
         return self.environment.reward_calls if isinstance(self.environment, Environment) else 0
 
     async def start(self) -> None:
@@ -425,7 +424,7 @@ class EnvironmentRunner:
     async def run_group(
         self, task: RolloutTask, failures: FailureLog, generate: Generate
     ) -> tuple[Receipt, Columns]:
-        """Roll one group out; of an evaluation it also gets texts, and small copies of media.
+        """Roll out one group. An evaluation's group also gets texts, and small copies of media.
 
         Raises:
             RolloutFailed: As ``offbeat.rollouts.group.run_group``.
@@ -468,7 +467,7 @@ class EnvironmentRunner:
 
 
 def classify(error: BaseException, task: RolloutTask) -> RolloutFailed:
-    """Classify an error of a rollout by whether a retry may help. An unknown error is a bug."""
+    """Classify a rollout's error by whether a retry may help. An unknown error is a bug."""
     match error:
         case ActorLost():
             kind, reason = FailureKind.INFRASTRUCTURE, "engine_lost"
