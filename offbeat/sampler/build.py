@@ -1,6 +1,6 @@
 """Builds the staleness policy from the recipe's sampler section.
 
-``custom``: a staleness policy of the user's own, by name.
+``custom`` is a staleness policy that the user names.
 """
 
 import difflib
@@ -30,14 +30,14 @@ METHODS: Final = ("admit", "may_dispatch", "select", "stale", "in_flight_to_canc
 """Methods that a policy must have."""
 
 BOUND: Final = "max_outstanding_groups"
-"""The attribute that a policy must have."""
+"""Attribute that a policy must have."""
 
 _MISSPELT: Final = 0.87
-"""Similarity of two names from which one is taken for the other, misspelt: one letter of six."""
+"""Similarity of two names above which one counts as a misspelling: one wrong letter of six."""
 
 
 class SamplerNotLoaded(FixableError):
-    """``sampler.target`` does not lead to a policy."""
+    """``sampler.target`` does not name a usable policy."""
 
     form = "sampler.target={}: {}. {}"
 
@@ -45,7 +45,7 @@ class SamplerNotLoaded(FixableError):
 def load_custom(
     config: CustomSamplerConfig, groups_per_step: int, working_dir: Path
 ) -> CheckedSampler:
-    """Make the policy that the recipe names, and put a guard before it.
+    """Make the policy that the recipe names, and wrap it in checks.
 
     Args:
         config: ``target`` is imported, looking in ``working_dir`` first, and called with
@@ -54,7 +54,7 @@ def load_custom(
         working_dir: Where the user's modules are.
 
     Raises:
-        SamplerNotLoaded: With what is wrong and what to do.
+        SamplerNotLoaded: Names the problem and the fix.
     """
     try:
         make = load_target(config.target, working_dir)
@@ -85,8 +85,8 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
     """Refuse a policy that lacks a member of the protocol or misspells one.
 
     Raises:
-        SamplerNotLoaded: A method that overrides nothing for one wrong letter would never be called,
-            and the run would follow the base class.
+        SamplerNotLoaded: A member is missing or misspelt. A misspelt method overrides nothing and
+            is never called, so the run would follow the base class.
     """
     kind = type(policy).__name__
     a_kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
@@ -105,7 +105,7 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
 
 
 def _misspelt(policy: object) -> Iterator[tuple[str, str]]:
-    """Yield each public member that is close to one of the protocol, and the one it is close to."""
+    """Yield each public member that resembles a protocol member, and that protocol member."""
     public = {name for name in dir(policy) if not name.startswith("_")}
     for name in sorted(public - {*METHODS, BOUND}):
         is_method = callable(getattr(type(policy), name, None))
@@ -125,7 +125,9 @@ def _given(config: CustomSamplerConfig, groups_per_step: int) -> dict[str, int]:
 def build_sampler(
     config: SamplerConfig, groups_per_step: int, working_dir: Path | None = None
 ) -> Sampler:
-    """The policy the recipe names. A custom one is looked for in ``working_dir`` first.
+    """Return the policy that the recipe names.
+
+    ``working_dir`` is searched first for a custom policy.
 
     Raises:
         SamplerNotLoaded: A custom policy cannot be imported or made.

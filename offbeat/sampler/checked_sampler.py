@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SamplerBroken(OffbeatError):
-    """A custom policy said something that no run can follow."""
+    """A custom policy returned something that no run can follow."""
 
     target: str
     method: str
@@ -24,14 +24,14 @@ class SamplerBroken(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedSampler:
-    """Wraps the policy ``inner`` and raises ``SamplerBroken`` for any answer that is not legal.
+    """Wraps the policy ``inner`` and raises ``SamplerBroken`` for any illegal answer.
 
-    The bound is the recipe's, whatever the policy thinks of it: no group past ``max_staleness`` is
-    ever selected. That a policy admits enough, and selects in the end, cannot be checked.
+    The recipe's bound applies, whatever the policy does: no group past ``max_staleness`` is ever
+    selected. It cannot check that a policy admits enough, or that it selects in the end.
     """
 
     inner: Sampler
-    target: str  # how the recipe names it
+    target: str  # its name in the recipe
     max_staleness: int  # [weight versions]
     max_outstanding_groups: int  # [groups]
 
@@ -98,7 +98,7 @@ class CheckedSampler:
         place: str,
         known: Collection[int],
     ) -> list[int]:
-        """Distinct prompt indices of groups that are at this place."""
+        """Return distinct prompt indices of groups that are at this place."""
         answer: object = self._call(method, call)
         if not isinstance(answer, list | tuple):
             raise self._broken(method, answer, "a list of prompt indices")
@@ -130,5 +130,8 @@ def _short(value: object) -> str:
 
 
 def _is_int(value: object) -> bool:
-    """A plain integer: a numpy one would not be written to the journal, True is no prompt index."""
+    """Return whether this is a plain integer.
+
+    The journal cannot hold a numpy integer, and True is no prompt index.
+    """
     return type(value) is int

@@ -1,4 +1,4 @@
-"""Finished groups that are not worth a place in a batch."""
+"""Filters finished groups that are not worth a place in a batch."""
 
 from typing import Final
 
@@ -13,8 +13,9 @@ _STEPS_WORTH: Final = 10
 class GroupFilter:
     """Refuses groups as the recipe requests, up to a limit per step.
 
-    A prompt set on which every group is refused would keep the trainer waiting forever; beyond
-    ``filters.max_per_step`` a step takes what comes. Counts live as long as the controller.
+    If every group of a prompt set were refused, the trainer would wait forever. So after
+    ``filters.max_per_step`` refusals a step accepts any group. Counts live as long as the
+    controller.
     """
 
     def __init__(self, config: FilterConfig, groups_per_step: int) -> None:
@@ -23,15 +24,15 @@ class GroupFilter:
         self._filtered: dict[int, int] = {}
 
     def filtered(self, batch: int) -> int:
-        """Groups refused for this batch so far."""
+        """Return the number of groups refused for this batch so far."""
         return self._filtered.get(batch, 0)
 
     def refusal(self, receipt: Receipt, batch: int) -> str | None:
-        """Return the reason why this group is not trained, as a counter's name; None when it is.
+        """Return why this group is not trained, as a counter's name, or None if it is trained.
 
-        Asked once a finished group, because a refusal counts for ``batch``: the one it was stamped
-        for, or the one in progress. A group that is both truncated and without variance is
-        ``truncated``: that explains the other.
+        Call it once per finished group, because a refusal counts for ``batch``: the group's target
+        batch, or the batch in progress. A group that is truncated and without variance counts as
+        ``truncated``, because truncation explains the missing variance.
         """
         reason = self._reason(receipt)
         if reason is None or self.filtered(batch) >= self.limit:
@@ -44,7 +45,7 @@ class GroupFilter:
         if most is not None and receipt.truncated_samples / len(rewards) > most:
             return TRUNCATED
         if not any(receipt.valid_tokens) and receipt.truncated_samples:
-            return TRUNCATED  # each sample is masked: nothing of the group would be trained
+            return TRUNCATED  # each sample is masked, so the group has nothing to train
         if self._config.zero_variance and min(rewards) == max(rewards):
             return ZERO_VARIANCE
         return None

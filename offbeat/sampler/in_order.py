@@ -1,4 +1,4 @@
-"""``in_order``: every batch holds the prompts stamped for it."""
+"""Implements ``in_order``: every batch holds the prompts stamped for it."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -16,15 +16,15 @@ from offbeat.sampler.policy import (
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
-    """Batches in prompt order, at most ``max_lookahead`` ahead of the one in training.
+    """Batches in prompt order, at most ``max_lookahead`` ahead of the batch in training.
 
-    A group is stamped with its target step when admitted. It is admitted only if, sampled now, it
-    would still be within ``max_staleness`` when that step trains it: step t trains at version
-    t - 1. With ``max_staleness`` 0 this is synchronous training.
+    A group is stamped with its target step at admission. It is admitted only if, sampled now, it
+    would still be within ``max_staleness`` when that step trains it: step t trains at version t -
+    1. With ``max_staleness`` 0 this is synchronous training.
 
-    A step that was ended early, by a stop, leaves groups behind. They go first in the steps after
-    it, and those they displace one step later. So do groups that are bound to no step: a run that
-    is resumed under this sampler may have some of another sampler.
+    If a stop ends a step early, the step leaves groups behind. They go first in the following
+    steps, and each group that they displace moves to the next step. Groups bound to no step are
+    treated the same way: a run resumed under this sampler may have some from another sampler.
     """
 
     groups_per_step: int
@@ -71,12 +71,12 @@ class InOrder:
         return past_bound(view, self.max_staleness)
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """A group is in time for its own step or late for it: no other group changes that."""
+        """Return groups in flight past the bound. Other groups never make a group late."""
         del predictive
         return past_bound_in_flight(view, self.max_staleness)
 
     def _last_step(self, view: View) -> int:
-        """The last step that a group sampled now would be in time for, within the look-ahead."""
+        """Return the last step within the look-ahead for which a group sampled now is in time."""
         return min(
             view.trainer_version + 1 + self.max_lookahead,
             view.serving_version + 1 + self.max_staleness,

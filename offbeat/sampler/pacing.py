@@ -1,4 +1,4 @@
-"""Admission that keeps a place for every group: shared by the policies that discard nothing."""
+"""Admits only groups that have a place, for the policies that discard nothing."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,14 +19,14 @@ _TO_ANY_STEP: Final = Admission()
 class Paced:
     """Admits as many groups as can be trained before they grow too old.
 
-    A group sampled at version o may be trained while the trainer is at o + ``max_staleness``, its
-    *expiry*, or before. All groups can be trained in time if and only if, for every version w from
-    the trainer's on (earliest deadline first)::
+    A group sampled at version o expires at o + ``max_staleness``, its *expiry*: it may be trained
+    while the trainer is at that version or an earlier one. All groups can be trained in time if and
+    only if, for every version w from the trainer's on (earliest deadline first)::
 
         groups with expiry <= w   <=   places in the steps trained at w or before
 
-    ``admit`` and ``may_dispatch`` keep that true as groups come: whatever is sampled from now on
-    expires last, so it is enough to count all of them. ``select`` has to keep it true as places go.
+    ``admit`` and ``may_dispatch`` keep that true when groups arrive. New samples expire last, so it
+    is enough to count all groups. ``select`` must keep it true when places are filled.
     """
 
     groups_per_step: int
@@ -42,7 +42,7 @@ class Paced:
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         """Return whether a waiting group has a place.
 
-        After a rewind more groups wait than there are places.
+        After a rewind more groups may wait than have places.
         """
         del group
         return view.outstanding - view.waiting < self._room(view)
@@ -59,14 +59,15 @@ class Paced:
         return past_bound_in_flight(view, self.max_staleness)
 
     def _room(self, view: View) -> int:
-        """Places for what is sampled now, and for all that is older."""
+        """Return the places for groups sampled now and for all older groups."""
         return places_until(view, view.serving_version + self.max_staleness, self.groups_per_step)
 
 
 def places_until(view: View, version: int, groups_per_step: int) -> int:
-    """Places in the steps trained while the trainer is at ``version`` or before.
+    """Return the places in the steps trained while the trainer is at ``version`` or before.
 
-    Those left in the open step, and whole steps after it, less what they go without.
+    They are the places left in the open step, plus whole later steps, minus the groups that these
+    steps go without.
     """
     trainer_version = view.trainer_version
     if version < trainer_version:

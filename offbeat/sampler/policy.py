@@ -10,35 +10,35 @@ class Admission:
     """Room for one more group, and the step that the group is bound to."""
 
     target_step: int | None = None
-    """Step that must train the group; None when any step may. A refused step before it makes it one less."""
+    """Step that must train the group; None: any step. A refused earlier step lowers it by one."""
 
 
 def earliest_step(target_step: int | None) -> int:
-    """Return the first step that may train a group; 0 when the group is bound to none.
+    """Return the first step that may train a group, or 0 if it is bound to no step.
 
-    A group that no step is waiting for in particular is early for each of them, so it goes first.
+    A group without a target step is early for every step, so it goes first.
     """
     return 0 if target_step is None else target_step
 
 
 class OutstandingGroup(Protocol):
-    """A group that is not trained yet. It is in flight or ready, or waits to be dispatched."""
+    """Group that is not trained yet. It is in flight or ready, or waits to be dispatched."""
 
     @property
     def prompt_index(self) -> int: ...
     @property
     def target_step(self) -> int | None:
-        """Target step given at admission; None when any step may train the group."""
+        """Return the target step set at admission, or None if any step may train the group."""
         ...
 
     @property
     def oldest_version(self) -> int:
-        """Weight version that no token of it is older than; -1 while it waits."""
+        """Return the lower bound of its tokens' weight versions, or -1 while it waits."""
         ...
 
     @property
     def arrival(self) -> int:
-        """Rises with every commit: ready groups compare by when they came in."""
+        """Return a number that rises with every commit. It orders ready groups by arrival."""
         ...
 
 
@@ -47,47 +47,50 @@ Groups = Mapping[int, OutstandingGroup]
 
 
 class View(Protocol):
-    """The run as a policy sees it: live, and read only. Versions are weight versions.
+    """Run as a policy sees it: live, and read only. Versions are weight versions.
 
-    Everything here is kept up to date with each move of a group, so a policy that looks at what it
-    needs costs the same whether a hundred groups are outstanding or a hundred thousand.
+    Every value here is updated with each move of a group. So the cost of a policy that reads only
+    what it needs does not depend on the number of outstanding groups.
     """
 
     @property
     def trainer_version(self) -> int: ...
     @property
     def serving_version(self) -> int:
-        """Lowest version that a serving generator samples under."""
+        """Return the lowest version that a serving generator samples under."""
         ...
 
     @property
     def groups_needed(self) -> int:
-        """Groups the step in progress still needs."""
+        """Return how many more groups the step in progress needs."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Groups admitted and not at an engine: to be sampled at ``serving_version`` or later."""
+        """Return the number of admitted groups that are at no engine.
+
+        They will be sampled at ``serving_version`` or later.
+        """
         ...
 
     @property
     def outstanding(self) -> int:
-        """Groups that still have to be claimed: waiting, in flight or ready."""
+        """Return the number of groups still to be claimed: waiting, in flight or ready."""
         ...
 
     @property
     def versions(self) -> Mapping[int, int]:
-        """Groups in flight or ready, by bound version. No zeros."""
+        """Return counts of groups in flight or ready, by bound version. No zeros."""
         ...
 
     @property
     def outstanding_by_target_step(self) -> Mapping[int | None, int]:
-        """Groups outstanding, by target step. No zeros."""
+        """Return counts of outstanding groups, by target step. No zeros."""
         ...
 
     @property
     def batch_deficits(self) -> Mapping[int, int]:
-        """Groups a step goes without, by step."""
+        """Return how many groups a step goes without, by step."""
         ...
 
     @property
@@ -97,25 +100,25 @@ class View(Protocol):
 
     @property
     def ready_at(self) -> Mapping[int, Groups]:
-        """Ready groups by bound version, each in arrival order. No empty entries."""
+        """Return ready groups by bound version, each in arrival order. No empty entries."""
         ...
 
     @property
     def ready_for(self) -> Mapping[int | None, Groups]:
-        """Ready groups by target step, each in arrival order. No empty entries."""
+        """Return ready groups by target step, each in arrival order. No empty entries."""
         ...
 
     @property
     def in_flight_at(self) -> Mapping[int, Groups]:
-        """Groups in flight by bound version, each in order of dispatch. No empty entries."""
+        """Return groups in flight by bound version, each in order of dispatch. No empty entries."""
         ...
 
 
 class Sampler(Protocol):
     """Protocol of a staleness policy.
 
-    Its promise: if every admitted group is either claimed as ``select`` says or leaves by a failure,
-    every token trained is at most ``max_staleness`` versions old.
+    It guarantees a bound, provided that every admitted group is claimed according to ``select`` or
+    leaves by a failure. Then every trained token is at most ``max_staleness`` versions old.
     """
 
     @property
@@ -123,17 +126,17 @@ class Sampler(Protocol):
 
     @property
     def max_outstanding_groups(self) -> int:
-        """Return the most groups that can be admitted and not yet trained."""
+        """Return the most groups that may be admitted and not yet trained."""
         ...
 
     def admit(self, view: View) -> Admission | None:
-        """Return the admission of one more group, or None when there is no room for it now."""
+        """Return the admission of one more group, or None if there is no room for it now."""
         ...
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        """Return whether a waiting group may go to an engine now: it could still be trained in time.
+        """Return whether a waiting group may go to an engine now, still in time to be trained.
 
-        True for a group just admitted. A group that comes back, after a failure or a rewind, may
+        It is True for a group just admitted. A group that returns after a failure or a rewind may
         have to wait for newer weights.
         """
         ...
@@ -151,7 +154,7 @@ class Sampler(Protocol):
 
         Args:
             view: The run.
-            predictive: Also those that will be too old by the time it is their turn, because ready
+            predictive: Whether to include groups that will be too old at their turn, because ready
                 groups before them fill every step until then.
         """
         ...
@@ -163,7 +166,7 @@ def past_bound(view: View, max_staleness: int) -> list[int]:
 
 
 def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
-    """Return groups in flight whose oldest token is past the bound already."""
+    """Return groups in flight whose oldest token is already past the bound."""
     return _older_than(view.in_flight_at, view.trainer_version - max_staleness)
 
 

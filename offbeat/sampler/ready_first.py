@@ -10,10 +10,10 @@ from offbeat.sampler.policy import View
 
 @dataclass(frozen=True, slots=True)
 class ReadyFirst(Paced):
-    """Arrival order, with places kept for the groups that would otherwise grow too old.
+    """Arrival order, with places kept for groups that would otherwise grow too old.
 
-    A ready group is passed over when taking it would leave an older one, still in flight, without a
-    place. So a step waits for its oldest stragglers rather than discarding them.
+    A ready group is skipped if selecting it would leave an older group in flight without a place.
+    So a step waits for its oldest stragglers rather than discarding them.
     """
 
     def select(self, view: View) -> list[int]:
@@ -35,7 +35,7 @@ class ReadyFirst(Paced):
 
         for _, index, prompt_index in heapq.merge(*map(offers, range(last + 1))):
             if index > last:
-                continue  # drawn before its last place went
+                continue  # sampled before its last place was filled
             while not kept[first[index]]:
                 first[index] += 1
             kept[first[index]] -= 1
@@ -47,11 +47,11 @@ class ReadyFirst(Paced):
         return batch
 
     def _kept(self, view: View, versions: list[int]) -> list[int]:
-        """The places of the open step, each for groups of one of these versions or an older one.
+        """Return the places of the open step: each is for groups of one version or older ones.
 
-        As many are kept for a version as the groups up to it need beyond the places they will have
-        in later steps. A group takes the first place that will do, so the kept ones go last.
-        The newest versions have no entry when none is left for them.
+        A version keeps as many places as the groups up to it need beyond their places in later
+        steps. A group uses the first place that fits, so the kept places are used last. If no place
+        is left for the newest versions, they have no entry.
         """
         kept, free, due = list[int](), max(0, view.groups_needed), 0
         held = view.versions
@@ -64,5 +64,5 @@ class ReadyFirst(Paced):
             kept.append(free - spare)
             free = spare
         if kept:
-            kept[-1] += free  # nobody is newer
+            kept[-1] += free  # no version is newer
         return kept

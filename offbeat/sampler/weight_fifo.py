@@ -1,4 +1,4 @@
-"""``weight_fifo``: batches in order of weight version; a batch waits for its oldest group."""
+"""Implements ``weight_fifo``: batches by weight version. A batch waits for its oldest group."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -11,9 +11,9 @@ from offbeat.sampler.policy import View
 class WeightFifo(Paced):
     """Oldest weight version first, in arrival order within a version.
 
-    No group is trained while one of an older version is still in flight, except one that is past
-    the bound and cannot be trained any more. This is earliest deadline first, so what ``admit``
-    found a place for is trained in time.
+    No group is trained while a group of an older version is in flight, unless that group is past
+    the bound and cannot be trained any more. This is earliest deadline first, so every group for
+    which ``admit`` found a place is trained in time.
     """
 
     def select(self, view: View) -> list[int]:

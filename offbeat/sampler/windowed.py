@@ -1,4 +1,4 @@
-"""``windowed``: more groups than can be trained, so that a step never waits for the slowest."""
+"""Implements ``windowed``: admits surplus groups, so that a step never waits for the slowest."""
 
 import math
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from offbeat.sampler.policy import (
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """Any ready group of the last ``max_staleness`` versions; what is older is discarded.
+    """Any ready group of the last ``max_staleness`` versions. Older groups are discarded.
 
-    The window can train ``(max_staleness + 1) * groups_per_step`` groups; ``over_sampling_ratio``
-    times as many are admitted. Those beyond it pay for speed: long rollouts lose more often, so the
-    lengths trained are shorter than the lengths drawn.
+    The window can train ``(max_staleness + 1) * groups_per_step`` groups, and
+    ``over_sampling_ratio`` times as many are admitted. The surplus is the cost of speed: long
+    rollouts are discarded more often, so trained responses are shorter on average than sampled
+    ones.
     """
 
     groups_per_step: int
@@ -57,12 +58,13 @@ class Windowed:
         return past_bound(view, self.max_staleness)
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """Return groups past the bound; ``predictive`` adds those without a step before they expire.
+        """Return groups past the bound. ``predictive`` adds groups that no step can train in time.
 
-        A group has none if enough ready groups that expire no earlier fill every step until then.
+        A group has no step if enough ready groups that expire no earlier fill every step until
+        then.
 
-        They go first in either order. Those that expire earlier do not count: they may be gone
-        themselves by then, and leave a place.
+        These ready groups go first in either order. Ready groups that expire earlier do not count:
+        they may be gone by then and leave a place.
         """
         late = past_bound_in_flight(view, self.max_staleness)
         if not predictive:
@@ -78,7 +80,7 @@ class Windowed:
         return late + too_late
 
     def _has_room(self, view: View, groups: int) -> bool:
-        """Return whether one more group fits beside ``groups`` and those claimed by the open step."""
+        """Return whether one more group fits next to ``groups`` and the open step's claims."""
         claimed = self.groups_per_step - view.groups_needed
         in_window = view.serving_version + self.max_staleness >= view.trainer_version
         return in_window and groups + claimed < self.max_outstanding_groups
