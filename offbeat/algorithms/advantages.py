@@ -1,11 +1,12 @@
 """Advantage estimators over prompt groups. Plain Python: the controller runs it.
 
 Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
-Three rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
-group of a single sample, which has nothing to be compared with; a masked sample gets an exact zero,
-and the others the advantages of a group without it. For all but ``grpo_loo`` a group's advantages
-cancel, up to rounding, so their mean over the valid samples of a step is 0 as well. Legend: G valid
-samples of the group, ``r`` their rewards, ``mean`` over the group.
+Three rules hold for all of them. If all rewards of a group are equal, its advantages are exact
+zeros. So is the advantage of a group's only sample, because it has nothing to compare with. A
+masked sample gets an exact zero, and the other advantages are as without it. For all but
+``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid samples of a
+step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean`` over the
+group.
 """
 
 import math
@@ -59,7 +60,7 @@ def _is_finite(reward: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageEstimator:
-    """A named formula, and the data it needs."""
+    """Named formula, and the data it needs."""
 
     name: str
     formula: Callable[[Rewards], Advantages]
@@ -69,12 +70,12 @@ class AdvantageEstimator:
         """Return one advantage per sample, in the order of ``rewards``.
 
         Args:
-            rewards: Of all samples; the reward of a masked sample is not read.
+            rewards: Of all samples. The reward of a masked sample is not read.
             valid: False for a masked sample.
 
         Raises:
             RewardsNotFinite: The reward of a valid sample is NaN, or infinite as float32.
-            AdvantagesNotFinite: An advantage is.
+            AdvantagesNotFinite: An advantage is infinite as float32.
         """
         compared = tuple(reward for reward, counts in zip(rewards, valid, strict=True) if counts)
         if not all(map(_is_finite, compared)):
@@ -93,9 +94,9 @@ class AdvantageEstimator:
 def grpo(rewards: Rewards) -> Advantages:
     """Compute ``(r - mean) / (std + 1e-6)`` with the sample standard deviation (divisor ``G - 1``).
 
-    DeepSeekMath, arXiv:2402.03300, section 4.1.2. The paper leaves the divisor open; ``G - 1`` is
-    what TRL and verl use, and 1e-6 is verl's. Dividing gives a nearly solved prompt the weight of
-    an even one.
+    DeepSeekMath, arXiv:2402.03300, section 4.1.2. The paper does not specify the divisor. TRL and
+    verl use ``G - 1``, and 1e-6 is verl's. The division gives a nearly solved prompt the same
+    weight as a half-solved prompt.
     """
     centred = grpo_no_std(rewards)
     std = math.hypot(*centred) / math.sqrt(len(rewards) - 1)
@@ -103,7 +104,7 @@ def grpo(rewards: Rewards) -> Advantages:
 
 
 def grpo_no_std(rewards: Rewards) -> Advantages:
-    """Compute ``r - mean``: GRPO without its division by the standard deviation."""
+    """Compute ``r - mean``: GRPO without the division by the standard deviation."""
     mean = math.fsum(rewards) / len(rewards)
     return tuple(each - mean for each in rewards)
 
@@ -112,11 +113,11 @@ def dr_grpo(rewards: Rewards) -> Advantages:
     """Compute ``r - mean``: the advantage of Dr. GRPO, arXiv:2503.20783, section 3.2.
 
     Dr. GRPO removes two biases of GRPO. The division by the standard deviation is removed here,
-    which makes this ``grpo_no_std`` by formula. The division by lengths belongs to the loss:
+    which makes this formula equal to ``grpo_no_std``. The division by lengths belongs to the loss:
     ``normalize="constant"`` divides by the generation budget, as the paper does. ``"tokens"``
-    divides by the number of tokens of the step, the same for every response in it, but smaller in a
-    step of short ones: the paper lists that form among the biased. ``"sequences"`` brings the whole
-    length bias back.
+    divides by the number of tokens of the step. This number is the same for every response in the
+    step, but smaller in a step of short responses, so the paper lists that form as biased.
+    ``"sequences"`` restores the whole length bias.
     """
     return grpo_no_std(rewards)
 
@@ -124,8 +125,8 @@ def dr_grpo(rewards: Rewards) -> Advantages:
 def rloo(rewards: Rewards) -> Advantages:
     """Compute ``r_i`` minus the mean of the other samples: ``G / (G - 1) * (r_i - mean)``.
 
-    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. Unbiased, because a sample's
-    baseline does not depend on the sample.
+    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. It is unbiased, because a
+    sample's baseline does not depend on the sample.
     """
     scale = len(rewards) / (len(rewards) - 1)
     return tuple(scale * each for each in grpo_no_std(rewards))
@@ -134,10 +135,11 @@ def rloo(rewards: Rewards) -> Advantages:
 def grpo_loo(rewards: Rewards) -> Advantages:
     """Compute ``(r_i - mean) / (std + 1e-6)`` with mean and deviation of the other samples.
 
-    The estimator of NeMo-RL's ``grpo.use_leave_one_out_baseline`` and ``normalize_rewards``. Where
-    the others are all equal, their deviation is 0 and nothing is divided: the one sample that
-    differs then counts as its plain difference, while those it was compared with are divided by
-    theirs. Deviations differ between samples, so a group's advantages do not cancel.
+    This is the estimator of NeMo-RL's ``grpo.use_leave_one_out_baseline`` and
+    ``normalize_rewards``. If the others are all equal, their deviation is 0 and nothing is divided.
+    The only differing sample then gets its plain difference, while each other sample is divided by
+    the deviation of its peers. Deviations differ between samples, so a group's advantages do not
+    cancel.
     """
     return tuple(
         _beside(reward, rewards[:place] + rewards[place + 1 :])
@@ -156,17 +158,18 @@ def _beside(reward: float, others: Rewards) -> float:
 def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     """Compute, per sample, k times its marginal contribution to the best of k attempts.
 
-    ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where I
-    and J are the subsets of k samples. The mean over samples of this times the gradient of a
-    sample's logprob is an unbiased estimate of the gradient of ``E[max of k]``, which is pass@k for
-    rewards of 0 and 1: the second term does not depend on the sample. ``k = 1`` is ``rloo``.
+    ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where
+    I and J are the subsets of k samples. Averaged over samples, this value times the gradient of a
+    sample's logprob is an unbiased estimate of the gradient of ``E[max of k]``, because the second
+    term does not depend on the sample. For rewards of 0 and 1 this is pass@k. ``k = 1`` is
+    ``rloo``.
 
-    The first term is the reward transform of PKPO, arXiv:2505.15201, times G. The second is not one
-    of its baselines: of its leave-one-out one (equation 29) it is the ``(G - 1) / G`` that makes a
-    group's advantages cancel; the one that paper prefers (equation 33) is the best of the k - 1
-    other samples of each subset, with which no advantage is negative.
+    The first term is the reward transform of PKPO, arXiv:2505.15201, times G. The second term is
+    none of the paper's baselines. It is ``(G - 1) / G`` times the leave-one-out baseline (equation
+    29). This factor makes a group's advantages cancel. The paper prefers another baseline (equation
+    33): the best of the k - 1 other samples of each subset. With it no advantage is negative.
 
-    Subsets without a given sample exist only for k < G; a larger k counts as G - 1. O(G log G).
+    Subsets without a given sample exist only for k < G. A larger k counts as G - 1. O(G log G).
     """
     size = len(rewards)
     k = min(k, size - 1)
@@ -174,8 +177,8 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     ranked = [rewards[i] for i in order]
     subsets = math.comb(size - 1, k - 1)
     others = math.comb(size - 1, k)
-    # The max of a subset is its member of highest rank j: C(j, k-1) subsets have it, C(j-1, k-2) of
-    # them with a given sample of lower rank.
+    # The max of a subset is its member of highest rank j. C(j, k-1) subsets have that member, and
+    # C(j-1, k-2) of these also have a given sample of lower rank.
     best = math.fsum(r * (math.comb(j, k - 1) / others) for j, r in enumerate(ranked))
     advantages, above = [0.0] * size, 0.0
     for j in reversed(range(size)):
@@ -192,7 +195,7 @@ def estimator(name: str, *, pass_k: int) -> AdvantageEstimator:
 
     Args:
         name: One of ``ESTIMATORS``, or ``pass_at_k``.
-        pass_k: The k of ``pass_at_k``; unused by the others.
+        pass_k: The k of ``pass_at_k``. The other estimators do not use it.
     """
     if name == pass_at_k.__name__:
         return AdvantageEstimator(name, partial(pass_at_k, k=pass_k))

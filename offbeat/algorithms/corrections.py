@@ -1,19 +1,20 @@
 """Importance weights, without gradient, for samples of a policy other than the old one.
 
-An engine computes slightly other logprobs than the trainer, and its weights may be older. With the
-old logprobs computed by the trainer, ``k = exp(old - generation)`` is how much more likely the old
-policy was to emit a token than the engine was. Each correction maps ``k`` to a weight of the token;
-the corrections of a recipe are multiplied.
+An engine computes slightly different logprobs than the trainer, and its weights may be older. If
+the trainer computed the old logprobs, ``k = exp(old - generation)`` is the old policy's probability
+of a token relative to the engine's. Each correction maps ``k`` to a weight of the token. The
+corrections of a recipe are multiplied.
 
-What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
-divided by, as IcePop, AReaL and TRL have it, slime since its PR 1933 (May 2026) and verl in its V1
-trainer (June 2026): dropping data makes a step smaller. Without, the loss is the mean over what was
-kept, the KL penalty included, as in both before: dropping data makes a step noisier instead.
+A token dropped by a band has weight 0. With ``count_dropped`` it still counts in the loss's
+divisor, so dropping data makes a step smaller. IcePop, AReaL and TRL do this, slime since its PR
+1933 (May 2026) and verl in its V1 trainer (June 2026). Without ``count_dropped``, the loss,
+including the KL penalty, is the mean over the kept tokens, so dropping data makes a step noisier.
+Earlier slime and verl did this.
 
-Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
-with the ratio of ``losses.clipped``: ``old`` is then the proximal policy, the trainer's weights
-when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N tokens, S
-sequences.
+Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) combines one of
+these with the ratio of ``losses.clipped``. ``old`` is then the proximal policy, the trainer's
+weights when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N
+tokens, S sequences.
 """
 
 from typing import NamedTuple
@@ -37,7 +38,7 @@ class Correction(NamedTuple):
     """Importance weights that multiply the surrogate's loss, and their metrics."""
 
     weight_N: Tensor | None  # None: no correction, every weight is 1
-    uncounted_N: Tensor | None  # bool, dropped by a band and not to count; None: all count
+    uncounted_N: Tensor | None  # bool, dropped by a band and not counted; None: all count
     metrics: dict[str, PartialMetric]
 
 
@@ -86,23 +87,23 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
 
 
 def truncated(k: Tensor, cap: float) -> Tensor:
-    """``min(k, cap)``: truncated importance sampling (TIS), of tokens [N] or sequences [S].
+    """Return ``min(k, cap)``: truncated importance sampling (TIS), of tokens [N] or sequences [S].
 
-    By token: fengyao.notion.site/off-policy-rl; in verl since its PR 2953. By sequence, of the
-    product: richardli.xyz/rl-collapse, part 3; ``decoupled_seq_is`` of verl and
+    By token: fengyao.notion.site/off-policy-rl, and verl since its PR 2953. By sequence, of the
+    product: richardli.xyz/rl-collapse, part 3, ``decoupled_seq_is`` of verl and
     ``sequence_truncate`` of TRL.
     """
     return k.clamp(max=cap)
 
 
 def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
-    """Return the drift of each sequence from its sampling, [S], and whether it is dropped for it.
+    """Return each sequence's drift from its sampling policy, [S], and whether it is dropped for it.
 
     The drift is the mean over the sequence's valid tokens of ``generation - logprob``, without
-    gradient: how much less likely the trained policy is to write a token of it than the engine was.
-    A sequence of negative advantage that drifted more than ``delta`` is dropped: off-policy sequence
-    masking of DeepSeek-V3.2, arXiv:2512.02556, equation 9, whose old policy is what the engine
-    reported. The sign is that of the sequence's summed advantage.
+    gradient: how much less likely the trained policy is to write such a token than the engine was.
+    A sequence with negative advantage that drifted more than ``delta`` is dropped. This is
+    DeepSeek-V3.2's off-policy sequence masking, arXiv:2512.02556, equation 9, with the engine's
+    reported logprobs as the old policy. The sign is the sign of the sequence's summed advantage.
     """
     drift_N = (tokens.generation_N - tokens.logprobs_N).detach()
     drift_S = tokens.sequence_sums(drift_N) / tokens.lengths_S
@@ -110,7 +111,7 @@ def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
 
 
 def _one_or_nan(value: Tensor) -> Tensor:
-    """Return 1 for each of [...] values, or NaN where it is not finite.
+    """Return 1 for each of [...] values, or NaN if it is not finite.
 
     A broken logprob must not pass for a valid one.
     """
@@ -118,11 +119,11 @@ def _one_or_nan(value: Tensor) -> Tensor:
 
 
 def outside(k: Tensor, band: Band) -> Tensor:
-    """Return whether ``k`` is outside the closed band; False for NaN.
+    """Return whether ``k`` is outside the closed band. False for NaN.
 
-    By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2: ``k`` inside the band is the
-    weight, outside it the token is dropped. IcePop's band is [0.5, 5]; AReaL's
-    ``rejection_sampling`` by token and ratio is one without a lower bound.
+    By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2. Inside the band ``k`` is the
+    weight. Outside, the token is dropped. IcePop's band is [0.5, 5]. AReaL's ``rejection_sampling``
+    by token and ratio is such a band without a lower bound.
     """
     low, high = band
     return (k < low) | (k > high)
@@ -131,12 +132,12 @@ def outside(k: Tensor, band: Band) -> Tensor:
 def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
     """Return one ratio per sequence, [S]: the product of its tokens' ratios or geometric mean.
 
-    A sequence whose ratio leaves the band is dropped whole. The product is the true ratio of the
-    sequence, which for long ones is outside any band; as weight of the kept ones
+    If its ratio leaves the band, the whole sequence is dropped. The product is the true ratio of
+    the sequence, but for long sequences it is outside any band. As weight of the kept sequences
     (``sequence_weights``) it makes masked importance sampling (MIS). The geometric mean does not
-    depend on length and is for rejection only. richardli.xyz/rl-collapse, part 3; dropping whole
-    sequences, by another criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A
-    sequence without valid tokens has ratio 1.
+    depend on length and is only for rejection. richardli.xyz/rl-collapse, part 3. Trust Region
+    Masking, arXiv:2512.23075, analyses dropping whole sequences by another criterion. A sequence
+    without valid tokens has ratio 1.
     """
     sums_S = tokens.sequence_sums(log_k_N)
     return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

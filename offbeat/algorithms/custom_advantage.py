@@ -1,8 +1,8 @@
-"""An advantage estimator of the user: a function from a group's rewards to one number per sample.
+"""Loads a user's advantage estimator: a function from a group's rewards to one number per sample.
 
-The rules of ``advantages`` hold for it as well: it gets the rewards of the valid samples, a masked
-sample has 0, and so has every sample of a group whose rewards are all equal. Plain Python: the
-controller runs it. Legend: as in ``advantages``.
+The rules of ``advantages`` hold for it as well. It gets the rewards of the valid samples. A masked
+sample has 0, and so has every sample of a group with equal rewards. Plain Python: the controller
+runs it. Legend: as in ``advantages``.
 """
 
 import math
@@ -35,7 +35,7 @@ class CustomFormula:
     """The user's function, with a check of every result."""
 
     def __init__(self, function: Callable[..., Any], target: str, working_dir: Path) -> None:
-        """Keep the function; ``target`` names it in messages, ``working_dir`` locates its errors."""
+        """Store the function. ``target`` names it in messages; ``working_dir`` locates errors."""
         self._function, self.target, self._working_dir = function, target, working_dir
 
     def __call__(self, rewards: Rewards) -> Advantages:
@@ -61,11 +61,11 @@ class CustomFormula:
 
 
 def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstimator:
-    """Return the recipe's estimator. One of the user is imported, and tried on a few groups.
+    """Return the recipe's estimator. A user's estimator is imported and tried on a few groups.
 
     Raises:
-        AdvantageRefused: It cannot be imported, returns no finite number per sample, or returns others
-            in a second call or when the samples are in another order.
+        AdvantageRefused: It cannot be imported, returns no finite number per sample, or its results
+            change in a second call or with the order of the samples.
     """
     target = config.advantage_target
     if target is None:
@@ -83,8 +83,8 @@ def prove_formula(formula: CustomFormula) -> None:
     """Try the user's function on the rewards of some groups.
 
     Raises:
-        AdvantageRefused: It returns no finite number per sample, or returns others in a second call or
-            when the samples are in another order.
+        AdvantageRefused: It returns no finite number per sample, or its results change in a second
+            call or with the order of the samples.
     """
     for rewards in _EXAMPLES:
         _check_repeats(formula, rewards)

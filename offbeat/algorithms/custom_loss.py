@@ -1,9 +1,9 @@
-"""``custom``: a loss of the user, a function that returns the loss of each token.
+"""Implements ``custom``: a user's loss, a function that returns the loss of each token.
 
 The function decides nothing else. Masks, off-policy weights, KL penalty, entropy bonus, divisor and
-metrics are those of every policy-gradient loss (``losses``), so a step with it does not depend on
-chunks, microbatches or ranks, as long as the loss of a token depends on its own sequence only:
-``loss_proof``. Legend: N tokens, S sequences.
+metrics are the same as for every policy-gradient loss (``losses``). So a step with it does not
+depend on chunks, microbatches or ranks, as long as the loss of a token depends only on its
+sequence: ``loss_proof``. Legend: N tokens, S sequences.
 """
 
 import re
@@ -37,19 +37,19 @@ class LossRefused(UserCodeRefused):
 
 
 class TokenValues(NamedTuple):
-    """Result of the user's function, checked: all values are [N]."""
+    """Checked result of the user's function. All values are [N]."""
 
     loss_N: Tensor  # floating; carries the gradient
     shown_N: dict[str, Tensor]  # values to show as metrics, by name; without gradient
 
 
 class CustomLoss:
-    """A ``Loss`` around the user's function."""
+    """``Loss`` that calls the user's function."""
 
     def __init__(
         self, function: Callable[..., Any], target: str, working_dir: Path | None = None
     ) -> None:
-        """Keep the function; it is not called yet.
+        """Store the function. It is not called yet.
 
         Args:
             function: Called with ``LossTokens`` and the options of the recipe.
@@ -75,15 +75,15 @@ class CustomLoss:
         return replace(sums, metrics=sums.metrics | shown)
 
     def values(self, tokens: LossTokens, options: Mapping[str, Any]) -> TokenValues:
-        """Return the values that the function computes of these tokens.
+        """Return the function's values for these tokens.
 
         Raises:
-            LossRefused: It raised, or returned something else.
+            LossRefused: The function raised, or returned something else.
         """
         try:
             returned = self._function(tokens, options)
         except torch.OutOfMemoryError:
-            raise  # of the device, not of the function
+            raise  # an error of the device, not of the function
         except Exception as error:
             problem = f"it raised {describe(error, self._working_dir)}"
             raise LossRefused(self.target, problem, "Repair the function") from error
@@ -109,7 +109,7 @@ class CustomLoss:
         return TokenValues(loss_N, shown_N)
 
     def _per_token(self, what: str, value: object, count: int) -> Tensor:
-        """Return the value as a Tensor, [N]; refuse anything else."""
+        """Return the value as a Tensor, [N]. Refuse anything else."""
         if not isinstance(value, Tensor):
             raise LossRefused(self.target, f"{what} is {_kind(value)}, not a Tensor", _FORMS)
         if value.shape != (count,):
@@ -129,7 +129,7 @@ def _kind(value: object) -> str:
 
 
 def function_tokens(valid: ValidTokens, tokens: LossTokens) -> LossTokens:
-    """Return the tokens as the user's function gets them: 0, never NaN, where a token is not trained."""
+    """Return the tokens for the user's function: 0, never NaN, where a token is not trained."""
     staleness_N = tokens.staleness_N
     return LossTokens(
         logprobs_N=valid.logprobs_N,

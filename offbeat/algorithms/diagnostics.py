@@ -1,6 +1,6 @@
-"""Off-policy diagnostics by staleness: sums that merge over microbatches, chunks and ranks.
+"""Computes off-policy diagnostics by staleness, as sums over microbatches, chunks and ranks.
 
-The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the one that
+The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the policy that
 sampled. It is not the surrogate's ratio, which may have another denominator. Legend: B buckets of
 staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens clipped by a bound,
 KL, ratios, squared ratios, and of sequences without an older token: gaps of logprobs, tokens.
@@ -30,8 +30,10 @@ _PER_DECADE: Final = 16
 _STEPS: Final = math.ceil(_PER_DECADE * math.log10(LOG_RATIO_LIMIT / _FINEST))
 _OUTWARD: Final = tuple(_FINEST * 10 ** (i / _PER_DECADE) for i in range(_STEPS))
 EDGES: Final = (*(-each for each in reversed(_OUTWARD)), *_OUTWARD)
-"""Inner edges of the histogram's bins: the same number per decade on both sides of 0, so that a
-percentile's log-ratio is off by at most one part in six, or 1e-4."""
+"""Inner edges of the histogram's bins: the same number per decade on both sides of 0.
+
+A percentile's log-ratio is then off by at most one part in six, or 1e-4.
+"""
 BINS: Final = len(EDGES) + 1
 SpreadRows = list[list[float]]
 """Result of ``spread`` as numbers: one row per bucket."""
@@ -43,8 +45,8 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
 
     Args:
         tokens: Tokens of the microbatch.
-        staleness_N: [N] integers, weight versions between a token and its training; anything where
-            invalid.
+        staleness_N: [N] integers, weight versions between a token and its training. Invalid tokens
+            may have any value.
         bounded_N: [N] bool, whether a bound of the loss clipped the token.
     """
     mask_N, device = tokens.mask_N, tokens.mask_N.device
@@ -56,7 +58,7 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
     counts = torch.zeros(len(FIRSTS) * BINS, dtype=torch.float64, device=device)
     counts.index_add_(0, place_N, mask_N.double())  # counts are exact in any order
     kl_N = kl_penalty(tokens.generation_N, tokens.logprobs_N, "k3")
-    # A token after an older one of its sequence attended to keys and values of older weights.
+    # A token after an older token of its sequence attended to keys and values of older weights.
     age_N = torch.where(mask_N, staleness_N.long(), 0)
     oldest_S = torch.zeros_like(tokens.counts_S, dtype=torch.int64)
     oldest_S = oldest_S.scatter_reduce(0, tokens.sequence_N, age_N, "amax")
@@ -69,15 +71,15 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
 
 
 def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
-    """Return the metrics of a whole step from the sums of its parts; empty buckets have none.
+    """Return the metrics of a whole step from the sums of its parts. Empty buckets have none.
 
     ``ratio_p05``, ``ratio_p50``, ``ratio_p95``: percentiles of the behaviour ratio over tokens,
     read off the histogram. ``clip_fraction``: tokens clipped by a bound of the loss.
     ``behaviour_kl``: KL(behaviour || trained), k3, nats per token. ``ess``: effective sample size
     of the ratios as weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens.
-    ``token_fraction``: the bucket's share of the step. And for the whole step
-    ``off_policy/logprob_gap_on_policy``: mean distance of the logprobs over the sequences whose
-    tokens are all of staleness 0, and how many tokens those have.
+    ``token_fraction``: the bucket's share of the step. For the whole step
+    ``off_policy/logprob_gap_on_policy`` is the mean distance of the logprobs over sequences with
+    only tokens of staleness 0. The number of these tokens is also returned.
     """
     buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
     step_tokens = sum(sum(row[:BINS]) for row in buckets)

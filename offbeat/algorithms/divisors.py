@@ -1,15 +1,17 @@
-"""Divisors of a step's loss and gradient, computed once at the end of the step.
+"""Computes the divisors of a step's loss and gradient, once at the end of the step.
 
-Each call of a loss returns its part: units, samples, squares; parts of microbatches, chunks and
+Each call of a loss returns its part: units, samples, squares. Parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
-each sequence (``normalize`` of the recipe's loss); a branch counts for its share of a sequence. *Samples* and *squares*, the sum of squared advantages, give
-the standard deviation of the step's advantages, which is unknown before the last group: because a
-loss without a KL penalty is proportional to its advantages, dividing its gradient by that number at
-the end is the same as dividing the advantages at the beginning. That is the second half of
-REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and deviation
-over tokens, where long responses count more and the mean is not 0. A minibatch is divided by the
-deviation of its whole batch, as the advantages would be before it was cut: ``AdvantageSums`` needs no
-forward pass. Legend: S sequences.
+each sequence (``normalize`` of the recipe's loss). A branch counts for its share of a sequence.
+
+*Samples* and *squares*, the sum of squared advantages, give the standard deviation of the step's
+advantages, which is unknown before the last group. A loss without a KL penalty is proportional to
+its advantages. So dividing its gradient by that number at the end equals dividing the advantages at
+the beginning. This is the second half of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2.
+verl and OpenRLHF compute mean and deviation over tokens, where long responses count more and the
+mean is not 0. A minibatch is divided by the deviation of its whole batch, as if the advantages had
+been divided before the batch was cut. ``AdvantageSums`` needs no forward pass for this. Legend: S
+sequences.
 """
 
 import math
@@ -26,7 +28,7 @@ STD_EPS: Final = 1e-8
 """Added to the standard deviation of a step's advantages, so that zeros stay zeros."""
 
 Parts = Sequence[float]
-"""Units, samples, squares, as numbers."""
+"""Units, samples and squares, as numbers."""
 NOTHING: Final = (0.0, 0.0, 0.0)
 
 
@@ -46,7 +48,7 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
     """Return the part of one call, float64 [3].
 
     Args:
-        valid: All valid tokens: their sequences are the samples, or shares of them.
+        valid: All valid tokens. Their sequences are the samples, or shares of samples.
         counted: Tokens that the loss is averaged over, fewer if a band dropped some.
         config: Must have ``constant_tokens`` for ``normalize="constant"``.
     """
@@ -68,11 +70,11 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
 
 
 def denominator(config: AnyLossConfig, parts: Iterable[Parts]) -> float:
-    """Return the divisor of the step's loss and gradient; 0 when no token counts.
+    """Return the divisor of the step's loss and gradient, or 0 if no token counts.
 
-    With ``step_std`` the units times the standard deviation of the samples' advantages. Their mean
-    is taken to be 0, which holds for every estimator of ``advantages``: a group's advantages
-    cancel.
+    With ``step_std`` it is the units times the standard deviation of the samples' advantages. Their
+    mean is assumed to be 0, which holds for every estimator of ``advantages`` because a group's
+    advantages cancel.
     """
     units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
     if isinstance(config, PolicyGradientLossConfig) and config.step_std and samples:

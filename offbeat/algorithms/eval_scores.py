@@ -1,6 +1,6 @@
-"""Scores of an evaluation with their standard errors: mean@k, pass@k, maj@k. Pure.
+"""Computes scores of an evaluation with their standard errors: mean@k, pass@k, maj@k. Pure.
 
-A standard error is that of a mean over prompts: the samples of one prompt are not independent
+A standard error is computed over prompts, because the samples of one prompt are not independent
 (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 2.2).
 
 Legend: n valid samples of a prompt, c of them correct, k samples that a user would draw.
@@ -17,7 +17,7 @@ from offbeat.messages.evaluations import ScoredSample
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Mean over prompts with its standard error; None with fewer than two prompts."""
+    """Mean over prompts with its standard error, which is None with fewer than two prompts."""
 
     value: float
     error: float | None
@@ -28,7 +28,7 @@ class SetScores:
     """Scores of one evaluation set. ``k`` samples were drawn of each prompt."""
 
     prompts: int
-    samples: int  # valid ones
+    samples: int  # valid samples
     masked_samples: int
     k: int
     mean: Estimate  # reward of a prompt's samples: mean@k
@@ -38,7 +38,7 @@ class SetScores:
 
 
 def scores_by_set(samples: Iterable[ScoredSample]) -> dict[str, SetScores]:
-    """Return the scores of each set that has a valid sample, in the order in which the sets appear."""
+    """Return the scores of each set that has a valid sample, in order of appearance."""
     sets = defaultdict[str, dict[int, list[ScoredSample]]](lambda: defaultdict(list))
     for sample in samples:
         sets[sample.set][sample.prompt_index].append(sample)
@@ -59,11 +59,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def majority_score(answers: Sequence[str], correct: Sequence[bool]) -> float:
-    """Return how correct the most frequent answer is (self-consistency, arXiv:2203.11171).
+    """Return the correctness of the most frequent answer (self-consistency, arXiv:2203.11171).
 
-    An empty answer has no vote; without any vote the score is 0. Of answers with equally many votes
-    each counts alike, which is the mean over all ways to break the tie. An answer is as correct as
-    its samples are in the mean.
+    An empty answer has no vote. Without any vote the score is 0. If several answers have the most
+    votes, each counts equally, which is the mean over all ways to break the tie. The correctness of
+    an answer is the mean over its samples.
     """
     votes = defaultdict[str, list[bool]](list)
     for answer, is_correct in zip(answers, correct, strict=True):
@@ -103,7 +103,7 @@ def _ks(drawn: int) -> list[int]:
 
 
 def _passed(prompts: Sequence[Sequence[ScoredSample]], k: int) -> list[float]:
-    """Return pass@k of each prompt; of one with fewer valid samples it cannot be estimated."""
+    """Return pass@k of each prompt that has at least k valid samples."""
     return [
         pass_at_k(len(prompt), sum(sample.is_correct for sample in prompt), k)
         for prompt in prompts

@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence between two policies from sampled tokens."""
+"""Estimates the KL divergence between two policies from sampled tokens."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from offbeat.config.sections.loss import PolicyGradientLossConfig
 def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     """Return per-token estimates of ``KL(policy || reference)`` from tokens of the policy.
 
-    With ``d = reference - logprob``, clamped to ``LOG_RATIO_LIMIT``; names and variances:
+    They use ``d = reference - logprob``, clamped to ``LOG_RATIO_LIMIT``. Names and variances:
     joschu.net/blog/kl-approx.html.
 
     ======  =====================  ============================================================
@@ -34,13 +34,13 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
 
 
 def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: str) -> Tensor:
-    """Return ``exp(logprob - old)`` times ``kl_penalty``, [N]: its gradient is that of the KL.
+    """Return ``exp(logprob - old)`` times ``kl_penalty``, [N], which has the gradient of the KL.
 
-    The value is an expectation over tokens of the policy itself, so its gradient has a part for the
-    tokens that become more likely; ``kl_penalty`` alone lacks it. At ``old = logprob`` the value is
-    that of ``kl_penalty`` and the gradient of ``k3`` is that of ``k2``. DeepSeek-V3.2,
-    arXiv:2512.02556, section 3.1; arXiv:2506.09477. A log-ratio to the reference beyond
-    ``LOG_RATIO_LIMIT`` has no gradient, that of the weight included.
+    The value is an expectation over tokens of the policy itself, so its gradient has a part for
+    tokens that become more likely. ``kl_penalty`` lacks this part. At ``old = logprob`` the value
+    equals ``kl_penalty``, and the gradient of ``k3`` equals the gradient of ``k2``. DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1; arXiv:2506.09477. If a log-ratio to the reference exceeds
+    ``LOG_RATIO_LIMIT``, the token has no gradient, not even through the weight.
     """
     weight_N = ratio(logprobs_N - old_N)
     is_clamped_N = (reference_N - logprobs_N).abs() > LOG_RATIO_LIMIT
@@ -49,11 +49,11 @@ def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: st
 
 
 def penalised(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
-    """Return tokens whose advantage is ``A - kl_reward_coef * (old - reference)``: KL in the reward.
+    """Return tokens with advantage ``A - kl_reward_coef * (old - reference)``: KL in the reward.
 
-    Each token answers for its own KL alone, discount 0, as in REINFORCE++ with baseline of NeMo-RL
-    (``use_kl_in_reward``) and slime (``--kl-coef``); the estimate is ``k1``, whose policy gradient
-    is that of KL(policy || reference). arXiv:2501.03262, section 3.2.
+    Each token's advantage contains only its KL (discount 0), as in REINFORCE++ with baseline of
+    NeMo-RL (``use_kl_in_reward``) and slime (``--kl-coef``). The estimate is ``k1``. Its policy
+    gradient is the gradient of KL(policy || reference). arXiv:2501.03262, section 3.2.
     """
     if tokens.reference_N is None or not config.kl_reward_coef:
         return tokens
@@ -64,7 +64,7 @@ def penalised(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTok
 def reward_kl_metrics(
     tokens: ValidTokens, config: PolicyGradientLossConfig
 ) -> dict[str, PartialMetric]:
-    """Return the mean KL that the advantages lost a share of; none without ``kl_reward_coef``."""
+    """Return the mean KL that enters the advantages, or nothing without ``kl_reward_coef``."""
     if tokens.reference_N is None or not config.kl_reward_coef:
         return {}
     kl_N = kl_penalty(tokens.old_N.detach(), tokens.reference_N, "k1")

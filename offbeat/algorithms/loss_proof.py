@@ -1,8 +1,8 @@
 """Proves properties of a user's loss before a run depends on them, on seeded random tokens.
 
-A trainer cuts a step into microbatches, chunks and ranks as it likes, and computes some of it again
-after a failure. The step is the same however it is cut only if the loss of a token depends on the
-tokens of its own sequence, and on nothing else. Legend: N tokens, S sequences.
+A trainer cuts a step into microbatches, chunks and ranks freely, and recomputes some parts after a
+failure. The step is the same for every cut only if the loss of a token depends on the tokens of its
+sequence, and on nothing else. Legend: N tokens, S sequences.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -26,7 +26,7 @@ _LENGTHS: Final = (5, 1, 9, 2, 7)
 _SEED: Final = 0
 _TRAINED: Final = 0.8  # share of the tokens
 _TOLERANCE: Final = 1e-4
-"""Difference of float32 results that is rounding, relative to the largest value."""
+"""Difference of float32 results that counts as rounding, relative to the largest value."""
 
 _OWN_SEQUENCE: Final = (
     "Compute a token's loss from its own sequence only: a call has any of the step's sequences. "
@@ -45,7 +45,7 @@ _PROPORTIONAL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Results by name, [N]: the loss, its gradient, and what the function shows."""
+    """Results by name, [N]: the loss, its gradient, and the function's shown values."""
 
     by_name: dict[str, Tensor]
     cut: str  # how the tokens were divided into calls
@@ -56,12 +56,13 @@ def prove_loss(
 ) -> None:
     """Prove the properties that a run needs of the user's function, on random tokens.
 
-    It is finite and has a gradient; it does not change its inputs; a second call returns the same; a
-    token's loss is the same whatever other sequences and untrained tokens are in the call. With
-    ``step_std`` the gradient is proportional to the advantages.
+    The loss is finite and has a gradient. The function does not change its inputs, and a second
+    call returns the same. Other sequences and untrained tokens in the call do not change a token's
+    loss. With ``step_std`` the gradient is proportional to the advantages.
 
     Raises:
-        LossRefused: It lacks one of these properties. The error names it, with two figures and a fix.
+        LossRefused: It lacks one of these properties. The error names it, with two
+            figures and a fix.
     """
     tokens = _random_tokens(config, device or torch.device("cpu"))
     every = list(range(tokens.sequences))
@@ -81,7 +82,7 @@ def prove_loss(
 
 
 def _random_tokens(config: CustomLossConfig, device: torch.device) -> LossTokens:
-    """Return tokens as a trainer has them; the first sequence is exactly on policy."""
+    """Return tokens as a trainer has them. The first sequence is exactly on policy."""
     rng, total = torch.Generator().manual_seed(_SEED), sum(_LENGTHS)
 
     def normal(scale: float) -> Tensor:
@@ -122,7 +123,7 @@ def _results(
     *,
     trained_only: bool = False,
 ) -> _Found:
-    """Call the function for some sequences at a time; put its results where their tokens were."""
+    """Call the function for some sequences at a time and put results at their tokens' places."""
     found = dict[str, Tensor]()
     for sequences in calls:
         places = _places(tokens, sequences, trained_only=trained_only)
@@ -140,7 +141,7 @@ def _places(tokens: LossTokens, sequences: Sequence[int], *, trained_only: bool)
 
 
 def _picked(tokens: LossTokens, places: Tensor) -> LossTokens:
-    """Return the tokens at some places of [N], their sequences counted in the order of the places."""
+    """Return the tokens at some places of [N], with sequences renumbered in that order."""
     present, counts = torch.unique_consecutive(tokens.sequence_N[places], return_counts=True)
     of_tokens = {
         name: value[places]
@@ -159,7 +160,7 @@ def _picked(tokens: LossTokens, places: Tensor) -> LossTokens:
 def _call(
     loss: CustomLoss, config: CustomLossConfig, tokens: LossTokens
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the function's results and its gradient, [N]; 0 where a token is not trained."""
+    """Yield the function's results and its gradient, [N], with 0 where a token is not trained."""
     logprobs_N = tokens.logprobs_N.clone().requires_grad_()
     leaf = replace(tokens, logprobs_N=logprobs_N)
     given = function_tokens(with_advantages(leaf, config), leaf)
@@ -183,12 +184,12 @@ def _call(
 
 
 def _gradient(loss: CustomLoss, loss_N: Tensor, logprobs_N: Tensor) -> Tensor:
-    """Return the gradient of the summed loss, [N]; refuse a loss that has none."""
+    """Return the gradient of the summed loss, [N]. Refuse a loss that has none."""
     gradient_N = None
     if loss_N.requires_grad:
         try:
             (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprobs_N, allow_unused=True)
-        except RuntimeError as error:  # torch has no class for it
+        except RuntimeError as error:  # torch has no specific class for it
             raise LossRefused(
                 loss.target, f"its backward pass raised {error}", _NO_CHANGE
             ) from error
@@ -242,7 +243,7 @@ def _check_same(loss: CustomLoss, want: _Found, got: _Found, fix: str) -> None:
 def _check_proportional(
     loss: CustomLoss, config: CustomLossConfig, tokens: LossTokens, whole: _Found
 ) -> None:
-    """Refuse a gradient that does not double with the advantages, which ``step_std`` divides at the end."""
+    """Refuse a gradient that does not double with the advantages: ``step_std`` divides it later."""
     doubled = replace(tokens, advantages_N=2 * tokens.advantages_N)
     got = _results(loss, config, doubled, [list(range(tokens.sequences))], "")
     want_N, got_N = 2 * whole.by_name["gradient"], got.by_name["gradient"]
@@ -255,7 +256,7 @@ def _check_proportional(
 
 
 def _differs_at(want_N: Tensor, got_N: Tensor) -> int | None:
-    """Return the place of the largest difference, or None if it is rounding; a NaN differs."""
+    """Return the place of the largest difference, or None if it is rounding. A NaN differs."""
     scale = torch.maximum(want_N.abs().max(), got_N.abs().max())
     error_N = (want_N - got_N).abs().nan_to_num(nan=torch.inf)
     place = int(error_N.argmax())

@@ -1,9 +1,9 @@
 """Losses over packed tokens, as sums: the caller divides once, when a step is complete.
 
-A loss is a surrogate of each token (``Surrogate``), times a weight for off-policy data
-(``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
-penalty (``kl``) and less an entropy bonus, which no correction weighs. ``divisors`` computes the
-divisor of a step's sums. Common to all losses:
+A loss is the sum of each token's surrogate (``Surrogate``) times two weights: a weight for
+off-policy data (``corrections``), and a weight that makes the sum one over tokens or over
+sequences. A KL penalty (``kl``) is added and an entropy bonus subtracted. No correction weighs
+these two. ``divisors`` computes the divisor of a step's sums. Common to all losses:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -51,12 +51,13 @@ from offbeat.config.sections.loss import (
 
 
 def distilled(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
-    """Return tokens whose advantage is ``reward_coef * A + coef * (teacher - old)``.
+    """Return tokens with advantage ``reward_coef * A + coef * (teacher - old)``.
 
     In expectation over tokens of the policy, ``old - teacher`` is the reverse KL of the next token
-    (GKD, arXiv:2306.13649, and MiniLLM, arXiv:2306.08543). Only a token's own difference enters its
-    advantage: discount 0. Without a teacher they are unchanged. The difference is clamped to ``LOG_RATIO_LIMIT``: it has no
-    gradient, but a token that the teacher would never write must not decide the whole step.
+    (GKD, arXiv:2306.13649, and MiniLLM, arXiv:2306.08543). A token's advantage contains only its
+    difference: discount 0. Without a teacher the tokens are unchanged. The difference is clamped to
+    ``LOG_RATIO_LIMIT``. It has no gradient, but a token that the teacher would never write must not
+    decide the whole step.
     """
     if tokens.teacher_N is None:
         return tokens
@@ -66,7 +67,7 @@ def distilled(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTok
 
 
 def teacher_metrics(tokens: ValidTokens) -> dict[str, PartialMetric]:
-    """Return the reverse KL to the teacher, estimated from the sampled tokens; none without one."""
+    """Return the reverse KL to the teacher, estimated from sampled tokens. Empty without one."""
     if tokens.teacher_N is None:
         return {}
     return {"train/teacher_kl": token_mean(_gap(tokens, tokens.teacher_N), tokens.mask_N)}
@@ -87,7 +88,7 @@ class Surrogate:
 
     loss_N: Tensor  # carries the gradient
     ratio_N: Tensor | None = None  # importance ratio, without gradient; None if unused
-    # Bool: the tokens that each bound clips
+    # Bool: tokens clipped by each bound
     bounded_N: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
@@ -96,7 +97,7 @@ def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
 
     Tokens beyond their bound have no gradient. PPO, arXiv:1707.06347, equation 7. Separate bounds
     are DAPO's clip-higher, arXiv:2503.14476. With ``dual_clip = c`` a token of negative advantage
-    stops at ``r = c`` too: see ``_pessimistic``.
+    also stops at ``r = c``: see ``_pessimistic``.
     """
     return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, config)
 
@@ -104,9 +105,9 @@ def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
 def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
     """Compute ``clipped`` with one ratio for all tokens of a sequence: their geometric mean.
 
-    ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071;
-    its objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves
-    less than one token does: the paper's bounds are 3e-4 and 4e-4. The gradient reaches every valid
+    ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071. Its
+    objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves less
+    than a single token, so the paper's bounds are 3e-4 and 4e-4. The gradient reaches every valid
     token of the sequence through ``s``.
     """
     mean_S = tokens.sequence_sums(tokens.logprobs_N - tokens.old_N) / tokens.lengths_S
@@ -116,10 +117,9 @@ def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surr
 def bounded_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogate:
     """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
-    There is no gradient through the clipped ratio. CISPO, arXiv:2506.13585 (MiniMax-M1), equations
-    4 and 5: bounds limit a token's weight and never remove its gradient. ``clip_low = 1`` is no
-    lower bound, as in the paper's training. The value of this loss is not meaningful; its gradient
-    is.
+    The clipped ratio has no gradient. CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5:
+    bounds limit a token's weight and never remove its gradient. ``clip_low = 1`` means no lower
+    bound, as in the paper's training. Only the gradient of this loss is meaningful, not its value.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
     low, high = 1 - config.clip_low, 1 + config.clip_high
@@ -132,11 +132,12 @@ def bounded_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogat
 
 
 def soft_gated(tokens: ValidTokens, config: SapoLossConfig) -> Surrogate:
-    """Compute ``-(4 / tau) sigmoid(tau (r - 1)) A``: a gate in the place of the clip range.
+    """Compute ``-(4 / tau) sigmoid(tau (r - 1)) A``: a gate instead of the clip range.
 
-    ``tau`` is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient is that of
-    ``r A`` times ``4 p (1 - p)``, ``p`` the sigmoid: 1 at ``r = 1``, falling on both sides, nowhere
-    0. SAPO, arXiv:2511.20347, equations 5 and 6; its objective is a mean of sequence means.
+    ``tau`` is ``tau_positive`` if A > 0, else ``tau_negative``. The gradient is the gradient of ``r
+    A`` times ``4 p (1 - p)``, with ``p`` the sigmoid. This factor is 1 at ``r = 1``, falls on both
+    sides, and is nowhere 0. SAPO, arXiv:2511.20347, equations 5 and 6. Its objective is a mean of
+    sequence means.
     """
     ratio_N = ratio(tokens.logprobs_N - tokens.old_N)
     tau_N = torch.full_like(tokens.advantages_N, config.tau_negative)
@@ -146,14 +147,14 @@ def soft_gated(tokens: ValidTokens, config: SapoLossConfig) -> Surrogate:
 
 
 def likelihood(tokens: ValidTokens) -> Surrogate:
-    """Compute ``-logprob``: imitate every trained token, whatever its advantage."""
+    """Compute ``-logprob``: imitate every trained token, independent of its advantage."""
     return Surrogate(-tokens.logprobs_N)
 
 
 def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, config: PessimisticLossConfig) -> Surrogate:
     """Compute PPO's lower bound on ``r A``, with an optional floor below it.
 
-    The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that is now far more
+    PPO's bound leaves ``r A`` unbounded if A < 0 and r is large, so that a token is now far more
     likely than when it was sampled. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
     dual-clip PPO, arXiv:1912.09729, equation 5.
     """
@@ -181,11 +182,11 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
-    With a teacher, or a KL penalty in the reward, ``A`` has its part for each token:
-    ``distilled``, ``kl.penalised``. ``w`` is the
-    product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
-    loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
-    ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
+    With a teacher, or a KL penalty in the reward, ``A`` includes a part for each token:
+    ``distilled``, ``kl.penalised``. ``w`` is the product of the recipe's corrections.
+    ``normalize="tokens"`` is DAPO's token-level loss (arXiv:2503.14476, section 3.3),
+    ``"sequences"`` GRPO's mean of means (arXiv:2402.03300), ``"constant"`` Dr. GRPO's division by
+    the generation budget (arXiv:2503.20783, section 3.2).
     """
     valid = with_advantages(tokens, config)
     return add_up(valid, clipped(valid, config), correction(valid, config), tokens, config)
@@ -210,7 +211,7 @@ def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
 
 
 def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
-    """Compute a policy gradient behind a smooth gate of the ratio: ``soft_gated``.
+    """Compute a policy gradient with a smooth gate of the ratio: ``soft_gated``.
 
     arXiv:2511.20347, which averages sequence means.
     """
@@ -225,7 +226,7 @@ def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
 
 
 def with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
-    """Return the valid tokens; their advantages have the parts of teacher and reference."""
+    """Return the valid tokens, with the parts of teacher and reference in their advantages."""
     valid = valid_tokens(tokens, config.old_logprobs)
     return penalised(distilled(valid, config), config)
 
@@ -237,7 +238,7 @@ def add_up(
     tokens: LossTokens,
     config: AnyLossConfig,
 ) -> LossSums:
-    """Add up a surrogate with its weights, penalties, metrics and divisor: the rest of every loss."""
+    """Add weights, penalties, metrics and divisor to a surrogate: the common part of all losses."""
     mask_N, counted = valid.mask_N, valid
     if corrected.uncounted_N is not None:
         counted = valid.without(corrected.uncounted_N)
@@ -282,7 +283,7 @@ def _kl(valid: ValidTokens, reference_N: Tensor, config: AnyLossConfig) -> Tenso
 def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
     """Return each token's weight in the sum [N]: 1, or its part of its sample's mean.
 
-    0 if invalid.
+    It is 0 if the token is invalid.
     """
     one_N = counted.mask_N.to(counted.counts_S.dtype)
     if config.normalize != "sequences":

@@ -1,9 +1,9 @@
-"""Names of the diagnostics by staleness. No torch: the metric table reads them too."""
+"""Names the diagnostics by staleness. Needs no torch, because the metric table reads them too."""
 
 from typing import Final
 
 FIRSTS: Final = (0, 1, 2, 4)
-"""Staleness, in weight versions, at which each bucket begins; the last one has no end."""
+"""Staleness, in weight versions, at which each bucket begins. The last bucket has no end."""
 
 LABELS: Final = ("0", "1", "2_3", "4_up")
 """Suffixes of the buckets in metric names."""
@@ -15,7 +15,7 @@ ON_POLICY_GAP: Final = "off_policy/logprob_gap_on_policy"
 """Mean distance between the logprobs of trainer and engine over sequences of staleness 0."""
 
 ON_POLICY_TOKENS: Final = "off_policy/on_policy_tokens"
-"""Number of tokens of that mean."""
+"""Number of tokens in that mean."""
 
 
 def metric_name(statistic: str, label: str) -> str:

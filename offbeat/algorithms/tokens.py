@@ -1,10 +1,10 @@
 """Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
-Tokens are on one flat axis, whatever the shape of their microbatch. All tokens of a sequence are in
-the same call. A sequence is a sample, or one branch of a sample whose other branches may be in other
-calls: it then counts for its share of the sample's tokens, so that the sample counts as one.
+Tokens are on one flat axis, in any shape of microbatch. All tokens of a sequence are in the same
+call. A sequence is a sample, or one branch of a sample. Other branches of the sample may be in
+other calls. A branch counts for its share of the sample's tokens, so that the sample counts as one.
 
-Reductions of partial metrics to metrics of a whole step.
+This module also has the reductions of partial metrics to metrics of a whole step.
 """
 
 import enum
@@ -28,7 +28,7 @@ class PartialReduction(enum.StrEnum):
 
 
 class PartialMetric(NamedTuple):
-    """One part's contribution: a sum (or an extremum), not yet divided by anything."""
+    """Contribution of one part: a sum (or an extremum), not yet divided by anything."""
 
     reduction: PartialReduction
     value: Tensor  # scalar, detached
@@ -39,26 +39,26 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class LossTokens(TensorClass["nocast"]):
-    """Per-token inputs of a loss: a TensorDict whose fields are attributes, of batch size [].
+    """Per-token inputs of a loss: a TensorDict with its fields as attributes, of batch size [].
 
-    Values where ``mask_N`` is False may be anything, NaN too.
+    If ``mask_N`` is False, values may be anything, including NaN.
     """
 
     logprobs_N: Tensor  # under the weights being trained; carries the gradient
     old_N: Tensor  # denominator of the importance ratio
-    generation_N: Tensor | None  # as the engine reported them; None: no engine drew the tokens
+    generation_N: Tensor | None  # as reported by the engine; None: no engine sampled the tokens
     reference_N: Tensor | None  # of the frozen reference; None without a KL penalty
     advantages_N: Tensor
     mask_N: Tensor  # bool; True where the token is trained
     sequence_N: Tensor  # int64 in [0, sequences)
     sequences: int
-    staleness_N: Tensor | None = None  # int; weight versions behind the trainer; None: not known
+    staleness_N: Tensor | None = None  # int; weight versions behind the trainer; None: unknown
     teacher_N: Tensor | None = None  # of the frozen teacher; None without one
     sample_share_S: Tensor | None = (
         None  # float64; trained tokens over those of the sample; None: 1
     )
-    # Of the distribution that each token is a draw of, under the trained weights, with its
-    # gradient; None: not known
+    # Of the distribution from which each token was sampled, under the trained weights, with its
+    # gradient; None: unknown
     entropy_N: Tensor | None = None
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
@@ -68,21 +68,21 @@ class LossTokens(TensorClass["nocast"]):
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Loss summed over tokens or over sequence means, by the config; and the parts of its divisor."""
+    """Loss summed over tokens or sequence means, by the config, and the parts of its divisor."""
 
     loss: Tensor  # scalar, carries the gradient
     metrics: dict[str, PartialMetric]
     divisor: Tensor  # float64 [3], what ``divisors.denominator`` adds up
-    spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known
+    spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness unknown
 
 
 Loss = Callable[[LossTokens, Any], LossSums]
-"""A loss takes the config of its own name."""
+"""Function of tokens and the config section with the loss's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidTokens:
-    """Tokens with 0 in place of the values of invalid ones, so that all are finite."""
+    """Tokens with 0 instead of the values of invalid tokens, so that all values are finite."""
 
     logprobs_N: Tensor
     old_N: Tensor
@@ -92,7 +92,7 @@ class ValidTokens:
     mask_N: Tensor  # bool
     sequence_N: Tensor
     counts_S: Tensor  # valid tokens of each sequence
-    sample_share_S: Tensor  # float64; what each sequence counts for, where samples count
+    sample_share_S: Tensor  # float64; weight of each sequence when samples count
     teacher_N: Tensor | None = None
     entropy_N: Tensor | None = None
 
@@ -116,9 +116,9 @@ class ValidTokens:
 def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidTokens:
     """Replace invalid values before anything is computed from them: no NaN reaches a gradient.
 
-    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
-    With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without
-    their gradient.
+    All values get the type of ``logprobs_N``, or float32 if that is shorter, because counts must be
+    exact. With ``old_logprobs="current"`` the old policy is the policy being trained, with its
+    logprobs detached.
     """
     mask_N = tokens.mask_N
     dtype = torch.promote_types(tokens.logprobs_N.dtype, torch.float32)
@@ -158,9 +158,9 @@ def _counts(mask_N: Tensor, sequence_N: Tensor, like_S: Tensor) -> Tensor:
 
 
 def ratio(log_ratio: Tensor) -> Tensor:
-    """``exp``, with the logarithm clamped to ``LOG_RATIO_LIMIT``; there, its gradient is zero.
+    """Return ``exp`` of the log-ratio clamped to ``LOG_RATIO_LIMIT``, with zero gradient beyond it.
 
-    [N] per token or [S] per sequence; the result has the shape of ``log_ratio``.
+    [N] per token or [S] per sequence. The result has the shape of ``log_ratio``.
     """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
@@ -171,10 +171,10 @@ def token_mean(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
 
 
 def largest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
-    """Return the largest valid value; minus infinity if none is valid."""
+    """Return the largest valid value, or minus infinity if none is valid."""
     return PartialMetric(PartialReduction.MAX, torch.where(mask_N, values_N, -torch.inf).amax())
 
 
 def smallest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
-    """Return the smallest valid value; infinity if none is valid."""
+    """Return the smallest valid value, or infinity if none is valid."""
     return PartialMetric(PartialReduction.MIN, torch.where(mask_N, values_N, torch.inf).amin())
