@@ -1,5 +1,5 @@
-"""Records and typed failures that cross process boundaries; no behaviour.
+"""Records and typed failures that cross process boundaries, without behaviour.
 
-The lowest package: every other one may import it; it imports none of them, nor ray, nor torch.
-Arrays inside a record are numpy.
+This is the lowest package. Every other package may import it. It imports no other package of
+offbeat, nor ray, nor torch. Arrays inside a record are numpy.
 """

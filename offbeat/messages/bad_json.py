@@ -1,9 +1,9 @@
-"""Reasons why bytes are no JSON, for people.
+"""Explains to people why bytes are not JSON.
 
-The decoder in use knows only the byte at which it stops. Python's own decoder accepts more, and so
-tells what stands there.
+The decoder in use reports only the byte at which it stops. Python's decoder accepts more, so it can
+describe the problem at that byte.
 
-Nesting of JSON values that other people, or a model, have written.
+The module also measures the nesting of JSON values written by other people or by a model.
 """
 
 import json
@@ -13,11 +13,11 @@ ENDS_EARLY: Final = "is not JSON: it ends too early"
 
 
 class _NotFinite(ValueError):
-    """A number that JSON does not have, as Python writes it."""
+    """Number that JSON does not have, in Python's notation."""
 
 
 def json_problem(text: bytes) -> str:
-    """Return why ``text`` is no JSON and what to do; it has been refused by a strict decoder."""
+    """Return why ``text`` is not JSON, and the fix. A strict decoder must have refused it."""
     try:
         value: object = json.loads(text.decode(), parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

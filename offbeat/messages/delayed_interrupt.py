@@ -9,10 +9,10 @@ from types import FrameType
 
 @contextmanager
 def delay_interrupt() -> Generator[None]:
-    """Delay Ctrl-C to the end of the block in the main thread; a second one is not delayed.
+    """Delay Ctrl-C in the main thread to the end of the block. A second Ctrl-C is not delayed.
 
-    A process whose import of torch was interrupted cannot import it again. Python handles signals
-    in the main thread only, so in another thread nothing is delayed.
+    If an import of torch is interrupted, the process cannot import torch again. Python handles
+    signals only in the main thread, so in another thread nothing is delayed.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:

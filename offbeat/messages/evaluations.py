@@ -8,11 +8,11 @@ from offbeat.messages.media import Thumbnail
 class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sample of an evaluation."""
 
-    set: str  # name of its set; empty: the only one, which has none
+    set: str  # name of its set; empty: the only set, which has no name
     prompt_index: int  # position in the set
-    row: int  # in the source of the set
+    row: int  # index in the source of the set
     sample: int
-    reward: float  # of a sample that is not valid: 0.0, which means nothing
+    reward: float  # if the sample is not valid: 0.0, which means nothing
     is_valid: bool  # a masked sample has failed, and counts in no score
     is_correct: bool  # its reward reaches ``eval.correct_from``
     answer: str | None  # final answer, empty for none; None: the environment extracts no answers
@@ -22,7 +22,7 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Text of the response, bounded; None: the environment has no tokenizer, or an older file
     response: str | None = None
     prompt: str | None = None  # row of the set as JSON, bounded; None: an older file
-    # Of the first sample of a prompt: small copies of its first media, as the model reads them
+    # Of a prompt's first sample: small copies of its first media, as the model reads them
     previews: tuple[Thumbnail, ...] = ()
     environment_s: float | None = (
         None  # of the group, in environment and reward; None: an older file
@@ -32,6 +32,6 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class EvaluatedVersion(msgspec.Struct, frozen=True):
     """All samples of one evaluation."""
 
-    due: int  # version that was to be scored
-    version: int  # version that was: a newer one if none served that any more
+    due: int  # version that was due
+    version: int  # version that was scored: a newer one if no engine still served ``due``
     samples: tuple[ScoredSample, ...]

@@ -1,4 +1,4 @@
-"""Exit codes of the ``offbeat`` command; a signal's is 128 and its number."""
+"""Exit codes of the ``offbeat`` command. After a signal the code is 128 plus its number."""
 
 from typing import Final
 

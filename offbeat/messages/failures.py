@@ -1,4 +1,4 @@
-"""The typed failures of a run, classified where they happen."""
+"""Typed failures of a run, classified where they happen."""
 
 import enum
 import inspect
@@ -19,18 +19,18 @@ class Component(enum.StrEnum):
     """Part of a run that fails, is waited for, or is restarted."""
 
     ENGINE = "engine"
-    WORKER = "worker"  # environment worker: its own supervision replaces it
-    ENVIRONMENT = "environment"  # user code, or what it calls
-    TRAINER = "trainer"  # all ranks as one
+    WORKER = "worker"  # environment worker: its supervisor replaces it
+    ENVIRONMENT = "environment"  # user code, or a service that it calls
+    TRAINER = "trainer"  # all ranks together
     CONTROLLER = "controller"
-    JOURNAL = "journal"  # the disk that it is on
+    JOURNAL = "journal"  # the disk with the journal
     OBJECT_STORE = "object store"
 
 
 ENVIRONMENT_UNAVAILABLE: Final = "environment_unavailable"
-"""``RolloutFailed.reason`` of an environment that says that it is out of service."""
+"""``RolloutFailed.reason`` of an environment that reports that it is out of service."""
 WORKER_LOST: Final = "actor_lost"
-"""Reason under which a group is returned whose environment worker was lost with it."""
+"""Reason with which a group is returned if its environment worker was lost."""
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -38,11 +38,11 @@ class OffbeatError(Exception):
     """Base of every error that this package raises on purpose.
 
     A subclass declares its *fields* as a dataclass does, and formats them in ``__str__``. The
-    fields are its ``args``: pickle rebuilds an exception by calling its class with ``args``, so an
-    error whose ``args`` are a sentence would lose its class at the first actor boundary.
+    fields are its ``args``. pickle rebuilds an exception by calling its class with ``args``, so an
+    error with a sentence as ``args`` would lose its class at the first actor boundary.
     """
 
-    __match_args__: ClassVar[tuple[str, ...]] = ()  # the fields that the constructor takes
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # fields that the constructor accepts
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - those of other bases
         super().__init_subclass__(**kwargs)
@@ -54,16 +54,16 @@ class OffbeatError(Exception):
 
 
 class ShortInNotebooks:
-    """Mixin of errors whose text says all: a notebook shows it without a traceback."""
+    """Mixin of errors with a self-explanatory text. A notebook shows it without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 class FixableError(OffbeatError):
-    """An error that the user can fix: what it is about, the problem, and the fix."""
+    """Error that the user can fix: its subject, the problem, and the fix."""
 
-    form: ClassVar[str] = "{}: {}. {}"  # of the three fields
+    form: ClassVar[str] = "{}: {}. {}"  # formats the three fields
 
     subject: str
     problem: str
@@ -74,11 +74,11 @@ class FixableError(OffbeatError):
 
 
 class UserCodeRefused(FixableError):
-    """Code of the user cannot be used, or returned what cannot be used: the fix is in that code."""
+    """Code of the user cannot be used, or returned an unusable value. The fix is in that code."""
 
 
 _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
-"""First words of the reasons of failures in code of the user."""
+"""First words of the reasons of failures in user code."""
 
 
 class RolloutFailed(OffbeatError):
@@ -96,7 +96,7 @@ class RolloutFailed(OffbeatError):
     ) -> None:
         """``source`` defaults to the engine for infrastructure failures, else the environment.
 
-        ``sample`` is the one that failed; None: not known, or all of the group did.
+        ``sample`` is the failed sample. None: unknown, or the whole group failed.
         """
         super().__init__(kind, prompt_index, attempt, reason, detail, source, sample)
         self.kind, self.prompt_index, self.attempt = kind, prompt_index, attempt
@@ -107,11 +107,11 @@ class RolloutFailed(OffbeatError):
         self.source = source or usual
         self.sample = sample
         self.prompt = ""  # the beginning of its text, once known
-        self.response_ids: Sequence[int] = ()  # of that sample, until they are in a file
+        self.response_ids: Sequence[int] = ()  # of the failed sample, until they are in a file
 
     @property
     def is_of_user_code(self) -> bool:
-        """Return whether a reward, an answer, an agent or an environment is what must be mended."""
+        """Return whether the fix is in user code: a reward, answer, agent or environment."""
         part, _, _ = self.reason.partition("_")
         return self.kind is not FailureKind.INFRASTRUCTURE and part in _USER_PARTS
 
@@ -127,7 +127,7 @@ class RolloutFailed(OffbeatError):
 class StrayMediaToken(RolloutFailed):
     """A text of the group has a token that represents media."""
 
-    __init__ = RolloutFailed.__init__  # for type checkers, which expect one of a dataclass
+    __init__ = RolloutFailed.__init__  # for type checkers, which expect a dataclass constructor
 
 
 class ActorLost(OffbeatError):
@@ -156,7 +156,7 @@ class RemoteBug(OffbeatError):
 class ArgumentLost(ActorLost):
     """An argument was lost with the machine that stored it, so the call was not executed.
 
-    The actor itself is alive. Callers that pass references handle this error separately; for all
+    The actor itself is alive. Callers that pass references handle this error separately. For all
     others the call did not reach the actor.
     """
 
@@ -167,7 +167,7 @@ class ArgumentLost(ActorLost):
 
 
 class StartFailed(OffbeatError):
-    """A process could not be set up; another start would fail the same way."""
+    """A process could not be set up. Another start would fail the same way."""
 
     actor: str
     detail: str
@@ -205,7 +205,7 @@ class DeadlineExceeded(OffbeatError):
     waiter: str
     target: str
     deadline_s: float
-    component: Component | None = None  # part of the run that is late, where one is
+    component: Component | None = None  # late part of the run, if it is a component
 
     def __str__(self) -> str:
         return (
@@ -243,7 +243,7 @@ class StepAlreadyOpen(OffbeatError):
 
 
 class StepOutOfOrder(OffbeatError):
-    """A call of a train step whose key is not the next one."""
+    """A call of a train step has a key that is not the next key."""
 
     got: str
     expected: str
@@ -253,7 +253,7 @@ class StepOutOfOrder(OffbeatError):
 
 
 class StepBroken(StepOutOfOrder):
-    """A call was refused because an earlier call of its step failed: only an abort is accepted.
+    """A call was refused because an earlier call of its step failed. Only an abort is accepted.
 
     It may arrive before the reply of the failed call.
     """
@@ -270,11 +270,11 @@ class TrainerCall(enum.StrEnum):
     PUBLISH = "publish"
     CHECKPOINT = "checkpoint"
     SAVE = "save"
-    EARLIER = "an earlier call"  # its own answer was overtaken by those of later calls
+    EARLIER = "an earlier call"  # replies to later calls arrived before its reply
 
 
 class TrainStepFailed(OffbeatError):
-    """A call of a train step raised on a rank that is still alive: abort and retry may help."""
+    """A call of a train step raised on a rank that is still alive. Abort and retry may help."""
 
     rank: int
     step: int
@@ -288,7 +288,7 @@ class TrainStepFailed(OffbeatError):
 
 
 class WeightsUnmoved(OffbeatError):
-    """An optimizer step with a learning rate and a gradient left every sampled weight as it was."""
+    """An optimizer step with a learning rate and a gradient changed none of the sampled weights."""
 
     rank: int
     step: int
@@ -307,7 +307,7 @@ class WeightsUnmoved(OffbeatError):
 
 
 class UnfitGroup(OffbeatError):
-    """One group of a step has columns that no trainer can read. Fix: abort, repeat without the group."""
+    """No trainer can read the columns of one group. Fix: abort, and repeat without the group."""
 
     rank: int
     prompt_index: int
@@ -318,9 +318,10 @@ class UnfitGroup(OffbeatError):
 
 
 class PayloadLost(OffbeatError):
-    """The columns of some groups were lost with the machine that held them; the trainer is healthy.
+    """The columns of some groups were lost with the machine that held them. The trainer is healthy.
 
-    They are read again from the spool, or rolled out again. The step is aborted and retried.
+    The columns are read again from the spool, or the groups rolled out again. The step is aborted
+    and retried.
     """
 
     prompt_indices: tuple[int, ...]
@@ -347,7 +348,7 @@ class CheckpointFailed(OffbeatError):
 
 
 class WeightSyncFailed(OffbeatError):
-    """A generator did not load the weights; it must not serve until a full sync succeeds."""
+    """A generator did not load the weights. It must not serve until a full sync succeeds."""
 
     engine: str
     epoch: int
@@ -362,7 +363,7 @@ class WeightSyncFailed(OffbeatError):
 
 
 class BaseRefused(OffbeatError):
-    """An engine that does not serve the base of a delta. It is unchanged, and needs the full release."""
+    """An engine does not serve the base of a delta. It is unchanged, and needs the full release."""
 
     engine: str
     version: int
@@ -378,9 +379,9 @@ class BaseRefused(OffbeatError):
 
 
 class ReleaseLost(OffbeatError):
-    """The published weights were lost with the machine or process that held them; the engine is healthy.
+    """The published weights were lost with their machine or process. The engine is healthy.
 
-    The trainer has to publish them again.
+    The trainer must publish them again.
     """
 
     engine: str
@@ -414,7 +415,7 @@ class CanaryFailed(WeightSyncFailed):
 
 
 class InitialWeightsChanged(OffbeatError):
-    """The weights at ``model.path`` are not those that the run began with."""
+    """The weights at ``model.path`` have changed since the run began."""
 
     began: str
     found: str
@@ -428,7 +429,7 @@ class InitialWeightsChanged(OffbeatError):
 
 
 class SchemaError(OffbeatError):
-    """A column of a payload is not what the schema declares."""
+    """A column of a payload violates the schema."""
 
     column: str
     got: str

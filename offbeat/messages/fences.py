@@ -1,6 +1,6 @@
 """Fences, which reject calls of older controllers, and keys of train-step calls.
 
-Fence check of actors, which refuses calls of a replaced controller. Pure.
+Actors check the fence of each call and refuse calls of a replaced controller. Pure.
 """
 
 import msgspec
@@ -9,22 +9,22 @@ from offbeat.messages.failures import StaleFence
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """Sent with every call of the controller; a lower incarnation is refused."""
+    """Number sent with every call of the controller. Actors refuse a lower incarnation."""
 
     run_id: str
     incarnation: int  # counts the controller's processes in this run, from 1
 
 
 class StepKey(msgspec.Struct, frozen=True):
-    """Names one call of a train step, so that a repeated call is recognised.
+    """Key of one call of a train step, so that a repeated call is recognised.
 
-    The same key again returns the stored reply; another step while one is open raises
-    ``StepAlreadyOpen``; a ``seq`` that is not the next one raises ``StepOutOfOrder``.
+    The same key again returns the stored reply. Another step while one is open raises
+    ``StepAlreadyOpen``. A ``seq`` that is not the next number raises ``StepOutOfOrder``.
     """
 
     step: int  # optimizer step, from 1
     attempt: int  # rises at every begin of the run, so no key is used twice
-    seq: int  # 0 is begin; each following call of the attempt is one more
+    seq: int  # 0 is begin; rises by one with each call of the attempt
 
     @property
     def attempt_id(self) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class StepKey(msgspec.Struct, frozen=True):
 
 
 class FenceGuard:
-    """Accepts the highest incarnation of one run; the first fence seen binds the run."""
+    """Accepts the highest incarnation of one run. The first fence seen binds the run."""
 
     def __init__(self, actor: str) -> None:
         self._actor = actor
@@ -47,7 +47,7 @@ class FenceGuard:
         """Check the fence of a call.
 
         Raises:
-            StaleFence: The caller is of another run or of an older incarnation.
+            StaleFence: The caller belongs to another run or to an older incarnation.
         """
         highest = self._highest
         if highest is not None and (

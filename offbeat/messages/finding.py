@@ -20,13 +20,13 @@ class Finding:
     subject: str
     message: str
     fix: str = ""
-    fix_in_python: str = ""  # if a call fixes it that is no command
+    fix_in_python: str = ""  # if the fix in Python is a call, not a command
 
     def __str__(self) -> str:
         return self._with(self.fix)
 
     def in_python(self) -> str:
-        """Return the text for a caller in Python: it names calls where ``str`` names commands."""
+        """Return the text for a caller in Python. It names calls where ``str`` names commands."""
         return self._with(self.fix_in_python or self.fix)
 
     def _with(self, fix: str) -> str:

@@ -1,6 +1,6 @@
 """Times in seconds that several components share and that no recipe key sets.
 
-``docs/supervision.md`` lists them, with those of a single component.
+``docs/supervision.md`` lists them, together with the times of single components.
 """
 
 from typing import Final
@@ -9,10 +9,10 @@ RETRY_S: Final = 0.25
 """Seconds between two attempts to reach a process that is starting."""
 
 ADVANTAGE_S: Final = 60.0
-"""Seconds that a user's advantage estimator may take for the groups of one chunk."""
+"""Limit in seconds for a user's advantage estimator on the groups of one chunk."""
 
 READ_PROMPTS_S: Final = 3600.0
 """Seconds to download and read the prompt files: tens of gigabytes, from the hub."""
 
 READ_JOURNAL_S: Final = 900.0
-"""Seconds to read the journal of a former controller: ten million groups, from a slow disk."""
+"""Seconds to read the journal of an earlier controller: ten million groups, from a slow disk."""

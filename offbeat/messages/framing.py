@@ -1,7 +1,7 @@
 """Frames on a stream of bytes: a header with the length of the body, then the body.
 
-The plain header is the length alone. The journal's files have frames of their own, because they
-tell a torn tail from damage.
+The plain header is only the length. The journal's files use other frames, because they distinguish
+a torn tail from damage.
 """
 
 import struct
@@ -12,7 +12,7 @@ LENGTH: Final = struct.Struct("<I")
 
 
 def framed(body: bytes) -> bytes:
-    """Return the body behind a plain header."""
+    """Return the body with a plain header in front."""
     return LENGTH.pack(len(body)) + body
 
 
@@ -26,7 +26,7 @@ class FrameBuffer:
     """Assembles the pieces of a stream into frames."""
 
     def __init__(self, length_of: Callable[[bytes], int], header_bytes: int = LENGTH.size) -> None:
-        """``length_of`` reads a header of ``header_bytes``; what it raises, ``next`` raises."""
+        """``length_of`` reads a header of ``header_bytes``. ``next`` raises its errors."""
         self._length_of, self._header_bytes = length_of, header_bytes
         self._received = bytearray()
 
@@ -35,7 +35,7 @@ class FrameBuffer:
         self._received += data
 
     def next(self) -> tuple[bytes, bytes] | None:
-        """Return header and body of the oldest frame that is complete; None: there is none."""
+        """Return header and body of the oldest complete frame, or None if no frame is complete."""
         start, received = self._header_bytes, self._received
         if len(received) < start:
             return None

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 STOPPED_AT_STRING: Final = "stop_string"
-"""Finish reason of a sample whose text completed a stop string."""
+"""Finish reason of a sample with text that completed a stop string."""
 
 
 LEAST_TEMPERATURE: Final = 1e-30
-"""Logits over a smaller temperature may exceed float32, and their logprobs be NaN."""
+"""Smallest temperature. Below it logits may exceed float32, and their logprobs be NaN."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """Parameters by which tokens are sampled."""
+    """Parameters for sampling tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 16
     stop_token_ids: tuple[int, ...] = ()  # a sample ends with the first of these; it is kept
-    seed: int | None = None  # None: drawn from the engine's own generator
+    seed: int | None = None  # None: the engine's generator draws it
     stop: tuple[str, ...] = ()
-    """A sample ends with the first token whose text completes one of these; every token is kept."""
+    """A sample ends with the first token that completes one of these texts. Every token is kept."""
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0  # 0: all tokens
 
@@ -45,15 +45,15 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     samples: int
     sampling: SamplingParams
     media: Media | None = None
-    """Pictures of the prompt, whose ids hold their placeholder tokens; sent once per request."""
+    """Pictures of the prompt, sent once per request. The prompt's ids hold placeholder tokens."""
 
 
 class GenerateResult(msgspec.Struct, frozen=True):
     """Continuations of one request, packed end to end.
 
     ``logprobs`` are natural logs under ``softmax(logits / temperature)`` over the whole vocabulary,
-    before ``min_p``, ``top_k`` and ``top_p`` cut it: the distribution the trainer recomputes and the
-    loss compares with.
+    before ``min_p``, ``top_k`` and ``top_p`` cut it. The trainer recomputes this distribution, and
+    the loss compares with it.
     """
 
     request_id: str
@@ -65,5 +65,7 @@ class GenerateResult(msgspec.Struct, frozen=True):
     engine: str
     incarnation: str
     kept_kv: tuple[int, ...] = ()
-    """[G] number of each sample's tokens that were sampled with keys and values computed by older
-    weights than their version; empty: none of any sample."""
+    """[G] number of each sample's tokens with keys and values of weights older than their version.
+
+    Empty if no sample has such tokens.
+    """

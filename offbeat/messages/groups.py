@@ -1,7 +1,7 @@
 """Prompts, rollout tasks, and the receipts of finished prompt groups.
 
-A receipt is columnar: one tuple entry per sample. It is all that the controller reads of a group;
-the tokens stay in the payload.
+A receipt is columnar: one tuple entry per sample. The controller reads nothing else of a group. The
+tokens stay in the payload.
 """
 
 import enum
@@ -16,7 +16,7 @@ VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
 
 RewardsByName = tuple[tuple[str, tuple[float | None, ...]], ...]
-"""Names, and a value of each sample; None if the reward of this name does not apply to it."""
+"""Names, and a value of each sample. None if the reward of this name does not apply to it."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Prompt(msgspec.Struct, frozen=True):
     epoch: int  # passes over the rows before this one
     row: int  # index of the row in the source
     data: dict[str, Any]  # input of the environment: text, answer, ...
-    environment: str = ""  # of several environments, the name of its own
+    environment: str = ""  # the prompt's environment, if the run has several
     folder: str = ""  # of the data file: paths of pictures are relative to it; empty: no file
 
 
@@ -39,12 +39,12 @@ class RolloutTask(msgspec.Struct, frozen=True):
     engine: str  # name of the engine that serves it
     seed: int  # seed of this group; sample i uses (seed, i)
     deadline_s: float
-    # Scored and reported, never trained; prompt indices are of its own source
+    # Scored and reported, never trained. Prompt indices refer to the evaluation's source
     evaluation: bool = False
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.mixture
-    min_valid_samples: int = 1  # with fewer samples that are not masked the group has failed
-    eval_set: str = ""  # of an evaluation: the name of its set; empty: the only one
-    version: int = 0  # that the engine had acked at dispatch
+    min_valid_samples: int = 1  # with fewer samples that are not masked the group fails
+    eval_set: str = ""  # name of the evaluation's set; empty: the only set
+    version: int = 0  # version that the engine had acked at dispatch
 
     @property
     def prompt_index(self) -> int:
@@ -56,7 +56,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
 
     @property
     def request_prefix(self) -> str:
-        """Return a readable prefix of its request ids; the worker makes them unique."""
+        """Return a readable prefix of its request ids. The worker makes the ids unique."""
         readable = f"{self.prompt.prompt_index}-{self.attempt}"
         if not self.evaluation:
             return readable
@@ -64,7 +64,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Location on disk of a copy of a group's columns, and the digest of its content."""
+    """Location on disk of a copy of a group's columns, and the digest of the copy."""
 
     segment: str  # file in the run's spool
     offset: int
@@ -79,14 +79,14 @@ OUT_OF_TURNS: Final = "turns"
 """Finish reason of an episode that was cut off because it ran out of turns."""
 
 LATE: Final = "deadline"
-"""The finish reason of a masked sample whose environment had not answered in time."""
+"""Finish reason of a masked sample with an environment that did not answer in time."""
 
 PROCESS_LOST: Final = "agent_process_lost"
-"""The reason of an episode whose process ended through no fault of its own."""
+"""Reason of an episode that lost its process without causing the loss."""
 
 
 class SampleStatus(enum.StrEnum):
-    """Says whether a sample counts in what is trained, compared and reported of its group."""
+    """Status of a sample: whether it counts in its group's training, comparisons and reports."""
 
     VALID = "valid"
     MASKED = "masked"  # no gradient, no part in a mean, a deviation or a divisor; its reward is 0.0
@@ -97,13 +97,13 @@ class SampleFailure(enum.StrEnum):
 
     NONE = "none"  # no try has failed
     INFRASTRUCTURE = (
-        "infrastructure"  # what the environment depends on was lost, out of service or late
+        "infrastructure"  # a resource of the environment was lost, out of service or late
     )
-    MODEL = "model"  # the environment or the reward failed at what the model wrote
+    MODEL = "model"  # the environment or the reward failed on the model's text
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Record of a finished group whose schema, lengths and finiteness its producer has checked.
+    """Record of a finished group. Its producer has checked schema, lengths and finiteness.
 
     It contains plain values only. Columnar tuples have one entry per sample. ``payload_bytes``
     counts the packed columns.
@@ -117,7 +117,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...]
     valid_tokens: tuple[int, ...]  # tokens with loss_mask set
-    finish_reasons: tuple[str, ...]  # stop | length | ...; of a masked sample, why it failed
+    finish_reasons: tuple[str, ...]  # stop | length | ...; of a masked sample: why it failed
     version_spans: tuple[VersionSpans, ...]
     columns: tuple[str, ...]
     payload_bytes: int
@@ -125,7 +125,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reward_s: float = 0.0  # time in the environment and the reward
     spooled: Spooled | None = None  # None: the columns would be lost with the controller
     kept_kv: tuple[int, ...] = ()  # per sample: tokens sampled with older keys; empty: none
-    sampling: str = ""  # identity of the settings it was sampled under; empty: not known
+    sampling: str = ""  # identity of the settings it was sampled under; empty: unknown
     truncated_turns: tuple[
         int, ...
     ] = ()  # of each sample, turns that ran out of tokens; empty: none
@@ -135,10 +135,10 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turns: tuple[int, ...] = ()  # of each sample, model calls; empty: one each
     # Of each sample of an evaluation, its final answer or ""; empty: none are extracted
     answers: tuple[str, ...] = ()
-    rewards_by_name: RewardsByName = ()  # besides ``rewards``, which alone are trained
+    rewards_by_name: RewardsByName = ()  # in addition to ``rewards``; only ``rewards`` are trained
     # Of each sample, rows of the columns: the branches of an agent's sample; empty: one each
     branches: tuple[int, ...] = ()
-    environment: str = ""  # of several environments, the name of its own
+    environment: str = ""  # the group's environment, if the run has several
     # Of each sample of an evaluation, its response as bounded text; empty: not decoded
     texts: tuple[str, ...] = ()
     previews: tuple[Thumbnail, ...] = ()  # of the media of an evaluation's prompt
@@ -159,12 +159,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def truncated_samples(self) -> int:
-        """Return the number of such samples."""
+        """Return the number of truncated valid samples."""
         return sum(self.truncated)
 
     @property
     def generated_tokens(self) -> tuple[int, ...]:
-        """Return of each valid sample its trained tokens; all of a truncated one without any."""
+        """Return each valid sample's trained tokens, or all its tokens if truncated and masked."""
         truncated = self.truncated
         if not any(truncated):
             return self.of_valid(self.valid_tokens)
@@ -175,7 +175,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def samples(self) -> int:
-        """Return the number of samples, masked ones included."""
+        """Return the number of samples, including masked samples."""
         return len(self.rewards)
 
     @property
@@ -191,11 +191,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def valid_rewards(self) -> tuple[float, ...]:
-        """Return the rewards of the valid samples: the only ones that mean anything."""
+        """Return the rewards of the valid samples. Other rewards have no meaning."""
         return self.of_valid(self.rewards)
 
     def of_valid(self, values: tuple[T, ...]) -> tuple[T, ...]:
-        """Return of one value per sample those of the valid samples."""
+        """Return the entries of valid samples from one value per sample."""
         if not self.statuses:
             return values
         samples = zip(values, self.statuses, strict=True)
@@ -208,12 +208,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def branched_samples(self) -> int:
-        """Return how many samples have more than one branch, masked ones included."""
+        """Return how many samples have more than one branch, including masked samples."""
         return len(self.branches) - self.branches.count(1)
 
     @property
     def refused_samples(self) -> int:
-        """Return of how many samples the endpoint refused a request, masked ones included."""
+        """Return how many samples had a request refused by the endpoint, including masked ones."""
         return len(self.refused_requests) - self.refused_requests.count(0)
 
     @property
@@ -241,7 +241,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def oldest_version(self) -> int:
         """Return the weight version of the group's oldest token, which determines its staleness."""
-        return min(map(min, self.version_spans))[0]  # of pairs, compared by version first
+        return min(map(min, self.version_spans))[0]  # pairs, compared by version first
 
     @property
     def newest_version(self) -> int:

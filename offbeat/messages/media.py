@@ -1,7 +1,7 @@
 """Media of a prompt: arrays that all samples of its group share, next to the tokens.
 
-The core stores, sends and counts them, and never reads them. Names, shapes and meaning belong to the
-option that makes them.
+The core stores, sends and counts media, and never reads them. The option that makes them defines
+names, shapes and meaning.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Media = Mapping[str, "NDArray[Any]"]
 
 
 class Thumbnail(NamedTuple):
-    """A small image of a medium, at most 96 pixels a side, for people who look at a run."""
+    """Small image of a medium, at most 96 pixels a side, for people who look at a run."""
 
     height: int
     width: int

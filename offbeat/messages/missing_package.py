@@ -1,4 +1,4 @@
-"""Error of a package that a command needs and that is absent, with what to install."""
+"""Error for a package that a command needs and that is missing, with installation advice."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _FIXES: Final = {
     "cloudpickle": "Install it: pip install cloudpickle",
     "matplotlib": "Install it: pip install 'offbeat[notebook]'",
 }
-"""Packages without which a part of this package works, and what to do."""
+"""Packages that parts of this package need, and the advice if they are missing."""
 
 
 class PackageMissing(ShortInNotebooks, OffbeatError):
@@ -32,7 +32,7 @@ class PackageMissing(ShortInNotebooks, OffbeatError):
 
     @property
     def fix(self) -> str:
-        """Return what to install."""
+        """Return the installation advice."""
         return _FIXES.get(self.package, f"Install it: pip install {self.package}")
 
     def __str__(self) -> str:
@@ -49,6 +49,6 @@ def named_if_missing() -> Generator[None]:
 
 
 def missing_package(error: ModuleNotFoundError) -> PackageMissing | None:
-    """Return the error of an import by package; None if that is not a known one."""
+    """Return the error for a failed import of a known package, or None for an unknown package."""
     package = (error.name or "").partition(".")[0]
     return PackageMissing(package) if package in _FIXES else None

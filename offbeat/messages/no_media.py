@@ -1,4 +1,4 @@
-"""Answers for prompts without media, where no plug-in of media is installed."""
+"""Stands in for the media plug-in if none is installed: prompts have no media."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,18 +7,18 @@ from offbeat.messages.media import Media, Thumbnail
 
 
 class NoMedia:
-    """Has the methods of a plug-in of media; no recipe can ask for media."""
+    """Has the methods of a media plug-in. No recipe can request media."""
 
     LIMIT_KEY: ClassVar[str] = "an installation without a plug-in of media"
     PREVIEW_COLUMN: ClassVar[str] = "media"
     ROW_KEYS: ClassVar[tuple[str, ...]] = ()
 
     def rules(self, config: Any) -> None:  # noqa: ANN401 -- transformers' config
-        """Return no rules: all models are read as models of text."""
+        """Return no rules: all models are read as text models."""
         del config
 
     def tokens(self, *_: object, **__: object) -> None:
-        """Return none: all tokens are of text."""
+        """Return None: all tokens are text."""
 
     def names_media(self, row: Mapping[str, object]) -> bool:
         del row
@@ -31,10 +31,10 @@ class NoMedia:
         return dict(row)
 
     def stub_media(self, *_: object) -> None:
-        """Return none: prompts have no media."""
+        """Return None: prompts have no media."""
 
     def encoder(self, *_: object) -> None:
-        """Return none: prompts have no media."""
+        """Return None: prompts have no media."""
 
     def check(self, media: Media) -> None:
         del media

@@ -1,4 +1,4 @@
-"""Ends a process with the one that started it."""
+"""Ends a process together with its parent process."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process with its parent, on Linux (prctl(2)).
 
     Args:
-        parent_pid: The process that started this one. If it has died before, this process exits.
+        parent_pid: The process that started this one. If it is already dead, this process exits.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

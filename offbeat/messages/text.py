@@ -1,19 +1,21 @@
-"""Sanitising and bounding of external text for a log, a terminal, a journal, or a file of samples."""
+"""Sanitises and bounds external text for a log, a terminal, a journal, or a file of samples."""
 
 from collections.abc import Sequence
 from typing import Final
 
 LONGEST: Final = 2000
-"""Characters kept of one text: a user's exception may quote a whole response or file."""
+"""Characters kept of one text. A user's exception may quote a whole response or file."""
 
 
 SAMPLE_CHARACTERS: Final = 4096
-"""Characters kept of a prompt, or a response, of an evaluation. All samples of it go through the
-controller and wait there in memory: thousands of them, of which a model may write any length."""
+"""Characters kept of a prompt, or a response, of an evaluation.
+
+The controller holds all its samples in memory: thousands of them, and a model may write any length.
+"""
 
 
 def bounded(text: str) -> str:
-    """Return the text in at most ``SAMPLE_CHARACTERS``, and a note in the place of the middle.
+    """Return the text cut to at most ``SAMPLE_CHARACTERS``, with a note instead of the middle.
 
     Characters that UTF-8 cannot encode become question marks.
     """
@@ -26,10 +28,10 @@ def bounded(text: str) -> str:
 
 
 def printable(text: str, *, longest: int = LONGEST) -> str:
-    """Return the text without control characters, line breaks, and characters that cannot be encoded.
+    """Return the text without control characters, line breaks and unencodable characters.
 
-    Line ends and tabs become spaces; other characters that are not printable are escaped;
-    characters beyond ``longest`` are left out, and counted.
+    Line ends and tabs become spaces. Other characters that are not printable are escaped.
+    Characters beyond ``longest`` are left out and counted.
     """
     left_out = len(text) - longest
     if left_out > 0:
@@ -41,12 +43,12 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with its line ends, and with all else escaped that could act on a terminal."""
+    """Return the text with its line ends; everything else that a terminal acts on is escaped."""
     return "".join(each if each == "\n" or each.isprintable() else _escaped(each) for each in text)
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error in one line: the first one of its text that is not blank, or its type."""
+    """Return an error in one line: the first line of its text that is not blank, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return printable(lines[0]) if lines else type(error).__name__
 
@@ -57,7 +59,7 @@ def cut(text: str, longest: int) -> str:
 
 
 def list_names(names: Sequence[str], most: int) -> str:
-    """Join the first ``most`` names, and say how many more there are."""
+    """Join the first ``most`` names, and append how many more follow."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -6,10 +6,10 @@ import msgspec
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """The groups of one ``train_microbatch`` or ``prepare_logprobs`` call.
+    """Groups of one ``train_microbatch`` or ``prepare_logprobs`` call.
 
     ``payloads[i]`` are the handles of group i's columns: object references in production. They are
-    opaque to the controller. ``advantages[i][j]`` belongs to sample j of group i; empty for
+    opaque to the controller. ``advantages[i][j]`` belongs to sample j of group i. It is empty for
     ``prepare_logprobs``.
     """
 
@@ -17,12 +17,12 @@ class Chunk(msgspec.Struct, frozen=True):
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
-    group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: all count alike
-    minibatches: tuple[int, ...] = ()  # minibatch of each group, from 0; empty: there is one
+    group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: all count equally
+    minibatches: tuple[int, ...] = ()  # minibatch of each group, from 0; empty: only one
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
-    """Result of one ``train_microbatch``. Sums, not means: finish normalises them."""
+    """Result of one ``train_microbatch``. It holds sums, which finish normalises."""
 
     tokens: int  # with loss mask set
     sequences: int
@@ -31,13 +31,13 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of ``finish_train_step``. ``applied`` False: weights are as before the step."""
+    """Result of ``finish_train_step``. If ``applied`` is False, weights are as before the step."""
 
     applied: bool
     loss: float
     grad_norm: float
     learning_rate: float
-    tokens: int  # of the step, however often each is trained
+    tokens: int  # of the step, counted once even if trained repeatedly
     sequences: int
     chunks: int
     metrics: dict[str, float]
@@ -51,7 +51,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
     ranks: int
     version: int  # steps applied
-    last_step: int  # last applied step, 0 when none
+    last_step: int  # last applied step, 0 if none
     last_attempt: int
     parameters: int
     digest: str  # of the weights
@@ -60,7 +60,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that is complete on disk."""
+    """Checkpoint that is complete on disk."""
 
     version: int
     digest: str  # of the weights

@@ -10,12 +10,12 @@ def read_minor(version: str) -> tuple[int, int] | None:
 
 
 def is_within(version: str, first: str, last: str) -> bool:
-    """Return whether the minor of ``version`` is in a range; True for a custom build.
+    """Return whether the minor of ``version`` is in a range. True for a custom build.
 
     Args:
         version: The version of an installed package.
-        first: Major and minor number of the oldest one, such as ``2.11``.
-        last: Major and minor number of the newest one.
+        first: Major and minor number of the oldest version, such as ``2.11``.
+        last: Major and minor number of the newest version.
     """
     minor = read_minor(version)
     oldest, newest = read_minor(first), read_minor(last)

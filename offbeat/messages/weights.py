@@ -7,7 +7,7 @@ import msgspec
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """State of one engine. ``version`` None: it has no weights of this run."""
+    """State of one engine. If ``version`` is None, it has no weights of this run."""
 
     name: str
     incarnation: str  # changes with every process
@@ -22,7 +22,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class CanaryAnswer(NamedTuple):
-    """An engine's greedy next token for one prompt of a canary."""
+    """Greedy next token of an engine for one prompt of a canary."""
 
     token: int
     logprob: float  # natural, at temperature 1
@@ -31,19 +31,19 @@ class CanaryAnswer(NamedTuple):
 class Canary(msgspec.Struct, frozen=True):
     """Next-token distributions after a few fixed prompts, computed by the trainer from one release.
 
-    An engine with these weights computes the same logprob for each prompt's best token. Of each
+    An engine with these weights computes the same logprob for each prompt's best token. For each
     distribution the most probable tokens are kept, in falling order.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]  # natural, at temperature 1
-    tolerance: float  # nats between the two
+    tolerance: float  # nats between the trainer's and the engine's
     is_fixed: bool = False  # whether an engine may not raise the tolerance (``CanaryChecks``)
 
 
 class WeightsAck(msgspec.Struct, frozen=True):
-    """An engine has verified and now serves these weights."""
+    """Acknowledgement that an engine has verified and now serves these weights."""
 
     engine: str
     incarnation: str
@@ -59,23 +59,23 @@ class WeightsAck(msgspec.Struct, frozen=True):
 
 
 class FullReason(enum.StrEnum):
-    """Reason for which an engine gets a full release although ``sync.delta`` is set."""
+    """Reason why an engine gets a full release although ``sync.delta`` is set."""
 
     NO_BASE = "no_base"  # the trainer's process has published nothing since it started or rewound
     TOO_LARGE = "too_large"  # the changes are more than half of the full release
     UNKNOWN_BASE = "unknown_base"  # the controller does not know that the engine serves the base
-    REFUSED = "refused"  # the engine serves another release than the controller believed
+    REFUSED = "refused"  # the engine serves another release than the controller assumed
 
 
 class WeightDelta(msgspec.Struct, frozen=True):
-    """Changes that make a release from the release before it."""
+    """Changes that turn the previous release into a release."""
 
-    base: str  # digest of the release that it applies to
-    digest: str  # of its own manifest and content
+    base: str  # digest of the release to which it applies
+    digest: str  # of the delta's manifest and content
     manifest: Any  # offbeat.weight_sync.manifest.Manifest without tensors: sizes and digests
     chunks: tuple[
         Any, ...
-    ]  # handles, one per chunk of the full release or as the transport has them
+    ]  # handles, one per chunk of the full release or as the transport divides them
     nbytes: int
     changed: float  # share of the words of the full release
 
@@ -85,7 +85,7 @@ class WeightRelease(msgspec.Struct, frozen=True):
 
     ``chunks`` are opaque handles, object references in production, in the order of the manifest. A
     reference to the release keeps its bytes alive, so a restarted engine can catch up without the
-    trainer. Without a manifest the release names weights that engines were created with.
+    trainer. Without a manifest the release names the weights with which engines were created.
     """
 
     version: int
@@ -95,11 +95,11 @@ class WeightRelease(msgspec.Struct, frozen=True):
     nbytes: int
     canary: Canary | None = None  # the canary of the manifest
     delta: WeightDelta | None = None  # for engines that serve its base
-    full_reason: FullReason | None = None  # why there is no delta, where ``sync.delta`` is set
+    full_reason: FullReason | None = None  # why the delta is missing, if ``sync.delta`` is set
 
     @property
     def handles(self) -> tuple[Any, ...]:
-        """Return the handles that an engine loads: the chunks of the delta, if there is one."""
+        """Return the handles that an engine loads: the chunks of the delta, else of the release."""
         return self.chunks if self.delta is None else self.delta.chunks
 
     @property

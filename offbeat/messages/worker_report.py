@@ -6,13 +6,13 @@ import msgspec
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """Report of a worker that goes with every reply: its process, and the work since its start.
+    """Report of a worker that accompanies every reply: its process, and the work since its start.
 
-    Counts are cumulative: a report that is lost, late or repeated changes no sum.
+    Counts are cumulative, so a lost, late or repeated report changes no sum.
     """
 
     incarnation: str
-    reward_calls: int = 0  # of reward functions, their tries included
+    reward_calls: int = 0  # calls of reward functions, including retries
     cpu_s: float = 0.0
     """CPU seconds of the process, or of the thread if other components share the process.
 
@@ -21,8 +21,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 OnJoined = Callable[[str, str], None]
-"""Receives the names of a worker and of its process at its first reply, and its first after a loss."""
+"""Receives the names of a worker and its process at its first reply, and its first after a loss."""
 OnLost = Callable[[str, str], None]
-"""Receives the name of a worker and why its process is lost; again only once it was back."""
+"""Receives a worker's name and why its process is lost. Called again only after a recovery."""
 OnReport = Callable[[WorkerReport], None]
 """Receives each report of a worker."""
