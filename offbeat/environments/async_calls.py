@@ -45,7 +45,7 @@ class AsyncCalls:
         self._next_start_s = 0.0  # time of the event loop before which no call may start
 
     async def call(self, row: dict[str, object], response: str) -> object:
-        """Return the function's value, or ``BadReward`` if its service stayed unavailable.
+        """Return the function's value, or ``BadReward`` if its service stayed down or slow.
 
         Raises:
             Exception: The function's error at its last try, unless it is unavailability.

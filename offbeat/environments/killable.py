@@ -64,7 +64,7 @@ _TWICE = (
 )
 _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply | TryBegun)
 _LAST_FRAMES_S: Final = 1.0
-"""Longest wait for a killed child's last output, held open only by a process outside its group."""
+"""Longest wait for a killed child's last output. Only processes outside its group can delay it."""
 _GRACE_S: Final = 2.0
 """Time for a cancelled call to end before its process is killed, with all other calls in it."""
 

@@ -31,7 +31,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 
 MEMORY_BYTES: Final = 64 * 2**20
-"""Bytes of rows that are kept in memory. Further rows go to an unnamed temporary file."""
+"""Bytes of rows that are kept in memory. Larger sets of rows go to an unnamed temporary file."""
 
 
 class RowStore:
@@ -122,7 +122,7 @@ class FilePrompts(RowPrompts):
     environment. ``columns`` maps keys to columns of the file. If set, a row has only these keys.
 
     Raises:
-        PromptFileError: Names the line, its problem and what is expected.
+        PromptFileError: Names the line, its problem and the expected form.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from offbeat.messages.failures import StaleFence
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """Number sent with every call of the controller. Actors refuse a lower incarnation."""
+    """Run and incarnation that every controller call carries. Actors refuse a lower incarnation."""
 
     run_id: str
     incarnation: int  # counts the controller's processes in this run, from 1

@@ -20,7 +20,7 @@ STOPPED_AT_STRING: Final = "stop_string"
 
 
 LEAST_TEMPERATURE: Final = 1e-30
-"""Smallest temperature. Below it logits may exceed float32, and their logprobs be NaN."""
+"""Smallest temperature. Logits over a smaller one may exceed float32, and their logprobs be NaN."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

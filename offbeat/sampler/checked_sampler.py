@@ -26,8 +26,8 @@ class SamplerBroken(OffbeatError):
 class CheckedSampler:
     """Wraps the policy ``inner`` and raises ``SamplerBroken`` for any illegal answer.
 
-    The recipe's bound applies, whatever the policy does: no group past ``max_staleness`` is ever
-    selected. It cannot check that a policy admits enough, or that it selects in the end.
+    The recipe's bound applies to any policy: no group past ``max_staleness`` is ever selected. It
+    cannot check that a policy admits enough, or that it selects in the end.
     """
 
     inner: Sampler

@@ -1,4 +1,4 @@
-"""Defines what a staleness policy reads and what it decides."""
+"""Defines the inputs and the decisions of a staleness policy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class OutstandingGroup(Protocol):
 
     @property
     def oldest_version(self) -> int:
-        """Return the lower bound of its tokens' weight versions, or -1 while it waits."""
+        """Return a lower bound on its tokens' weight versions, or -1 while it waits."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class View(Protocol):
     """Run as a policy sees it: live, and read only. Versions are weight versions.
 
     Every value here is updated with each move of a group. So the cost of a policy that reads only
-    what it needs does not depend on the number of outstanding groups.
+    the values it needs does not depend on the number of outstanding groups.
     """
 
     @property
@@ -161,12 +161,12 @@ class Sampler(Protocol):
 
 
 def past_bound(view: View, max_staleness: int) -> list[int]:
-    """Return ready groups whose oldest token is past ``max_staleness``."""
+    """Return ready groups with their oldest token past ``max_staleness``."""
     return _older_than(view.ready_at, view.trainer_version - max_staleness)
 
 
 def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
-    """Return groups in flight whose oldest token is already past the bound."""
+    """Return groups in flight with their oldest token already past the bound."""
     return _older_than(view.in_flight_at, view.trainer_version - max_staleness)
 
 
