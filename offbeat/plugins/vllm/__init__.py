@@ -1,4 +1,4 @@
-"""vLLM behind the port of an engine: it generates, and takes weights wholly or serves nothing.
+"""vLLM behind the port of an engine: it generates, and loads weights completely or serves nothing.
 
     actor process                     engine core (vLLM)        worker, one a device (vLLM)
     VllmEngineServer  fence, acks
@@ -6,10 +6,11 @@
     WeightUpdates     transaction ---> pause, resume
     StagingArea       shared memory ---------------------------> SharedChunks: digests
                                                                  ShmTransferEngine: load
-    Verdicts          pipe <------------------------------------ ShadowModel: new layers beside the old
+    Verdicts          pipe <------------------------------------ ShadowModel: layers not in use yet
                                                                  WorkerExtension: abort
 
-These modules import vllm at their top: ``transfer_engine``, ``shadow_model``, ``shared_chunks`` and
-``worker_extension``, which run inside vLLM's processes, and ``imported_names`` and ``labelled_llm``.
-The others import them when an engine is created, so that a driver without vLLM can set up a run.
+These modules run inside vLLM's processes and import vllm at their top: ``transfer_engine``,
+``worker_fetch``, ``read_back`` and ``worker_extension``. So do ``imported_names`` and
+``labelled_llm``. The others import them when an engine is created, so a driver without vLLM can set
+up a run.
 """

@@ -1,7 +1,7 @@
-"""Turns a release of adapters into the release of the whole model that vLLM's weight transfer takes.
+"""Merges a release of adapters into a release of the whole model for vLLM's weight transfer.
 
-The sums are computed in the actor, from the files that the engine was loaded from. vLLM itself serves
-no adapters: decision 0031 says why.
+The actor computes the sums from the files that the engine was loaded from. vLLM itself serves no
+adapters (decision 0031 has the reasons).
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -33,13 +33,13 @@ _HEAD: Final = "lm_head.weight"
 
 
 class FileBase:
-    """The model of a directory, to which adapters are added in host memory. Thread-safe.
+    """Model of a directory, to which adapters are added in host memory. Thread-safe.
 
-    Chunks without an adapted matrix are packed once and kept; the others are packed per release.
+    Chunks without an adapted matrix are packed once and kept. The others are packed per release.
     """
 
     def __init__(self, path: str, coverage: Coverage) -> None:
-        """Read names only; the weights are read with the first release.
+        """Read names only. The first release reads the weights.
 
         Raises:
             OSError: A file cannot be read.
@@ -60,7 +60,7 @@ class FileBase:
         self._one_at_a_time = threading.Lock()
 
     def whole(self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]) -> WeightRelease:
-        """Verify a release of adapters; return the release of the model with them added.
+        """Verify a release of adapters and return the release of the model with them added.
 
         Raises:
             TransferRefused: It does not fit this base, or arrived damaged.

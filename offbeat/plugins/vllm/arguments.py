@@ -16,11 +16,11 @@ from offbeat.weight_sync.wire_format import find_wire_format
 TRANSFER_BACKEND: Final = "offbeat_shm"
 _EXTENSION: Final = "offbeat.plugins.vllm.worker_extension.WorkerExtension"
 _OF_THE_ACTOR: Final = ("weight_transfer_config", "worker_extension_cls")
-"""Arguments that the recipe may not set: the weight transfer and the end of processes need them."""
+"""Arguments that the recipe may not set, because weight transfer and process cleanup need them."""
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return the keyword arguments of ``AsyncEngineArgs``, except those of the weight transfer."""
+    """Return the keyword arguments of ``AsyncEngineArgs``, except for the weight transfer."""
     config = of_kind(VllmGeneratorConfig, spec.generator)
     vllm = config.vllm
     return {
@@ -30,12 +30,12 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_sequences,
-        "scheduling_policy": "priority",  # canaries before samples; among samples, first come
+        "scheduling_policy": "priority",  # canaries before samples, then in order of arrival
         "tensor_parallel_size": vllm.tensor_parallel,
         "pipeline_parallel_size": vllm.pipeline_parallel,
         "enable_expert_parallel": vllm.expert_parallel,
         "distributed_executor_backend": "mp",
-        # token ids in, token ids out; text is looked at for stop strings alone
+        # token ids in, token ids out: only stop strings need text
         "skip_tokenizer_init": not find_tokenizer_files(spec.model.path),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
@@ -54,9 +54,10 @@ def _of_the_cpu_build(config: VllmGeneratorConfig) -> dict[str, Any]:
 
 
 def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
-    """Return the arguments of an engine whose weights all come quantized, in releases.
+    """Return the arguments of an engine that gets all its weights quantized, in releases.
 
-    Its files are not: vLLM would read them into float8 without scales. So it loads none.
+    The files are not quantized, and vLLM would read them into float8 without scales. So the engine
+    loads none of them.
     """
     if spec.quantize is None:
         return {}
@@ -69,9 +70,9 @@ def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
 def logprobs_mode(config: VllmGeneratorConfig) -> str:
     """Return the vLLM mode whose logprobs are of ``softmax(logits / temperature)``, untruncated.
 
-    vLLM's raw logprobs are of temperature 1, before any filter. Its processed ones are cut by
-    ``min_p``, ``top_k`` and ``top_p`` (vllm/v1/sample/sampler.py, 0.32). No mode fits another
-    temperature together with a filter; the config refuses that.
+    vLLM's raw logprobs are of temperature 1, before any filter. ``min_p``, ``top_k`` and ``top_p``
+    cut its processed ones (vllm/v1/sample/sampler.py, 0.32). No mode fits another temperature
+    together with a filter, so the config refuses that.
     """
     return "raw_logprobs" if config.sampling.temperature == 1 else "processed_logprobs"
 

@@ -1,6 +1,6 @@
 """Calls to vLLM during a weight sync.
 
-Each has a name and a deadline, and fails if the core dies.
+Each call has a name and a deadline, and fails if the core dies.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class CallRefused(OffbeatError):
 
 
 class Calls:
-    """Makes named calls with a deadline to one engine."""
+    """Named calls to one engine, each with a deadline."""
 
     def __init__(self, engine: VllmEngine, deadline_s: float) -> None:
         self._engine, self._deadline_s = engine, deadline_s
@@ -49,11 +49,11 @@ class Calls:
     async def however_long(self, what: str, reply: Awaitable[T]) -> T:
         """Await a reply without a deadline.
 
-        Used for work as long as sampling, which the caller bounds.
+        For work that lasts as long as sampling. The caller limits its time.
         """
         try:
             return await self._engine.answered(f"take weights ({what})", reply)
         except OffbeatError:
             raise
-        except Exception as error:  # a worker's error arrives as text in a plain Exception
+        except Exception as error:  # vLLM sends a worker's error as text in a plain Exception
             raise CallRefused(what, first_line(error)) from error

@@ -1,6 +1,6 @@
 """Checks vLLM and its engine arguments, for a recipe that uses it.
 
-Modules that need vLLM are imported on use: they import torch and transformers, which takes seconds.
+Modules that need vLLM are imported on use, because torch and transformers need seconds to import.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 
 def check_vllm(config: RunConfig) -> Iterator[Finding]:
-    """Check the vLLM section; import vLLM only when the recipe has arguments to look up."""
+    """Check the vLLM section. Import vLLM only if the recipe has arguments to look up."""
     from offbeat.plugins.vllm.errors import INSTALL
     from offbeat.plugins.vllm.lazy_import import vllm_version
 
@@ -56,7 +56,7 @@ def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
-    """Report what vLLM's workers fetch of a reshard, as far as the recipe determines it."""
+    """Report which weights vLLM's workers fetch in a reshard, as far as the recipe tells."""
     if trainer_ranks(config) == 1:
         yield ok(
             "weight sync",

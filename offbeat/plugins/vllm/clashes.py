@@ -1,6 +1,6 @@
-"""Finds settings of vLLM's engines that cannot work, and says what to set instead.
+"""Finds settings of vLLM's engines that cannot work, and suggests fixes.
 
-vLLM itself is not needed.
+vLLM need not be installed.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _ELSEWHERE: Final = {
     "enable_expert_parallel": "generator.vllm.expert_parallel",
     "data_parallel_size": "generator.engines",
 }
-"""Arguments of vLLM that have a key of their own in a recipe."""
+"""Arguments of vLLM that have their own key in a recipe."""
 
 _SEVERAL_MACHINES: Final = frozenset(
     {"distributed_executor_backend", "master_addr", "master_port", "nnodes", "node_rank"}
@@ -33,7 +33,7 @@ _SEVERAL_MACHINES: Final = frozenset(
 """Arguments of vLLM that spread an engine over machines."""
 
 _LEAST_TEMPERATURE: Final = 0.01
-"""vLLM's ``SamplingParams`` replaces a lower temperature by it, with a line in its log."""
+"""Lowest temperature of vLLM's ``SamplingParams``. It raises lower ones to this, and logs that."""
 
 _LORA: Final = frozenset(
     {
@@ -44,7 +44,7 @@ _LORA: Final = frozenset(
         "enable_tower_connector_lora",
         "fully_sharded_loras",
         "lora_dtype",
-        "lora_modules",  # of ``vllm serve`` alone, and what its users look for
+        "lora_modules",  # only of ``vllm serve``, but users look for it
         "lora_target_modules",
         "max_cpu_loras",
         "max_lora_cls_labels",
@@ -57,7 +57,7 @@ _LORA: Final = frozenset(
 
 
 def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings of a recipe with vLLM engines that do not go together."""
+    """Yield settings of a recipe with vLLM engines that contradict each other."""
     generator = of_kind(VllmGeneratorConfig, config.generator)
     yield from _releases_set_the_quantization(config, generator)
     yield from _workers_record_what_they_receive(config, generator)
@@ -84,7 +84,7 @@ def _releases_set_the_quantization(
 def _workers_record_what_they_receive(
     config: RunConfig, generator: VllmGeneratorConfig
 ) -> Iterator[Clash]:
-    """Yield engines whose workers cannot receive: only workers whose layout is recorded do."""
+    """Yield engines with workers that cannot receive, because their layout is not recorded."""
     wire, devices = wire_of(config.sync), (trainer_device(config.trainer), generator.device)
     if wire == "tcp" or not all(each.startswith("cuda") for each in devices):
         return
@@ -139,7 +139,7 @@ def _adapters_are_added_to_the_weights(generator: VllmGeneratorConfig) -> Iterat
 
 def _devices_of_an_engine_are_reserved(generator: VllmGeneratorConfig) -> Iterator[Clash]:
     devices = generator.vllm.tensor_parallel * generator.vllm.pipeline_parallel
-    shares_one = devices == 1 and 0 < generator.gpus < 1  # with another engine, or the trainer
+    shares_one = devices == 1 and 0 < generator.gpus < 1  # with another engine or the trainer
     if generator.device != "cpu" and generator.gpus not in (0, devices) and not shares_one:
         yield Clash(
             (

@@ -1,7 +1,7 @@
 """Checks that a release contains exactly the tensors that the engine was loaded from.
 
-vLLM does not report a tensor that is missing from an update: it stays stale, or is uninitialized
-memory.
+vLLM does not report a tensor that is missing from an update. The tensor stays stale, or is
+uninitialized memory.
 """
 
 import json
@@ -31,9 +31,9 @@ class Coverage:
     """Names, shapes and types of the checkpoint that an engine was loaded from."""
 
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
-    dtype: str  # type that the engine computes in
+    dtype: str  # computation dtype of the engine
     tied: bool  # whether the output head is the embedding
-    # Tensors that the model itself does not read: no trainer has them, and no release needs them
+    # Tensors that the model itself does not read: no trainer has them and no release needs them
     unread: frozenset[str] = frozenset()
 
     def check(self, epoch: int, manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ class Coverage:
 
         Raises:
             CoverageRefused: Tensors are missing or unknown.
-            TransferRefused: A tensor is of another shape or type than the engine's.
+            TransferRefused: A tensor's shape or type differs from the engine's.
         """
         names = {spec.name for spec in manifest.tensors}
         optional = self.unread | ({_HEAD} if self.tied else set[str]())
@@ -62,9 +62,9 @@ class Coverage:
 
 
 def coverage_of(model_path: str, dtype: str, quantize: str | None = None) -> Coverage:
-    """Read the headers of a Hugging Face directory's safetensors files; return the coverage.
+    """Return the coverage, read from the headers of a Hugging Face directory's safetensors files.
 
-    ``quantize``: how an engine holds the matrices of these files; None: as they are.
+    ``quantize``: format in which an engine holds the matrices of these files. None: unchanged.
     """
     folder = Path(model_path)
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -89,9 +89,9 @@ def coverage_of(model_path: str, dtype: str, quantize: str | None = None) -> Cov
 def _unread_names(names: Iterable[str], settings: Mapping[str, object]) -> Iterator[str]:
     """Yield the names of the tensors that vLLM and transformers both leave out.
 
-    They predict further tokens (MTP), which only a drafter of speculative decoding does: layers behind
-    the last one of the model, as in GLM-4.5 and DeepSeek-V3, or with a name of their own, as in
-    Qwen3-Next. Or they are frequencies of positions, which old files of Llama hold for each layer.
+    Some predict further tokens (MTP), which only a drafter of speculative decoding does. They are
+    layers behind the model's last one, as in GLM-4.5 and DeepSeek-V3, or have their own name, as in
+    Qwen3-Next. Others are position frequencies, which old files of Llama hold for each layer.
     """
     text = settings.get("text_config")
     sizes = cast("Mapping[str, object]", text if isinstance(text, Mapping) else settings)

@@ -3,13 +3,13 @@
 waiter         waits for                      woken by
 a request      the gate                       the end of a weight sync, good or bad
 a request      its answer                     vLLM's output handler
-``state``      nothing: a heartbeat that is not answered in time is found by the next call
+``state``      nothing: the next call finds a heartbeat that was not answered in time
 
 Converts prompts, with pictures or without, to vLLM's inputs. Depends on the option ``images``.
 
-vLLM usually gets a picture file and one placeholder token, runs the image processor itself and expands
-the placeholder. A request has both done: the values go to the model as they are, so that engine and
-trainer compute from the same numbers, and the token ids stay those of the group.
+vLLM usually gets a picture file and one placeholder token, runs the image processor itself and
+expands the placeholder. A request already contains both results. The pixel values go to the model
+unchanged, so engine and trainer compute from the same numbers. The token ids are the group's.
 
 Legend: I pictures, C channels, H height, W width, K placeholder tokens of a picture.
 """
@@ -42,10 +42,10 @@ _MODALITY = "image"
 
 
 class PromptInputs:
-    """Makes the inputs of one engine."""
+    """Builder of the inputs of one engine."""
 
     def __init__(self, library: Library, rules: MediaRules) -> None:
-        """``rules`` are the media rules of the served model."""
+        """``rules``: media rules of the served model."""
         self._vllm, self._rules = library, rules
 
     def of(self, prompt_ids: Sequence[int], media: Media | None, salt: str) -> Any:  # noqa: ANN401
@@ -54,7 +54,7 @@ class PromptInputs:
         Args:
             prompt_ids: Token ids, with the placeholder tokens of each picture.
             media: The pictures, checked against the rules of the model.
-            salt: What is cached of the prompt, is read by prompts of the same salt alone.
+            salt: Only prompts with the same salt read the cached values of this prompt.
         """
         ids = list(prompt_ids)
         if media is None:
@@ -68,8 +68,8 @@ class PromptInputs:
         )
 
     def _values(self, pictures: Pictures) -> Any:  # noqa: ANN401
-        """Return the arguments of the model's tower: each picture is an item of one tile."""
-        # torch and transformers, which a process with a handle of the actor need not load.
+        """Return the arguments of the model's vision tower: each picture is an item of one tile."""
+        # A process that only has a handle of the actor need not load torch and transformers.
         import torch
         from transformers import BatchFeature
 
@@ -90,7 +90,7 @@ class PromptInputs:
         return self._vllm.MultiModalKwargsItems.from_hf_inputs(BatchFeature(tower), fields)
 
     def _ranges(self, ids: list[int], media: Media) -> list[Any]:
-        """Return where the features of each picture go; a gap in its placeholders stays as it is."""
+        """Return the places of each picture's features; gaps between its placeholders are kept."""
         import torch
 
         ranges = list[Any]()
@@ -102,9 +102,9 @@ class PromptInputs:
 
 
 def _names(pictures: Pictures, salt: str) -> list[str]:
-    """Return the names under which vLLM keeps the features of each picture.
+    """Return the names under which vLLM caches the features of each picture.
 
-    They have the salt: features of older weights are never read.
+    The names contain the salt, so features of older weights are never read.
     """
     rows = pictures.values.reshape(len(pictures.sizes), -1)
     digests = [hashlib.blake2b(each.tobytes(), digest_size=16).hexdigest() for each in rows]
@@ -119,7 +119,7 @@ _DIED: Final = "the engine core has died"
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request that is not answered. ``fate`` determines how an abort by vLLM is treated."""
+    """An unanswered request. ``fate`` determines how an abort by vLLM is handled."""
 
     samples: int
     fate: Literal["aborted", "again", "lost"] = "aborted"
@@ -128,8 +128,8 @@ class _Open:
 class VllmEngine:
     """One ``AsyncLLM``. All methods belong to the event loop of the first call.
 
-    It serves after ``serve``. After ``lose`` its weights are of no version: it stays paused, and
-    every request raises ``EngineUnavailable`` until the next ``serve``.
+    It serves after ``serve``. After ``lose`` its weights are of no version. It then stays paused,
+    and every request raises ``EngineUnavailable`` until the next ``serve``.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class VllmEngine:
         self._gate.set()
         self._salt, self._canaries = "", itertools.count()
         self._not_serving = "it holds no weights of this run"
-        self._gone = ""  # reason why it will never serve again; empty while it can
+        self._gone = ""  # reason why it will never serve again; empty if it can
         self._busy_s, self._busy_since = 0.0, 0.0
         self._heartbeat: asyncio.Future[str] | None = None
         self._heartbeat_since = 0.0
 
-    # --- its account of itself --------------------------------------------------------------------
+    # --- its state --------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -175,7 +175,7 @@ class VllmEngine:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since start in which there was a request to decode, pauses excluded."""
+        """Seconds since start in which a request could be decoded, pauses excluded."""
         return self._busy_s + (self._clock() - self._busy_since if self._is_busy else 0.0)
 
     @property
@@ -186,7 +186,7 @@ class VllmEngine:
         """Raise unless the engine's processes live and answer.
 
         Raises:
-            EngineUnavailable: They have ended or hang, or were given up.
+            EngineUnavailable: They have ended, hang, or were declared dead.
         """
         if not self._gone and self.llm.errored:
             self._gone = _DIED
@@ -198,7 +198,7 @@ class VllmEngine:
         """Raise if the engine is already known to be gone.
 
         Raises:
-            EngineUnavailable: Its processes have ended or hang, or were given up.
+            EngineUnavailable: Its processes have ended, hang, or were declared dead.
         """
         if self._gone:
             raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
@@ -206,8 +206,8 @@ class VllmEngine:
     async def answered(self, during: str, reply: Awaitable[T]) -> T:
         """Await a reply of the engine core, or raise when the core dies.
 
-        vLLM never answers a call to a core that has died: it ends its output handler and the
-        requests that wait for tokens, but not this call.
+        vLLM never answers a call to a dead core. It ends its output handler and the requests that
+        wait for tokens, but not this call.
 
         Raises:
             EngineUnavailable: The core has died.
@@ -227,7 +227,7 @@ class VllmEngine:
     # --- requests ---------------------------------------------------------------------------------
 
     async def warm_up(self) -> None:
-        """Run a first request, which compiles what later ones use and shows that tokens come out.
+        """Run a first request, which compiles code for later ones and proves that tokens come out.
 
         The tokens are of no version and are discarded.
         """
@@ -235,10 +235,10 @@ class VllmEngine:
         await self._final(self._inputs.of([0, 0], None, "warm-up"), params, "warm-up")
 
     async def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
-        """Return the most probable next token after each prompt, as the model computes it now.
+        """Return the most probable next token after each prompt under the current weights.
 
-        The calls bypass the gate, run ahead of waiting samples, and do not read the prefix cache,
-        which may hold keys of other weights.
+        The calls bypass the gate and run ahead of waiting samples. They do not read the prefix
+        cache, which may hold keys of other weights.
         """
         params = self._params(
             n=1,
@@ -265,13 +265,13 @@ class VllmEngine:
         ]
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Return the finished samples of a request; cancelling the call removes it from the engine.
+        """Return the finished samples of a request. Cancelling the call removes it from the engine.
 
         A request waits during the swap of a sync. With ``pause: abort``, running requests are
         restarted.
 
         Raises:
-            InvalidRequest: The engine can never serve it, or its id is open.
+            InvalidRequest: The engine can never serve it, or an open request has the same id.
             EngineUnavailable: Its weights are of no version, or its processes have ended.
         """
         self._limits.check(request)
@@ -298,7 +298,7 @@ class VllmEngine:
             self._check_serving()
             opened.fate = "aborted"
             completions = await self._completions(request)
-            # A sample that ends before the canary has passed is not answered yet
+            # A sample that ends before the canary passes is answered only afterwards
             await self._gate.wait()
             fate = self._open[request.request_id].fate  # other tasks set it meanwhile
             if fate == "lost":
@@ -346,12 +346,12 @@ class VllmEngine:
         final_only = self._vllm.RequestOutputKind.FINAL_ONLY
         return self._vllm.SamplingParams(**arguments, output_kind=final_only)
 
-    # --- what a weight sync does ------------------------------------------------------------------
+    # --- for weight syncs -------------------------------------------------------------------------
 
     def close_gate(self, *, start_anew: bool) -> None:
         """Make new requests wait.
 
-        With ``start_anew``, requests that vLLM aborts from here on are restarted.
+        With ``start_anew``, requests that vLLM aborts from now on are restarted.
         """
         self._account()
         self._gate.clear()
@@ -360,7 +360,7 @@ class VllmEngine:
                 opened.fate = "again"
 
     def open_gate(self) -> None:
-        """Release waiting requests, which continue, or fail if the engine has no version."""
+        """Release waiting requests. They continue, or fail if the engine has no version."""
         self._account()
         self._gate.set()
 
@@ -372,7 +372,7 @@ class VllmEngine:
         self._salt, self._not_serving = f"{label_of(version)}.{epoch}", ""
 
     async def lose(self, problem: str) -> None:
-        """Mark the weights as of no version: end running requests and refuse new ones."""
+        """Mark the weights as of no version, end running requests and refuse new ones."""
         self._not_serving = problem
         for opened in self._open.values():
             opened.fate = "lost"
@@ -380,7 +380,7 @@ class VllmEngine:
         await self.llm.abort(list(self._open))
 
     def give_up(self, problem: str) -> None:
-        """Declare the engine dead: it cannot recover."""
+        """Declare the engine dead, because it cannot recover."""
         self._gone = problem
 
     async def close(self) -> None:
@@ -394,7 +394,7 @@ class VllmEngine:
     # --- inside -----------------------------------------------------------------------------------
 
     def _check_text(self, request: GenerateRequest) -> None:
-        """Refuse stop strings without a tokenizer: vLLM would pass over them without a word."""
+        """Refuse stop strings without a tokenizer, because vLLM would ignore them silently."""
         if request.sampling.stop and self.llm.tokenizer is None:
             problem = "stop strings need the text of tokens, and the model has no tokenizer"
             raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX)
@@ -408,9 +408,9 @@ class VllmEngine:
         return bool(self._open) and self._gate.is_set()
 
     def _account(self) -> None:
-        """Account for the time up to now.
+        """Add the time up to now to the busy time, if the engine is busy.
 
-        Call before and after a change that decides what it counts as.
+        Call it before and after each change that affects whether the engine is busy.
         """
         now = self._clock()
         if self._is_busy:
@@ -418,11 +418,11 @@ class VllmEngine:
         self._busy_since = now
 
     def _heartbeat_problem(self) -> str:
-        """Return the problem of the last heartbeat, if it failed or is overdue; send the next when due."""
+        """Return why the last heartbeat failed or is late, else an empty string. Send one if due."""
         beat, deadline_s = self._heartbeat, self._heartbeat_deadline_s
         if beat is not None and not beat.done():
             overdue = self._clock() - self._heartbeat_since > deadline_s
-            waits = not self._gate.is_set()  # for a sync, whose calls have deadlines of their own
+            waits = not self._gate.is_set()  # for a sync, whose calls have their own deadlines
             hung = overdue and not waits
             return f"the engine core answered nothing for {deadline_s:g} s" if hung else ""
         if beat is not None and (failure := beat.exception()):

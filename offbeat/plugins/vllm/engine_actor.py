@@ -10,6 +10,6 @@ class VllmEngineActor(EngineActor, VllmEngineServer):
     """Ray actor of a vLLM engine. Its first reply comes after a real request has passed through."""
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
-        """``started``: a running engine to use as it is; tests share it."""
+        """``started``: a running engine to use unchanged; tests share it."""
         place = prepared(spec.name, spec.run_dir, spec.sharing)
         super().__init__(spec, place, started)

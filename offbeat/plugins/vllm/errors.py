@@ -4,7 +4,7 @@ from offbeat.messages.failures import FixableError, OffbeatError
 
 
 class VllmMissing(OffbeatError):
-    """The recipe needs vLLM, and this Python environment does not have it."""
+    """vLLM, which the recipe needs, is missing from this Python environment."""
 
     detail: str
 
@@ -19,7 +19,7 @@ class EngineArgsRefused(FixableError):
 
 
 class RopeDiffers(OffbeatError):
-    """A model for which vLLM would use other rotary frequencies than the trainer."""
+    """A model for which the rotary frequencies of vLLM and the trainer would differ."""
 
     max_model_len: int
     bound: int
@@ -37,7 +37,7 @@ class RopeDiffers(OffbeatError):
 
 
 class PicturesUnserved(OffbeatError):
-    """An image-text model of a family whose pictures vLLM does not compute here."""
+    """An image-text model of a family for which vLLM computes no pictures here."""
 
     model_type: str
     served: tuple[str, ...]

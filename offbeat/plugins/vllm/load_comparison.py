@@ -1,7 +1,8 @@
-"""The load leg of ``offbeat verify-weights`` for a vLLM engine: each worker compares what it computes with.
+"""The load leg of ``offbeat verify-weights`` for a vLLM engine: each worker compares its weights.
 
-The release is where it was loaded from: in the memory that actor and workers share, or in the buckets
-that a worker fetched itself. Chunk by chunk, so that decoding goes on in between.
+The release is still in the memory from which it was loaded: shared by actor and workers, or the
+buckets that a worker fetched itself. The comparison goes chunk by chunk, so decoding continues in
+between.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from offbeat.plugins.vllm.calls import Calls
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import TensorDifference
 
-if TYPE_CHECKING:  # it imports torch, which a process that gets a handle does without
+if TYPE_CHECKING:  # it imports torch, which a process that only has a handle need not load
     from offbeat.weight_sync.chunks import WeightChunk
 
 Placed = tuple[str, list[int], str, int, int]
@@ -22,11 +23,11 @@ Extent = tuple[int, int, str]
 """Offset, bytes and digest of a chunk in the shared memory."""
 
 Comparison = list[str]
-"""Answer of a worker: nothing; or tensor, region and detail of a difference; or why it cannot compare."""
+"""Answer of a worker: empty, or tensor, region and detail of a difference, or the problem."""
 
 
 class NotCompared(OffbeatError):
-    """Weights of an engine that cannot be compared with those of its release."""
+    """Weights of an engine that cannot be compared with its release."""
 
     problem: str
 
@@ -39,14 +40,14 @@ class LoadedRelease(NamedTuple):
 
     epoch: int
     manifest: Manifest
-    chunks: "Sequence[WeightChunk]"  # by which the workers loaded it
+    chunks: "Sequence[WeightChunk]"  # one per load call of the workers
     offsets: (
         Sequence[int] | None
-    )  # of the chunks in the shared memory; None: fetched by each worker
+    )  # of the chunks in the shared memory; None: each worker fetched them
 
 
 async def first_difference(llm: Any, call: Calls, loaded: LoadedRelease) -> TensorDifference | None:  # noqa: ANN401 -- vLLM's AsyncLLM
-    """Return the first region, in the order of the release, that a worker computes otherwise with.
+    """Return the first region, in the order of the release, that differs in a worker.
 
     Raises:
         NotCompared: A worker cannot read its weights back, or the release is not in memory any more.
@@ -72,7 +73,7 @@ async def first_difference(llm: Any, call: Calls, loaded: LoadedRelease) -> Tens
 
 
 def placed(chunk: "WeightChunk", start: int) -> list[Placed]:
-    """Return where the tensors of a chunk lie that begins at ``start``."""
+    """Return the places of the tensors of a chunk that begins at ``start``."""
     return [
         (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)
         for spec in chunk.specs

@@ -1,4 +1,4 @@
-"""Converts this package's requests to vLLM's, and vLLM's results to this package's.
+"""Converts this package's requests to vLLM's requests, and vLLM's results to this package's.
 
 Legend: G samples of a request, N tokens over all of them.
 """
@@ -15,7 +15,7 @@ from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, Gene
 from offbeat.messages.groups import VersionSpans
 
 NO_VERSION: Final = "default"
-"""vLLM's label for unnamed weights: those it was started with, or a mixture."""
+"""vLLM's label for unnamed weights: the ones loaded at start, or a mixture."""
 
 _FINISHED: Final = {"stop": "stop", "length": "length", "repetition": "stop"}
 
@@ -26,14 +26,14 @@ def label_of(version: int) -> str:
 
 
 def version_of(label: str) -> int | None:
-    """Return the weight version of vLLM's label; None for weights that are not of the run."""
+    """Return the weight version of vLLM's label, or None for weights that are not of the run."""
     return None if label == NO_VERSION else int(label)
 
 
 def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``SamplingParams``.
 
-    Sample i draws with seed + i, so the seed is hashed first: seeds of two groups may be
+    Sample i draws with seed + i. The seed is hashed first, because the seeds of two groups may be
     neighbours.
     """
     sampling = request.sampling
@@ -45,16 +45,16 @@ def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "max_tokens": sampling.max_new_tokens,
-        "ignore_eos": True,  # the tokenizer's end is not the model's: ``end_ids`` says what ends
+        "ignore_eos": True,  # the tokenizer's end can differ from the model's: see ``end_ids``
         "stop_token_ids": [*dict.fromkeys((*end_ids, *sampling.stop_token_ids))],
         "seed": seed,
-        "logprobs": 0,  # of the drawn token alone
+        "logprobs": 0,  # only of the drawn token
         "flat_logprobs": True,
-        # Its ``include_stop_str_in_output`` stays off. It changes only vLLM's text, which is not read:
+        # ``include_stop_str_in_output`` stays off. It only changes vLLM's text, which is not read:
         # all tokens are returned. With it, the text of a stop token could complete a stop string.
         "stop": list(sampling.stop),
         "detokenize": bool(sampling.stop),
-        "skip_special_tokens": False,  # a stop string may have one, as agents see them
+        "skip_special_tokens": False,  # a stop string may contain one, because agents see them
         "skip_reading_prefix_cache": False,
     }
 
@@ -101,13 +101,13 @@ def _finish_reason(completion: Any) -> str:  # noqa: ANN401 - vLLM may not be in
 
 
 def _after_the_first(spans: Sequence[VersionSpans | None]) -> tuple[int, ...]:
-    """Return, per sample, the tokens after its first version: they all attended to older keys."""
+    """Return, per sample, the tokens after its first version, which attended to older keys."""
     later = tuple(sum(count for _, count in (sample or ())[1:]) for sample in spans)
     return later if any(later) else ()
 
 
 def _spans(completion: Any) -> VersionSpans | None:  # noqa: ANN401 - vLLM may not be installed
-    """Return (version, count) runs, equal neighbours joined; None if any token has no version."""
+    """Return (version, count) runs without equal neighbours, or None if a token has no version."""
     spans = list[tuple[int, int]]()
     for span in completion.weight_versions or ():
         version = version_of(span.version)

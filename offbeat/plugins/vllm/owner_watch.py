@@ -1,12 +1,12 @@
 """Watcher process that ends an engine's processes when the actor that started them ends.
 
-vLLM's engine core is stopped by its owner. If the owner is killed, the core and its workers would
-keep their memory (on a GPU, all of it) while the actor restarts, and a core that has just started
-would wait minutes for its first message. So a small process watches the owner, and once it has
-ended kills the processes that it started. It also removes what those would have removed: their
-sockets, and their named shared memory.
+vLLM's owner process normally stops the engine core. If the owner is killed, the core and its
+workers would keep their memory (on a GPU, all of it) while the actor restarts. A core that has just
+started would wait minutes for its first message. So a small process watches the owner. Once the
+owner has ended, the watcher kills the processes that the owner started. It also removes their
+sockets and their named shared memory, which they would have removed themselves.
 
-This file is also that process's program: it uses the standard library only.
+This file is also the watcher's program, so it uses only the standard library.
 """
 
 import os
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "OFFBEAT_ENGINE_OWNER"
-"""Environment variable that marks the engine's processes and their children; see ``/proc``."""
+"""Environment variable that marks the engine's processes and their children (see ``/proc``)."""
 
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 """Names the folder of vLLM's sockets. The path of a socket is limited to about a hundred
@@ -30,7 +30,7 @@ characters."""
 _TRACKER: Final = b"multiprocessing.resource_tracker"
 """Part of the command line of Python's resource tracker, which removes shared memory at the end."""
 
-_TRACKER_S: Final = 10.0  # for the processes of a dead owner to remove what they shared
+_TRACKER_S: Final = 10.0  # time for a dead owner's processes to remove their shared memory
 
 # References that keep the watchers running as long as this process
 _WATCHERS: Final = list[subprocess.Popen[bytes]]()
@@ -61,10 +61,10 @@ def own_engine_processes() -> None:
 
 
 def end_with(owner: int, mark: str, sockets: str) -> None:
-    """Wait until ``owner``, a pid file descriptor, ends; then kill the processes with the mark.
+    """Wait until ``owner``, a pid file descriptor, ends, then kill the processes with the mark.
 
-    Processes started meanwhile inherit the mark, so this repeats until none is left. Afterwards the
-    folder ``sockets`` is removed.
+    Processes started meanwhile inherit the mark, so this repeats until none is left. At the end it
+    removes the folder ``sockets``.
     """
     _wait_for(owner)
     while marked := _bearing(f"{MARK}={mark}".encode()):

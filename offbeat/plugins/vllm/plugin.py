@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class VllmPlugin(EnginePlugin):
-    """Serves a model with vLLM, which needs an environment of its own."""
+    """Serves a model with vLLM, which needs a separate environment."""
 
     section = VllmGeneratorConfig
     needs_ray_because = "vLLM starts processes and patches torch in its own"
@@ -45,17 +45,17 @@ class VllmPlugin(EnginePlugin):
         yield from check_vllm(config)
 
     def check_weight_sync(self, config: "RunConfig") -> Iterator[Finding]:
-        """Say what the workers of an engine fetch from the trainer ranks."""
+        """Report which weights the workers of an engine fetch from the trainer ranks."""
         from offbeat.plugins.vllm.checks import check_vllm_sync
 
         yield from check_vllm_sync(config)
 
     def check_model(self, config: "RunConfig") -> Iterator[Finding]:
-        """Check that vLLM computes the model as the trainer does, and loads what it sends."""
+        """Check that vLLM computes the model as the trainer does, and can load its weights."""
         from offbeat.plugins.vllm.checks import check_vllm_model
 
         yield from check_vllm_model(config)
-        if "fp8_block" in plugins_of("wire_format"):  # it knows which pairs of formats fit
+        if "fp8_block" in plugins_of("wire_format"):  # the option knows which pairs of formats fit
             from offbeat.plugins.vllm.precision_check import check_precision
 
             yield from check_precision(config)

@@ -69,7 +69,7 @@ def check_precision(config: RunConfig) -> list[Finding]:
 def _engine_scheme(
     config: RunConfig, generator: VllmGeneratorConfig, settings: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return the key that quantizes the engines' weights, and the scheme; empty: none does."""
+    """Return the key that quantizes the engines' weights, and the scheme, empty if none does."""
     if config.sync.quantize is not None:
         return "sync.quantize", config.sync.quantize
     given = generator.vllm.engine_args
@@ -117,5 +117,5 @@ def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, .
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    """Return the model's config, which ``check`` has read before."""
+    """Return the model's config. ``check`` has read it before."""
     return cast("dict[str, Any]", json.loads((folder / "config.json").read_bytes()))

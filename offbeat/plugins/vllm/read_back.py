@@ -1,9 +1,9 @@
-"""Compares what a vLLM worker computes with with a release, under the names of the release.
+"""Compares a vLLM worker's weights with a release, under the names of the release.
 
-A worker's parameters join several tensors (``qkv_proj``), are cut over ranks and, on CPU, packed for
-kernels, so that no memory holds their values any more. A kernel's matrix still shows in what it
-computes from unit vectors: one column each, exact but for the sign of zeros. The recording of the
-loader contains which region of which tensor has become which elements of a parameter.
+A worker's parameters join several tensors (``qkv_proj``), are cut over ranks and, on CPU, packed
+for kernels. Then no memory holds their values any more. But a kernel shows its matrix in the
+results for unit vectors: one column each, exact but for the sign of zeros. The recording of the
+loader maps each region of each tensor to elements of a parameter.
 """
 
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
@@ -25,7 +25,7 @@ from offbeat.weight_sync.region import Shape
 from offbeat.weight_sync.served import TensorDifference
 
 _KNOWN: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""Methods whose layers have a matrix as it is, or packed by a kernel that is called with vectors."""
+"""Methods whose layers hold a plain matrix, or one packed for a kernel that multiplies vectors."""
 
 _AT_ONCE: Final = 256  # unit vectors
 
@@ -35,7 +35,7 @@ class NotComparable(Exception):
 
 
 class _Values(NamedTuple):
-    """Values of a parameter somewhere."""
+    """Values of a parameter, and the place where they were read."""
 
     tensor: Tensor
     where: str
@@ -54,7 +54,7 @@ class WorkerWeights:
         self._last: tuple[str, list[_Values]] = "", []
 
     def first_difference(self, tensors: Iterable[tuple[str, Tensor]]) -> TensorDifference | None:
-        """Return the first region of these tensors that this worker computes otherwise with.
+        """Return the first region of these tensors that differs in this worker.
 
         Raises:
             NotComparable: A parameter cannot be read.
@@ -83,7 +83,7 @@ class WorkerWeights:
         return None
 
     def _values_of(self, parameter: str) -> list[_Values]:
-        if self._last[0] != parameter:  # tensors that are joined follow each other
+        if self._last[0] != parameter:  # joined tensors follow each other
             self._last = parameter, list(self._read(parameter))
         return self._last[1]
 
@@ -99,7 +99,7 @@ class WorkerWeights:
         if in_memory:
             yield _Values(tensor.detach().contiguous(), "in memory", signs_zeros=True)
         packed = False
-        for layer in self._model.modules():  # a tied head packs the matrix of the embedding again
+        for layer in self._model.modules():  # a tied head packs the embedding's matrix again
             if layer is owner or layer._parameters.get(key) is tensor:
                 _check_known(parameter, layer)
                 if key == "weight" and hasattr(layer, "cpu_linear"):

@@ -1,4 +1,4 @@
-"""Layout of a vLLM engine, recorded by its workers once and kept as long as they live."""
+"""Layout of a vLLM engine. Its workers record it once, and it is kept as long as they live."""
 
 import asyncio
 
@@ -20,14 +20,14 @@ class RecordedLayout:
         self._engine, self._coverage, self._call = engine, coverage, call
         self._layout: EngineLayout | None = None
         self.problem = ""
-        """Why there is no layout; empty before the recording."""
+        """Why the layout is missing; empty before the recording."""
         self._one_at_a_time = asyncio.Lock()
 
     async def get(self) -> EngineLayout | None:
-        """Return the regions that each worker needs; None: see ``problem``.
+        """Return the regions that each worker needs, or None (see ``problem``).
 
         Raises:
-            DeadlineExceeded: The workers did not answer in time; the next call asks them again.
+            DeadlineExceeded: The workers did not answer in time. The next call asks them again.
             EngineUnavailable: The engine's processes have ended.
         """
         async with self._one_at_a_time:
@@ -36,7 +36,7 @@ class RecordedLayout:
         return self._layout
 
     def give_up(self, problem: str) -> None:
-        """Have no layout from here on, because of ``problem``."""
+        """Discard the layout for good because of ``problem``."""
         self._layout, self.problem = None, problem
 
     async def _record(self) -> None:

@@ -1,7 +1,7 @@
 """Rotary frequencies on which vLLM and the trainer agree.
 
 With ``rope_type`` longrope, both use the long factors if ``max_model_len`` exceeds the original
-length. With dynamic, vLLM scales by the config alone: the trainer agrees with it only where neither
+length. With dynamic, vLLM scales only by the config. The trainer agrees with it only if neither
 scales at all.
 """
 

@@ -60,10 +60,10 @@ class VllmGeneratorConfig(PluginGeneratorConfig):
 
     @property
     def sampling_settings(self) -> Mapping[str, Any]:
-        """Return the fate of keys and values at a weight sync."""
+        """Return whether a weight sync keeps or recomputes keys and values."""
         return {"kv": self.vllm.kv}
 
     @property
     def rounds_activations(self) -> bool:
-        """Return whether kernels round activations: those for CPUs round weights alone."""
+        """Return whether kernels round activations. CPU kernels round only weights."""
         return self.device != "cpu"

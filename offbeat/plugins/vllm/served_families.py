@@ -8,14 +8,14 @@ from offbeat.plugins.images.families import FAMILIES
 from offbeat.plugins.vllm.errors import PicturesUnserved
 
 SERVED: Final = ("idefics3",)
-"""Values of ``model_type``: those whose pictures vLLM was compared with transformers on."""
+"""Values of ``model_type`` for which vLLM was compared with transformers on pictures."""
 
 
 def check_family(model_path: str | Path) -> None:
-    """Refuse an image-text model of which vLLM could not compute the pictures of its canary.
+    """Refuse an image-text model if vLLM could not compute the pictures of its canary.
 
     Raises:
-        PicturesUnserved: It is of another family than those in ``SERVED``.
+        PicturesUnserved: The model's family is not in ``SERVED``.
     """
     settings: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
     family = settings.get("model_type", "")

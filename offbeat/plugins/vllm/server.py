@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def environment(config: VllmGeneratorConfig) -> Mapping[str, str]:
-    """Return the environment variables to set before vllm is imported; child processes inherit them."""
+    """Return the variables to set before vllm is imported. Child processes inherit them."""
     quiet = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -72,11 +72,11 @@ def environment(config: VllmGeneratorConfig) -> Mapping[str, str]:
 def prepare_environment(
     config: VllmGeneratorConfig, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set the variables that are unset: values chosen by the user have precedence."""
+    """Set the variables that are unset. The user's own values have precedence."""
     for name, value in environment(config).items():
         environ.setdefault(name, value)
     if config.device == "cpu":
-        environ["OMP_NUM_THREADS"] = str(config.threads)  # Ray has set it already, to its CPUs
+        environ["OMP_NUM_THREADS"] = str(config.threads)  # Ray has set it to its CPUs
 
 
 log = structlog.stdlib.get_logger()
@@ -100,9 +100,9 @@ class VllmEngineServer(EngineServer):
         """Start an engine and its server.
 
         Args:
-            spec: What the engine is built from.
+            spec: Specification of the engine.
             place: Where this process writes files of the run.
-            started: A running engine to use as it is.
+            started: A running engine to use unchanged.
         """
         from offbeat.plugins.vllm.weights import WeightUpdates
 
@@ -126,7 +126,7 @@ class VllmEngineServer(EngineServer):
             config=config.vllm,
         )
         self._coverage = coverage_of(spec.model.path, spec.model.dtype, spec.quantize)
-        self._base: FileBase | None = None  # opened when the first adapters arrive
+        self._base: FileBase | None = None  # opened for the first adapters
         self._updates = WeightUpdates(
             self._vllm,
             library,
@@ -176,7 +176,7 @@ class VllmEngineServer(EngineServer):
         ranks = incoming.ranks if release.manifest.pieces else None
         if ranks is not None and await self._updates.layout.get() is not None:
             if release.delta is None:
-                self._kept_base.forget()  # the workers drop theirs before they fetch
+                self._kept_base.forget()  # the workers drop their own base before they fetch
             return LoadOutcome(*await self._updates.load(epoch, release, ranks))
         chunks = await incoming.bring_whole(self._explain_whole_tensors())
         if incoming.release.manifest.adapter is None:
@@ -197,7 +197,7 @@ class VllmEngineServer(EngineServer):
         if layout is not None and self._place.files is None:
             try:
                 await asyncio.to_thread(write_layout, layout, self._place.directory)
-            except OSError as error:  # other commands plan without it
+            except OSError as error:  # other commands plan without the layout
                 log.warning("weights.layout_unwritten", engine=self._name, error=str(error))
         return layout
 
@@ -240,7 +240,7 @@ class VllmEngineServer(EngineServer):
 
 
 def warn_of_version(version: str) -> None:
-    """Log a warning for a version of vLLM that was never tested."""
+    """Log a warning for an untested version of vLLM."""
     if not was_tested(version):
         log.warning("vllm.untested_version", version=version, tested=TESTED)
 
@@ -270,7 +270,7 @@ def start(spec: EngineSpec) -> Started:
 
 
 def _async_llm(library: Library) -> Any:  # noqa: ANN401 - vLLM may not be installed
-    """Return vLLM's engine class, or ours for a vLLM that does not report versions of tokens."""
+    """Return vLLM's engine class, or ``LabelledLLM`` if vLLM does not report versions of tokens."""
     if hasattr(library.CompletionOutput, "weight_versions"):
         return library.AsyncLLM
     from offbeat.plugins.vllm.labelled_llm import LabelledLLM

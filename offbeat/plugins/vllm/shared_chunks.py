@@ -1,4 +1,4 @@
-"""Chunks in the memory that the actor fills (``StagingArea``), as one worker reads them."""
+"""Chunks in the memory that the actor fills (``StagingArea``), from the view of one worker."""
 
 import mmap
 from collections.abc import Iterator, Sequence
@@ -26,20 +26,20 @@ class SharedChunks:
         self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
 
     def map(self, path: str, nbytes: int) -> None:
-        """Map the memory; called again whenever it has grown."""
+        """Map the memory. The actor calls it again whenever the memory has grown."""
         with Path(path).open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), nbytes)
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
 
     def plan(self, chunks: list[list[Placed]]) -> None:
-        """Learn where the tensors of each chunk lie, until the next call."""
+        """Store the places of the tensors of each chunk until the next call."""
         self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
 
     def verify(self, epoch: int, chunks: Staged) -> Sequence[Sequence[tuple[str, Tensor]]]:
-        """Return the tensors of all chunks, each of which has the digest that it was sent with.
+        """Check each chunk against the digest it was sent with; return the tensors of all chunks.
 
         Raises:
-            TransferRefused: A chunk has another digest.
+            TransferRefused: The digest of a chunk differs.
         """
         for index, extent in enumerate(chunks):
             got, want = self._digest(extent), extent[2]

@@ -1,6 +1,6 @@
 """Shared memory between an engine actor and vLLM's workers: one copy of the weights, reused.
 
-It has no name in any file system, so a process that is killed leaves nothing behind.
+It has no name in any file system, so a killed process leaves nothing behind.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from offbeat.weight_sync.manifest import ALIGNMENT, Bytes, Manifest
 
 
 class StagingArea:
-    """Shared memory owned by the actor; workers of the same machine and user map it by its path."""
+    """Shared memory owned by the actor. Workers of the same machine and user map it by its path."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("offbeat-weights", os.MFD_CLOEXEC)
@@ -29,7 +29,7 @@ class StagingArea:
         return self._memory.nbytes
 
     def reserve(self, nbytes: int) -> bool:
-        """Grow to ``nbytes`` if needed; return whether workers have to map the memory anew."""
+        """Grow to ``nbytes`` if needed; return whether workers must map the memory again."""
         if nbytes <= self.nbytes:
             return False
         os.ftruncate(self._file, nbytes)
@@ -37,9 +37,9 @@ class StagingArea:
         return True
 
     def fill(self, chunks: Sequence[Bytes]) -> list[int]:
-        """Copy chunks into the memory one after the other; return the offset of each.
+        """Copy chunks into the memory one after the other and return their offsets.
 
-        Nothing is hashed here: each reader hashes what it reads.
+        The copies are not hashed. Each reader hashes the bytes that it reads.
         """
         offsets, end = list[int](), 0
         for chunk in chunks:
@@ -49,21 +49,21 @@ class StagingArea:
         return offsets
 
     def close(self) -> None:
-        """Release the memory; the mappings of workers stay valid."""
+        """Release the memory. The mappings of workers stay valid."""
         self._memory = np.empty(0, np.uint8)
         os.close(self._file)
 
 
 def room_for(sizes: Sequence[int]) -> int:
-    """Return the number of bytes that chunks of these sizes take in the area."""
+    """Return the number of bytes that chunks of these sizes need in the area."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
 def check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Bytes]) -> None:
-    """Check that chunks have the number and sizes of a release, and the release as many digests.
+    """Check that chunks match a release in number and size, and that each has a digest.
 
     Raises:
-        TransferRefused: They have not.
+        TransferRefused: They do not match.
     """
     got, want = [chunk.nbytes for chunk in chunks], list(manifest.chunk_nbytes)
     for index, (size, expected) in enumerate(zip(got, want, strict=False)):

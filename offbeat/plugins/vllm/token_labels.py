@@ -1,10 +1,11 @@
-"""Tells which weights sampled each token, by the time of the outputs.
+"""Determines which weights sampled each token, by the time of the outputs.
 
     engine core    tokens  tokens  pause is answered                     resumed  tokens
     label                                        weights change, label          --------->
 
 Weights change only while decoding is paused, and the new label is set in that pause. So a token is
-older than the label exactly if its weights are. Both times are of the machine's monotonic clock.
+older than the label exactly if its weights are older. Both times are from the machine's monotonic
+clock.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ class TokenLabels:
         self._starts = dict[Sample, list[tuple[str, int]]]()
 
     def set_label(self, label: str, now_s: float) -> None:
-        """Give tokens from now on this label."""
+        """Label tokens from now on with ``label``."""
         self._labels.append((now_s, label))
 
     def count(self, sample: Sample, before: int, at_s: float) -> None:
@@ -54,6 +55,6 @@ class TokenLabels:
         ]
 
     def forget(self, request_id: str, samples: int) -> None:
-        """Drop what was recorded of a request that has ended."""
+        """Drop the records of a request that has ended."""
         for index in range(samples):
             self._starts.pop((request_id, index), None)

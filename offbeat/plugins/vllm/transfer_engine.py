@@ -1,8 +1,8 @@
-"""vLLM's weight transfer: loads what one of two sources brings to this worker.
+"""vLLM's weight transfer: loads the weights that one of two sources brings to this worker.
 
     actor                                  worker                               decoding
     fills its StagingArea                  (``SharedChunks``)
-    ws_plan                   ---------->  knows what lies where, from then on
+    ws_plan                   ---------->  stores the places of tensors
     ws_stage(digests)         ---------->  a thread hashes the area             goes on
                               <----------  report: verified
 
@@ -11,7 +11,7 @@ or, if the worker's loader was recorded (``WorkerFetch``):
     ws_fetch(senders)         ---------->  a thread fetches and verifies them   goes on
                               <----------  report: verified
 
-beside decoding, where the model can have a shadow copy:
+concurrent with decoding, if the model can have a shadow copy:
     start_weight_update       ---------->  the thread opens a copy of the model     goes on
     update_weights(chunk)...  ---------->  it loads and packs the chunk's tensors   goes on
                               <----------  report: prepared
@@ -23,17 +23,18 @@ in place:
     finish_weight_update      ---------->  closes the layers                        stands still
 
 An error before ``finish_weight_update``, or in place before ``start_weight_update``, leaves the
-model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
+model untouched. Reports go through ``verdicts``, because a reply to a call would block the worker.
 
-A second set of a model's layers, loaded with new weights while the first one decodes.
+The shadow copy is a second set of a model's layers. It is loaded with new weights while the first
+one decodes.
 
     opened -> filled by the model's own loaders -> closed, packed as the kernels want them ->
     exchanged
 
-vLLM loads, fuses, pads and packs by layer. All of that happens here, in layers that are not in use;
-while decoding is paused, only a few hundred references are exchanged. It needs room for the weights
-twice, so it is for engines on CPU; and every layer must hold all of its computed state in the layer
-itself, so it is for models that are not quantized (``obstacle``).
+vLLM loads, fuses, pads and packs by layer. All of that happens here, in layers that are not in use.
+Only a few hundred references are exchanged while decoding is paused. The copy doubles the memory of
+the weights, so it is for engines on CPU. Every layer must hold all of its computed state itself, so
+the copy is for models that are not quantized (``obstacle``).
 """
 
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
@@ -83,7 +84,7 @@ _STATELESS: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
 
 class ShadowModel:
-    """Layers like those of a model, without weights. One thread at a time may use it."""
+    """Copies of a model's layers, without weights. One thread at a time may use them."""
 
     def __init__(self, model: nn.Module) -> None:
         """Create the layers, ready to load weights. ``model`` is only read."""
@@ -110,20 +111,20 @@ class ShadowModel:
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Pass tensors to the model's own loader.
 
-        A layer is packed once all of its tensors have come.
+        A layer is packed once all of its tensors have arrived.
         """
         with torch.no_grad():
             self._model.load_weights(tensors)  # type: ignore[operator] -- every model of vLLM has it
 
     def close(self) -> None:
-        """Pack the remaining layers, ready to be exchanged.
+        """Pack the remaining layers, so that they can be exchanged.
 
-        A layer that received nothing stays as it is.
+        A layer that received nothing stays unchanged.
         """
         with torch.no_grad():
             for _, twin in self._own:
                 info = layerwise.get_layerwise_info(twin)
-                if info.can_load() and info.load_numel > 0:  # it has padding that nothing fills
+                if info.can_load() and info.load_numel > 0:  # its padding is never filled
                     layerwise._layerwise_process(twin, info)
             self._filled = [pair for pair in self._own if not _on_meta(pair[1])]
             filled = {id(twin) for _, twin in self._filled}
@@ -149,7 +150,7 @@ class ShadowModel:
     def drop(self) -> None:
         """Free the shadow's tensors.
 
-        Its layers refer to themselves, so the collector would free them late.
+        Its layers refer to themselves, so the garbage collector would free them late.
         """
         for twin in self._twins.values():
             twin.__dict__.clear()
@@ -157,7 +158,7 @@ class ShadowModel:
 
 
 def pack_tied(model: nn.Module) -> None:
-    """Pack again the layers whose parameters were loaded through another layer."""
+    """Pack again the layers that share parameters loaded through another layer."""
     for layer, _ in _tied([(layer, layer) for layer in model.modules()]):
         _pack(layer)
 
@@ -169,7 +170,7 @@ def _pack(layer: nn.Module) -> None:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Return why a model cannot have a shadow copy; empty if it can."""
+    """Return why a model cannot have a shadow copy, or an empty string if it can."""
     for layer in model.modules():
         problems = _of_a_copied(layer) if _is_copied(layer) else _of_a_shared(layer)
         for problem in problems:
@@ -255,7 +256,7 @@ def _copy_of(tensor: Tensor) -> Tensor:
 
 
 def _bound_to(twin: nn.Module, value: Any, live: nn.Module) -> Any:  # noqa: ANN401 - an attribute
-    """Return a loader bound to the live layer rebound to its shadow; any other value as it is."""
+    """Rebind a loader of the live layer to its shadow; return any other value unchanged."""
     while getattr(value, "__name__", "") == "online_process_loader":
         value = value.__wrapped__
     owner = value.__self__ if isinstance(value, MethodType) else None
@@ -283,13 +284,13 @@ def _is_module(value: object) -> bool:
 
 
 class ExpertKernels:
-    """Kernels of a model's experts, which the model is without until they are given back.
+    """Kernels of a model's experts, removed from the model until they are given back.
 
-    What is loaded meanwhile is packed as at the first time. Nothing may be computed meanwhile.
+    Weights loaded meanwhile are packed as at the first load. Nothing may be computed meanwhile.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Take the kernels out of the model."""
+        """Remove the kernels from the model."""
         found = dict[int, UnquantizedFusedMoEMethod]()
         for layer in model.modules():
             method = getattr(layer, "quant_method", None)
@@ -300,7 +301,7 @@ class ExpertKernels:
             method.moe_kernel = None
 
     def give_back(self) -> None:
-        """Put them back: they refer to no weights, or to those that an update writes in place."""
+        """Put the kernels back. They refer to no weights, or to ones written in place."""
         for method, kernel in self._kernels:
             method.moe_kernel = kernel
 
@@ -328,7 +329,7 @@ class ChunkInfo(WeightTransferUpdateInfo):
 
 
 class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
-    """Loads the chunks that a source brings, after it has verified their digests in this worker."""
+    """Verifies the digests of a source's chunks in this worker, then loads them."""
 
     init_info_cls = StagingInfo
     update_info_cls = ChunkInfo
@@ -345,14 +346,14 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._given_up = threading.Event()  # of the open transfer
         self._verified: Future[Groups] | None = None
         self._groups: Groups = ()  # tensors of the open transfer, by chunk
-        self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
+        self._twin: Future[ShadowModel] | None = None  # of the open transfer
         self._prepared: Future[None] | None = None
         self._in_place = True
-        self._kernels: ExpertKernels | None = None  # taken out of the model by an open update
+        self._kernels: ExpertKernels | None = None  # removed from the model by an open update
         self._loading = ""  # name of the last tensor passed to a model
 
     def init_transfer_engine(self, init_info: StagingInfo) -> None:
-        """Map the actor's shared memory; called again whenever it has grown."""
+        """Map the actor's shared memory. The actor calls it again whenever the memory has grown."""
         self.shared_chunks.map(init_info.path, init_info.nbytes)
         if self._verdicts is not None:
             self._verdicts.close()
@@ -363,7 +364,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     def choose(self, *, in_place: bool) -> str:
         """Choose how the releases of a new layout are loaded.
 
-        Return why loading beside decoding is impossible, or an empty string.
+        Return why loading concurrently with decoding is impossible, or an empty string.
         """
         if self._obstacle is None:
             on_cpu = self.device.type == "cpu"
@@ -378,8 +379,8 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         Args:
             epoch: Epoch of the transfer.
             chunks: Number of chunks in which the tensors come.
-            bring: Returns the verified tensors, by chunk; called in the background thread. The event
-                is set when nobody waits for them any more.
+            bring: Returns the verified tensors by chunk, in the background thread. The event is set
+                when the transfer has been given up.
         """
         self.forget()
         self._epoch, self._chunks = epoch, chunks
@@ -387,7 +388,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._verified = self._do_beside(VERIFIED, lambda: bring(given_up))
 
     def _do_beside(self, work: str, does: Callable[[], T]) -> Future[T]:
-        """Run work in the background thread, and report its result to the actor."""
+        """Run work in the background thread and report its result to the actor."""
         epoch, verdicts = self._epoch, self._verdicts
         assert verdicts is not None  # noqa: S101 -- for the type checker: the actor gives it first
 
@@ -434,10 +435,9 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             self._prepare(update_info)
 
     def _prepare(self, info: ChunkInfo) -> None:
-        """Have the background thread load the chunk, and close the shadow after the last.
+        """Load the chunk in the background thread, and close the shadow after the last chunk.
 
-        After a chunk that could not be loaded, later ones are skipped; the last one reports the
-        error.
+        After a failed chunk, later ones are skipped. The last one reports the error.
         """
         before, twin, last = self._prepared, self._twin, self._next == self._chunks
         assert twin is not None  # noqa: S101 -- for the type checker: it was started
@@ -456,7 +456,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     def _load(self, info: ChunkInfo, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> None:
         try:
             load(self._tensors(info.index))
-        except Exception as error:  # named: vLLM passes on the text of an error, which may be empty
+        except Exception as error:  # wrapped: vLLM passes on only its text, maybe empty
             where = f"chunk {info.index}, tensor {self._loading}, in worker {self._rank}"
             said = f"{type(error).__name__} {error}".strip()
             raise TransferRefused(info.epoch, where, said, "loaded") from error
@@ -485,10 +485,10 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self.forget()
         torch.cuda.empty_cache()  # of tensors that were loaded; nothing without CUDA
 
-    # --- what it computes with ----------------------------------------------------------------------
+    # --- comparison -------------------------------------------------------------------------------
 
     def compare(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> Comparison:
-        """Compare what the model computes with with tensors of the served release."""
+        """Compare the model's weights with tensors of the served release."""
         recording = self.worker_fetch.recording
         if recording is None:
             return ["its loader was not recorded"]
@@ -501,7 +501,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     # --- the end of a transfer ----------------------------------------------------------------------
 
     def forget(self) -> None:
-        """End the open transfer; free what was prepared or exchanged, beside decoding."""
+        """End the open transfer; free its shadow in the background thread."""
         if self._twin is not None:
             self._beside.submit(_drop, self._twin)
         if self._kernels is not None:
@@ -516,7 +516,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
 
 
 def _own_device() -> str:
-    """Return the device of this worker, which vLLM has made the current one of this thread."""
+    """Return the device of this worker, which vLLM has made current in this thread."""
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
 
 
@@ -528,8 +528,8 @@ def _drop(twin: Future[ShadowModel]) -> None:
 def place_back(model: nn.Module) -> int:
     """Close every layer that an update left open, with its previous tensors; return their number.
 
-    Layers that the update had completed keep the new values: the model is a mixture that can run,
-    and that a whole update makes exact.
+    Layers that the update had completed keep the new values. The model is then a mixture that can
+    run, and a complete update makes it exact.
     """
     opened = 0
     for layer in model.modules():

@@ -1,8 +1,8 @@
 """Reports of workers about work that runs concurrently with decoding.
 
-A call of vLLM blocks a worker until it returns, so a call only starts long work, and the end of the
-work is reported here: over a pipe of the actor, which workers of the same machine open by its path.
-Like the staging area it has no name in any file system, and ends with the actor.
+A call of vLLM blocks a worker until it returns, so a call only starts long work. Workers report the
+end of the work over a pipe of the actor. Workers of the same machine open it by its path. Like the
+staging area it has no name in any file system, and ends with the actor.
 """
 
 import asyncio

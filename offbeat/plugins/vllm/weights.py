@@ -2,10 +2,10 @@
 
     stage    coverage, copy into shared memory, digests     decoding goes on    failure: untouched
        or    coverage, each worker fetches what it loads    decoding goes on    failure: untouched
-    then beside decoding, where the workers can:
+    then concurrently with decoding, if the workers can:
     prepare  start, update by each chunk                    decoding goes on    failure: untouched
     pause    the scheduler is paused                                            failure: untouched
-    finish   the new layers take the place of the old                           failure: STALE
+    finish   the new layers replace the old ones                                failure: STALE
     else in place:
     pause    the scheduler is paused                                            failure: untouched
     start    layers open                                                        failure: STALE
@@ -16,7 +16,7 @@
     resume   decoding goes on, nothing is answered yet                          failure: STALE
     canary   it computes what the trainer computes                              failure: STALE
 
-STALE: open layers get their previous tensors back; the engine lives and stays paused; its weights
+STALE: open layers get their previous tensors back. The engine lives and stays paused. Its weights
 are a mixture of no version. If a worker fails even at that, the engine is lost.
 """
 
@@ -62,9 +62,9 @@ class _Reached(enum.IntEnum):
     """Progress of an update, which determines how to undo it."""
 
     STAGED = 0  # nothing is open
-    OPEN = 1  # the workers have begun; the served model is untouched
+    OPEN = 1  # the workers have begun, the served model is untouched
     PAUSED = 2
-    TOUCHED = 3  # touched, or unknown
+    TOUCHED = 3  # the model was touched, or may have been
 
 
 class WeightUpdates:
@@ -81,7 +81,7 @@ class WeightUpdates:
         vllm_version: str,
         loads_files: bool = True,
     ) -> None:
-        """``loads_files``: whether the engine began with the weights of its model's files."""
+        """``loads_files``: whether the engine started with the weights of its model's files."""
         self._engine, self._vllm, self._llm = engine, library, engine.llm
         self.coverage, self._config = coverage, config
         self._call = Calls(engine, config.call_deadline_s)
@@ -90,12 +90,12 @@ class WeightUpdates:
         self.area, self._verdicts = area, Verdicts()
         self.layout = RecordedLayout(engine, coverage, self._call)
         self.in_place = False
-        """Whether updates never prepare beside decoding. Set it before the first release."""
+        """Whether updates never prepare during decoding. Set it before the first release."""
         self._workers, self._beside = 0, False
         self._planned: Manifest | None = None  # manifest that the workers know
-        self._chunks: list[WeightChunk] = []  # what the workers load by one call each
+        self._chunks: list[WeightChunk] = []  # one per load call of the workers
         self._staged: LoadedRelease | None = None
-        self._loaded: LoadedRelease | None = None  # the last that was loaded whole
+        self._loaded: LoadedRelease | None = None  # last release that was loaded completely
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
@@ -109,12 +109,12 @@ class WeightUpdates:
         Args:
             epoch: Epoch of the transfer.
             release: The release. If the workers fetch it, it may be loaded by its delta.
-            content: Its chunks; or the trainer ranks that hold them, from which every worker fetches
-                what it loads. The layout has then been recorded.
+            content: Its chunks, or the trainer ranks that hold them. From the ranks, every worker
+                fetches the parts that it loads, and the layout has been recorded before.
 
         Returns:
-            Seconds that decoding was paused; and distance from the release's canary in nats, None
-            without one.
+            Seconds that decoding was paused, and distance from the release's canary in nats, or
+            None without a canary.
 
         Raises:
             TransferRefused: It does not fit the model, arrived damaged, or is older than another
@@ -141,8 +141,8 @@ class WeightUpdates:
         """Serve the weights that vLLM has loaded itself, under this version.
 
         Raises:
-            TransferRefused: A release was begun: the loaded weights may be gone. Or the engine waits
-                for a quantized release, and has loaded none.
+            TransferRefused: A release was begun, so the loaded weights may be gone. Or the engine
+                waits for a quantized release, and has loaded none.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
             EngineUnavailable: The engine's processes have ended.
@@ -161,7 +161,7 @@ class WeightUpdates:
             self._engine.serve(version, epoch)
 
     async def first_difference(self) -> TensorDifference | None:
-        """Compare the served release with what the workers compute with; their loader was recorded.
+        """Compare the served release with the workers' weights, through their recorded loader.
 
         Raises:
             OffbeatError: As ``load_comparison.first_difference``.
@@ -183,10 +183,10 @@ class WeightUpdates:
     # --- staging ----------------------------------------------------------------------------------
 
     async def _stage(self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]) -> None:
-        """Have the workers map the release and verify its digests.
+        """Make the workers map the release and verify its digests.
 
-        Only the workers hash its content, as they read it: here only the digests themselves are
-        compared with that of the release.
+        Only the workers hash its content, as they read it. This process only compares the chunk
+        digests with the release's digest.
         """
         manifest: Manifest = release.manifest
         known = self._checked(epoch, release)
@@ -212,9 +212,9 @@ class WeightUpdates:
         return known
 
     async def _fetch(self, epoch: int, release: WeightRelease, route: ReleaseHandle) -> None:
-        """Have every worker fetch and verify the buckets that hold anything of what it loads.
+        """Make every worker fetch and verify the buckets that hold a part of its weights.
 
-        Each fetch has its own limits per bucket, and the caller one for all of it.
+        Each fetch limits the time per bucket. The caller limits the total time.
         """
         manifest: Manifest = release.manifest
         if not self._checked(epoch, release):
@@ -228,12 +228,12 @@ class WeightUpdates:
             verdict = self._verdicts.of(epoch, VERIFIED, self._workers)
             await self._call.however_long("fetch", verdict)
         except BaseException:
-            with contextlib.suppress(OffbeatError):  # the failure says more
+            with contextlib.suppress(OffbeatError):  # the fetch failure is more useful
                 await self._call("abort", self._llm.collective_rpc("ws_abort"))
             raise
 
     async def _introduce_fetch(self, manifest: Manifest, route: ReleaseHandle) -> None:
-        """Send the workers the layout of releases, and have them select what they need."""
+        """Send the workers the layout of releases, and make them select the buckets they need."""
         self._planned = None
         self.area.reserve(1)  # empty memory cannot be mapped
         await self._connect()
@@ -253,7 +253,7 @@ class WeightUpdates:
             raise
 
     async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
-        """Send the workers the location and layout of the memory, and have them plan the loading."""
+        """Send the workers the location and layout of the memory, and let them plan loading."""
         self._planned = None
         await self._connect()
         self._chunks = list(walk(manifest))
@@ -262,14 +262,14 @@ class WeightUpdates:
         await self._learned(manifest, plans)
 
     async def _connect(self) -> None:
-        """Have the workers map the shared memory, and open the pipe for their reports."""
+        """Make the workers map the shared memory and open the pipe for their reports."""
         area = self.area
         where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
         request = self._vllm.WeightTransferInitRequest(where)
         await self._call("init", self._llm.init_weight_transfer_engine(request))
 
     async def _learned(self, manifest: Manifest, plans: Awaitable[list[str]]) -> None:
-        """Wait until the workers know a layout, and whether they load it beside decoding."""
+        """Wait until the workers know a layout. Store whether they load it during decoding."""
         obstacles = await self._call("plan", plans)
         self._workers, self._beside = len(obstacles), not any(obstacles)
         self._planned = manifest
@@ -314,7 +314,7 @@ class WeightUpdates:
         self._engine.close_gate(start_anew=pause == "abort")
         await self._pause()
         if pause == "wait":
-            started_s = time.perf_counter()  # decoding until here
+            started_s = time.perf_counter()  # until here it decoded
         self._reached = _Reached.TOUCHED
         if not self._beside:
             await self._call("start", self._llm.start_weight_update())

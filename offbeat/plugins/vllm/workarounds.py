@@ -1,7 +1,7 @@
-"""Registry of all work-arounds for vLLM: one entry each, and no other place has any.
+"""Registry of all work-arounds for vLLM. Each has one entry, and this is the only list.
 
 An entry names the versions in which the problem was last confirmed.
-``tests/vllm_engine/test_workarounds.py`` confirms each on the installed vLLM; when upstream fixes a
+``tests/vllm_engine/test_workarounds.py`` confirms each on the installed vLLM. When upstream fixes a
 problem, its test fails, and the entry is removed together with its code.
 """
 
@@ -16,15 +16,15 @@ class Workaround:
     """A problem of vLLM, and the code here that avoids it."""
 
     name: str  # marks its code: ``# work-around: name``
-    problem: str  # what vLLM does
-    instead: str  # what this package does instead
-    upstream: str  # where it happens, by file and function
+    problem: str  # behaviour of vLLM
+    instead: str  # behaviour of this package
+    upstream: str  # its place, by file and function
     versions: str  # major.minor pairs in which it was seen, ``first..last``
 
     def applies_to(self, version: str) -> bool:
         """Return whether ``version`` is in the range.
 
-        True for one that cannot be parsed, a custom build.
+        It always is for a custom build, because its version cannot be parsed.
         """
         first, _, last = self.versions.partition("..")
         return is_within(version, first, last or first)
@@ -115,5 +115,5 @@ WORKAROUNDS: Final = (
 
 
 def was_tested(version: str) -> bool:
-    """Return whether the tests passed with this minor version of vLLM; True for a custom build."""
+    """Return whether the tests passed with this minor version of vLLM, or it is a custom build."""
     return is_within(version, *TESTED)

@@ -1,7 +1,7 @@
 """Methods that a transactional weight sync adds to vLLM's worker class.
 
 vLLM imports this module by name at the start of every worker, which is its hook for registering a
-transfer engine. So importing this module has an effect.
+transfer engine. So importing this module has a side effect.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -26,7 +26,7 @@ class WorkerExtension:
     _weight_update_active: bool
 
     def ws_stage(self, epoch: int, chunks: Staged) -> None:
-        """Begin to verify the chunks, beside decoding."""
+        """Begin to verify the chunks, concurrently with decoding."""
         engine = self.weight_transfer_engine
         engine.begin(epoch, len(chunks), lambda _: engine.shared_chunks.verify(epoch, chunks))
 
@@ -34,7 +34,7 @@ class WorkerExtension:
         """Store the layout of the chunks, until the next call.
 
         Returns:
-            Reason why updates cannot be prepared beside decoding; empty if they can.
+            Reason why updates cannot be prepared concurrently with decoding; empty if they can.
         """
         engine = self.weight_transfer_engine
         engine.shared_chunks.plan(chunks)
@@ -44,7 +44,7 @@ class WorkerExtension:
         """Record which regions of the model's files this worker loads.
 
         Returns:
-            The regions, or the reason why they are not known.
+            The regions, or the reason why they are unknown.
         """
         return self.weight_transfer_engine.worker_fetch.record(self.vllm_config, checkpoint)
 
@@ -61,26 +61,26 @@ class WorkerExtension:
     def ws_fetch(
         self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
     ) -> None:
-        """Begin to fetch this worker's part of a release, or its changes, beside decoding."""
+        """Begin to fetch this worker's part of a release, or its changes, during decoding."""
         engine = self.weight_transfer_engine
         fetch = engine.worker_fetch.fetch
         engine.begin(epoch, groups, lambda gone: fetch(epoch, digests, senders, gone, changes))
 
     def ws_compare(self, placed: list[Placed], extent: Extent) -> Comparison:
-        """Compare what this worker computes with with a chunk of the release in shared memory."""
+        """Compare this worker's weights with a chunk of the release in shared memory."""
         engine = self.weight_transfer_engine
         return engine.compare(lambda: engine.shared_chunks.read(placed, extent))
 
     def ws_compare_fetched(self, epoch: int, group: int) -> Comparison:
-        """Compare what this worker computes with with a group of the tensors that it has fetched."""
+        """Compare this worker's weights with a group of the tensors that it has fetched."""
         engine = self.weight_transfer_engine
         return engine.compare(lambda: engine.worker_fetch.arrived(epoch, group))
 
     def ws_abort(self) -> int:
-        """End an update that cannot be finished; the worker stays alive.
+        """End an update that cannot be finished. The worker stays alive.
 
         Returns:
-            Number of layers that were open: above 0, the weights may be a mixture.
+            Number of layers that were open. If it is above 0, the weights may be a mixture.
         """
         engine = self.weight_transfer_engine
         opened = place_back(engine.model)

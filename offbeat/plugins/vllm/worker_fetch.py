@@ -1,12 +1,12 @@
-"""One vLLM worker's end of a reshard: it records its loader, and fetches what that reads.
+"""One vLLM worker's end of a reshard: it records its loader and fetches the regions it reads.
 
     record      its own load_weights, once                   regions of the checkpoint's tensors
     introduce   the layout of releases                       the buckets that hold any of them
     fetch       these buckets of one release, from the       tensors for the model's own loader,
                 ranks that hold them; digests are verified   in the groups of all workers
 
-A region that the recording does not name is never fetched and never read: the loader gets tensors
-of whole shape, in which only its own regions have values.
+A region that the recording does not name is never fetched and never read. The loader gets tensors
+of full shape, in which only its own regions have values.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -42,16 +42,16 @@ def record_worker(
     vllm_config: Any,  # noqa: ANN401 -- vLLM's VllmConfig
     checkpoint: Mapping[str, tuple[Shape, torch.dtype]],
 ) -> EngineRecording:
-    """Record the loader of a worker whose own model has been loaded in this process.
+    """Record the loader of a worker after it has loaded its own model in this process.
 
     The layers of a served model are packed for the kernels and no longer show the checkpoint's
     layout. A second model of the same configuration, without memory, runs ``load_weights`` once.
 
-    The parallel groups must exist. vLLM keeps one set of rotary tables a process: made here first,
-    they would be without memory for every later model.
+    The parallel groups must exist. vLLM keeps one set of rotary tables per process. If they were
+    made here first, they would be without memory for every later model.
 
     Args:
-        vllm_config: The worker's configuration; it is not changed.
+        vllm_config: The worker's configuration, which is not changed.
         checkpoint: Shape and dtype of every tensor of the model's files.
 
     Raises:
@@ -66,7 +66,7 @@ def record_worker(
 def _without_memory(vllm_config: Any) -> nn.Module:  # noqa: ANN401 -- vLLM's VllmConfig
     """Return a model of this configuration without memory.
 
-    Attention layers enter themselves by name into the configuration, so it gets one of its own.
+    Attention layers register themselves by name in the configuration, so the model gets a copy.
     """
     config = copy.copy(vllm_config)
     config.compilation_config = copy.copy(vllm_config.compilation_config)
@@ -95,7 +95,7 @@ _CHANGES = msgspec.msgpack.Decoder(tuple[str, Manifest])
 
 
 class _Introduced(NamedTuple):
-    """Layout of releases, and what this worker needs of them."""
+    """Layout of releases, and this worker's part of them."""
 
     manifest: Manifest
     transport: str
@@ -105,7 +105,7 @@ class _Introduced(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """Part of a release that this worker has, in memory that stays lent until the next one has arrived."""
+    """This worker's part of a release, in memory borrowed until the next one has arrived."""
 
     epoch: int
     digest: str  # of the whole release
@@ -126,7 +126,7 @@ class WorkerFetch:
         self._arrived: _Arrived | None = None  # of the last fetch
 
     def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
-        """Record this worker's loader; return the regions that it reads, or why there are none."""
+        """Record this worker's loader; return the regions that it reads, or the problem."""
         if problem := _unrecorded(vllm_config):
             return problem
         try:
@@ -143,10 +143,10 @@ class WorkerFetch:
         return [(n, list(region.start), list(region.stop)) for n, region in self._regions]
 
     def introduce(self, member: str, manifest: bytes, routes: bytes) -> int:
-        """Learn the layout of releases; return the bytes that this worker needs of each.
+        """Store the layout of releases; return the bytes that this worker needs of each.
 
         Raises:
-            TransferRefused: Releases of this layout do not hold what this worker needs.
+            TransferRefused: Releases of this layout lack tensors that this worker needs.
         """
         layout = _MANIFEST.decode(manifest)
         buckets = needed_buckets(0, layout, needs_of(self._names, self._regions))
@@ -174,10 +174,10 @@ class WorkerFetch:
             digests: Digest of every bucket of the release.
             senders: The ranks' addresses.
             cancelled: When set, stop at the next bucket.
-            changes: Base and manifest of what the ranks send, if that is what the release changes.
+            changes: Base and manifest of the delta, if the ranks send only the changes; else empty.
 
         Raises:
-            TransferRefused: The last fetch was not that of the base.
+            TransferRefused: The last fetch did not bring the base.
             TransferFailed: No rank that holds a bucket could send it.
             SenderGone: All ranks that hold a bucket have ended, or send another release.
         """
@@ -203,7 +203,7 @@ class WorkerFetch:
         changes: tuple[str, Manifest],
         cancelled: threading.Event,
     ) -> tuple[BucketMemory, ...]:
-        """Fetch the changes of this worker's buckets, and make the release of them and their base."""
+        """Fetch the changes of this worker's buckets, and rebuild the release from their base."""
         known, receiver, held = self._introduced, self._receiver, self._arrived
         assert known is not None and receiver is not None  # noqa: S101, PT018 -- for the type checker
         base, manifest = changes
@@ -218,10 +218,10 @@ class WorkerFetch:
         )
 
     def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]]:
-        """Return a group of the tensors that came with the fetch of an epoch.
+        """Return a group of the tensors that the fetch of an epoch brought.
 
         Raises:
-            NotComparable: It was not the last fetch.
+            NotComparable: A later fetch has replaced it, or there was none.
         """
         if self._introduced is None or self._arrived is None or self._arrived.epoch != epoch:
             raise NotComparable("the buckets of the served release are not in memory any more")
@@ -229,7 +229,7 @@ class WorkerFetch:
 
 
 def _unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig
-    """Return why a layout is not recorded, whatever the model; empty if it may be."""
+    """Return why a layout is not recorded for any model, or an empty string if it may be."""
     parallel = vllm_config.parallel_config
     if vllm_config.quant_config is not None:
         return "layouts of quantized models are not recorded"
