@@ -1,5 +1,5 @@
 """Runs the production controller on a virtual clock, with fake actors and seeded faults.
 
-An episode is one run; its records are written by the fake actors. The auditor reads the records and
-the journal, nothing else.
+An episode is one run. The fake actors write its records. The auditor reads only the records and
+the journal.
 """

@@ -52,9 +52,9 @@ class Actor:
         raise NotImplementedError
 
     def die(self, noticed_in_s: float = DEATH_NOTICED_S) -> bool:
-        """Kill the process; the owner starts a new one a little later. False if there was none.
+        """Kill the process; the owner starts a new one a little later. Return False if none lived.
 
-        ``noticed_in_s``: seconds until its callers learn of it.
+        ``noticed_in_s``: seconds until its callers notice the death.
         """
         process, loop = self.process, self.context.loop
         if not process.alive:
@@ -70,12 +70,12 @@ class Actor:
         return True
 
     def retire(self) -> None:
-        """Kill the process for good: the owner starts no other one."""
+        """Kill the process for good. The owner starts no other one."""
         self.is_retired = True
         self.die()
 
     def belong_to_another_driver(self) -> None:
-        """Change the owner: the new driver starts a process under this name, retired or not."""
+        """Change the owner. The new driver starts a process of this name, even after ``retire``."""
         was_retired, self.is_retired = self.is_retired, False
         if was_retired and not self.process.alive:
             start_s = self.context.rng.uniform(*START_S)

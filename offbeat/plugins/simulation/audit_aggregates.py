@@ -1,13 +1,11 @@
 """Audit of the sums that a journal keeps of its records: I22.
 
-The journal writes sums beside each snapshot, and page, ``watch``, ``export`` and ``why`` read those
-in place of the records. Here the product's own sums, cut into parts and carried over restarts as a
-journal does it, are held against a plain count of the same records.
+The journal writes sums next to each snapshot. Page, ``watch``, ``export`` and ``why`` read them
+instead of the records. This audit cuts the product's sums into parts and carries them over restarts
+as a journal does it. Then it compares them with a plain count of the same records.
 
-Plain count of what a journal's records add up to, for the auditor.
-
-It keeps every interval of time as a pair, and every step by its version; nothing of it is shared
-with the sums that the journal writes.
+The plain count keeps every interval of time as a pair, and every step by its version. It shares no
+code with the sums that the journal writes.
 """
 
 import math
@@ -46,10 +44,10 @@ class PlainPart(msgspec.Struct):
 
 
 class PlainSums:
-    """The count over all parts so far. Times are those of the records, which never go back."""
+    """The count over all parts so far. Times come from the records, but never go back."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, dict[str, float]] = {}  # by version; those that stand
+        self.steps: dict[int, dict[str, float]] = {}  # by version, without undone ones
         self._now: float | None = None
         self._gaps: list[float] = []  # between the records of the step in progress
         self._is_serving = False
@@ -70,7 +68,7 @@ class PlainSums:
             before = first_s if self._now is None else self._now
             now = max(before, event.unix_s)
             self._gaps.append(now - before)
-            # Between two controllers nothing is known to work.
+            # Between two controllers, the activity of actors is unknown.
             if not isinstance(event, events.Opened):
                 for engine in set(self._engine_of.values()):
                     engines.setdefault(engine, []).append((before, now))
@@ -93,7 +91,7 @@ class PlainSums:
         return part
 
     def _is_rare(self, event: AnyEvent) -> bool:
-        """Return whether a page shows the record by itself: processes, rewinds, engines that return."""
+        """Return whether a page shows the record itself: processes, rewinds, returning engines."""
         if isinstance(event, events.EngineLost):
             self._lost.add(event.engine)
         if isinstance(event, events.Served):
@@ -120,7 +118,7 @@ class PlainSums:
     def _train(
         self, event: AnyEvent, before: float, now: float, part: PlainPart, steps: list[_Interval]
     ) -> None:
-        """Count the steps, the time in which one was open, and what was attributed."""
+        """Count the steps, the time in which one was open, and the attributed time."""
         undone = events.StepRefused | events.Unclaimed | events.TrainerReplaced
         ends = isinstance(event, events.StepApplied | events.Opened | undone)
         if self._step_since is not None and ends:
@@ -147,7 +145,7 @@ class PlainSums:
                 pass
 
     def _sync(self, event: AnyEvent, now: float, syncs: list[_Interval]) -> None:
-        """Count the time from a release to the last engine that serves the version it is of."""
+        """Count the time from a release to the last engine that serves its version."""
         match event:
             case events.Released():
                 self._release_since = now
@@ -180,7 +178,7 @@ def _row(event: events.StepApplied, now: float, pause_s: float) -> dict[str, flo
 
 
 def _named(event: AnyEvent) -> list[int]:
-    """Return the groups whose place the record changes by name."""
+    """Return the groups that the record moves by name."""
     match event:
         case events.Admitted() | events.Dispatched() | events.Returned() | events.Dropped():
             return [event.prompt_index]
@@ -205,7 +203,7 @@ def _add(sums: dict[str, float], seconds: dict[str, float]) -> None:
 
 _EPOCH_S: Final = 1e9
 _PART_RECORDS: Final = (3, 40, 300)
-_TOLERANCE: Final = 1e-3  # of seconds in float32 bins, in parts of the whole
+_TOLERANCE: Final = 1e-3  # relative, because float32 bins round seconds
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -214,8 +212,8 @@ def audit_aggregates(
 ) -> list[Violation]:
     """Return where the sums of a journal differ from a plain count of its records.
 
-    The records of an episode have no times: they get some, in which the clock is also set back. A
-    test may substitute another ``fold``.
+    The records of an episode have no time of day, so the audit adds times, and sometimes sets the
+    clock back. A test may substitute another ``fold``.
     """
     findings = Findings()
     findings.source = "parts"
@@ -236,7 +234,7 @@ def audit_aggregates(
 
 
 def _with_times(journal: Iterable[AnyEvent], rng: random.Random) -> list[AnyEvent]:
-    """Return the records with a time of day each."""
+    """Return the records, each with a time of day, which is sometimes set back."""
     now, timed = _EPOCH_S, list[AnyEvent]()
     for event in journal:
         now += rng.choice((0.0, 0.001, 0.05, 0.3, 0.3, 2.5))
@@ -258,9 +256,10 @@ def _cuts(events: Sequence[AnyEvent], rng: random.Random) -> list[tuple[int, int
 def _written_parts(
     events: Sequence[AnyEvent], cuts: Iterable[tuple[int, int]], fold: type[RunStats]
 ) -> Iterable[Aggregates]:
-    """Yield what the product makes of each part, as it would be read of its file.
+    """Yield the product's sums of each part, as a reader of its file would get them.
 
-    A controller that takes over reads the state beside the last snapshot, and the records since.
+    A controller that succeeds another reads the state next to the last snapshot, and the records
+    since.
     """
     sums, saved = fold(), b""
     for start, stop in cuts:
@@ -278,7 +277,7 @@ def _written_parts(
 
 
 def _differences(part: Aggregates, expected: PlainPart) -> Iterable[str]:
-    """Yield a sentence on each sum of a part that is not that of its records."""
+    """Yield a sentence for each sum of a part that differs from its records."""
     sums = {
         "records": (part.records, expected.records),
         "times": ((part.began_unix_s, part.ended_unix_s), (expected.began_s, expected.ended_s)),
@@ -313,7 +312,7 @@ def _seconds(bins: bytes) -> float:
 
 
 def _differing_steps(steps: AppliedSteps, plain: PlainSums) -> Iterable[str]:
-    """Yield a sentence on each column of the steps, as a page reads them, that is another one."""
+    """Yield a sentence for each column of the steps, as a page reads them, that differs."""
     counted = [plain.steps[version] for version in sorted(plain.steps)]
     columns = {name: steps.field(name).tolist() for name in STEP_FIELDS}
     read = steps.columns()

@@ -35,7 +35,7 @@ OWN_MISTAKES: Final = frozenset(
         "TrainerLost",
     }
 )
-"""Error classes that no fault explains: the controller caused them itself."""
+"""Error classes that no fault explains, because the controller itself caused them."""
 
 _QUIET: Final = re.compile(r"nothing moved for ([\d.e+]+) s")
 _STEP: Final = re.compile(r"\bstep \d+\b")
@@ -62,7 +62,7 @@ class End(AuditTable):
         self._restarts = EngineRestarts(config, world)
 
     def check(self) -> None:
-        """Run all checks of the end."""
+        """Run all final checks."""
         ended = self._world.ended
         for end in self._world.controller_ends:
             self._findings.current = end
@@ -102,7 +102,7 @@ class End(AuditTable):
             add("I16", f"the error does not name step, version and cause {cause!r}: {end.error!r}")
 
     def _excused_stall(self, end: ControllerEnd) -> bool:
-        """Return whether the stall took its configured time, and a fault fired within twice that.
+        """Return whether the stall lasted its configured time, and a fault fired within twice that.
 
         A shorter silence is a deadlock: no component could ever act again.
         """
@@ -126,7 +126,7 @@ class End(AuditTable):
             add("I15", f"never closed: {', '.join(ended.unclosed)}")
 
     def _check_sums(self) -> None:
-        """Check that a finished run has trained all groups it admitted."""
+        """Check that a finished run has trained all groups that it admitted."""
         add, groups, steps = self._add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
         stopped, counts = STOPPED in self._world.faults, groups.counts

@@ -1,6 +1,6 @@
 """Compares the journal's account of weights and engines with the engines' own records: I5, I6.
 
-Checks of fetches from several trainer ranks: none mixes releases, none has no end. I6, I7, I9.
+Checks fetches from several trainer ranks: none mixes releases, and each ends. I6, I7, I9.
 """
 
 from typing import Final
@@ -14,17 +14,17 @@ from offbeat.plugins.simulation.faults import KINDS
 from offbeat.plugins.simulation.records import Ended, EngineDied, Fault, FetchBegan, FetchEnded
 
 HARMLESS: Final = frozenset(name for name, kind in KINDS.items() if kind.profile == "trainer")
-"""Faults of the trainer, which cost no engine its process."""
+"""Trainer faults, which kill no engine process."""
 
 
 class AuditedEngines(AuditTable):
-    """Tracks which engines may be given work in this incarnation and lineage."""
+    """Tracks which engines may receive work in this incarnation and lineage."""
 
     def __init__(
         self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
     ) -> None:
         super().__init__(findings)
-        self._shares_weights = shares_weights(config)  # an engine ends with its trainer then
+        self._shares_weights = shares_weights(config)  # then an engine ends with its trainer
         self._groups, self._world = groups, world
         self._served: dict[str, events.Served] = {}  # last ack by engine
         self._acked: set[tuple[str, str]] = set()  # engine incarnations that acked
@@ -45,7 +45,7 @@ class AuditedEngines(AuditTable):
         self._retired.add(event.engine)
 
     def on_lost(self, event: events.EngineLost) -> None:
-        """Check that an engine is replaced for a fault that can have struck it."""
+        """Check that an engine is replaced only for a fault that can have hit it."""
         if self._world.faults.keys() <= HARMLESS and not self._shares_weights:
             self._add(
                 "I17",
@@ -53,13 +53,13 @@ class AuditedEngines(AuditTable):
             )
 
     def check_retired(self) -> None:
-        """Check that a controller that takes over knows every retired engine."""
+        """Check that a new controller knows every retired engine."""
         if unknown := self._world.retired - self._retired:
             names = ", ".join(sorted(unknown))
             self._add("I9", f"retired, and the journal does not know: {names}")
 
     def _forget(self) -> None:
-        """Forget what every engine served: it has to ack again before it is given work."""
+        """Forget which weights engines served. Each must ack again before it receives work."""
         self._served.clear()
         self._acked.clear()
 
@@ -142,7 +142,7 @@ class AuditedEngines(AuditTable):
 
 
 _TRANSFER_S: Final = 4.0
-"""Seconds that the buckets themselves may take. A load takes half a second on average."""
+"""Seconds that the buckets themselves may need. A load needs half a second on average."""
 
 _FREEZES: Final = "engine_frozen"
 
@@ -157,7 +157,7 @@ class AuditedFetches(AuditTable):
         super().__init__(findings)
         self._limit_s = config.sync.deadline_s + _TRANSFER_S
         self._open = dict[Key, FetchBegan]()
-        self._frozen = set[str]()  # engines that may stand still for long; empty name: any of them
+        self._frozen = set[str]()  # engines that may freeze for long; empty name: any engine
 
     def on_fault(self, record: Fault) -> None:
         if record.kind == _FREEZES:

@@ -1,4 +1,4 @@
-"""Audit of evaluations: whole sets, sampled under one weight version, and none left out."""
+"""Audit of evaluations: each is complete, and sampled under one weight version."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from offbeat.plugins.simulation.records import Evaluated, Fault, Scored
 
 
 class EvaluationAudit(AuditTable):
-    """Compares what the controller recorded of evaluations with what workers had sampled."""
+    """Compares the controller's records of evaluations with the samples of workers."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         super().__init__(findings)
@@ -29,7 +29,7 @@ class EvaluationAudit(AuditTable):
         self._faulted = True
 
     def on_scored(self, record: Scored) -> None:
-        """Check that an engine pinned for an evaluation took no other weights, faults aside."""
+        """Check that an engine pinned for an evaluation loaded no other weights, faults aside."""
         versions = set(list_versions(record.spans))
         if len(versions) > 1 and not self._faulted:
             self._add(
@@ -40,7 +40,7 @@ class EvaluationAudit(AuditTable):
             self._versions.setdefault(place, set()).update(versions)
 
     def on_evaluated(self, record: Evaluated) -> None:
-        """Check that an evaluation is of whole sets, all of them sampled under its version."""
+        """Check that an evaluation has complete sets, all sampled under its version."""
         self._recorded.add(record.due)
         what, samples = f"the evaluation due at version {record.due}", Counter(record.samples)
         if samples != self._wanted:
@@ -55,7 +55,7 @@ class EvaluationAudit(AuditTable):
             self._add("I6", f"{what} is of an older one: {record.version}")
 
     def finished(self, version: int, failed: int) -> None:
-        """Check that a finished run has the evaluation due last, or that its controller gave one up.
+        """Check that a finished run has its last due evaluation, or its controller gave one up.
 
         Args:
             version: The last version.

@@ -1,7 +1,7 @@
-"""The auditor's own table of prompt groups, from the journal alone: I1 and its consequences.
+"""The auditor's own table of prompt groups, from the journal only: I1 and its consequences.
 
-Deliberately naive: one row per group, every move checked against the row. An illegal move is
-reported and then executed, so that one broken rule is not reported ten times.
+It is deliberately naive: one row per group, and every move is checked against the row. An illegal
+move is reported and then executed, so that one violation is not reported ten times.
 """
 
 import math
@@ -35,7 +35,7 @@ LEAVES_FROM: Final = {
     events.ReturnKind.EVICTED: (READY,),
     events.ReturnKind.RECOVERED: (IN_FLIGHT, READY),
 }
-"""Places from which a group returns to be rolled out again, by kind."""
+"""Places from which a group returns to be rolled out again, by kind of return."""
 
 DROP_REASONS: Final = frozenset(
     {
@@ -85,7 +85,7 @@ class AuditedGroup:
     receipt: Receipt | None = None
     oldest: int = -1  # version of its oldest token
     newest: int = -1
-    brought_back: bool = False  # by a rewind, and not dispatched since then
+    brought_back: bool = False  # by a rewind, and not dispatched since
     returned: events.ReturnKind | None = None  # kind of its last return
     failures: int = 0  # returns of kind infrastructure
     step: int | None = None  # step that it is bound to
@@ -106,14 +106,14 @@ class AuditedGroups(AuditTable):
             int | None, int
         ] = {}  # outstanding groups by the step they are bound to
         self.given_up = (
-            0  # prompts dropped on their own, not with the whole batch of a refused step
+            0  # prompts dropped individually, not with the whole batch of a refused step
         )
         self.failed = 0  # prompts dropped for a failure of their data
         self.failed_infrastructure = 0  # prompts dropped for failures of the infrastructure
         # Number of controller incarnations; number of the last one
         self._controllers = self._incarnation = 0
         custom = isinstance(config.sampler, CustomSamplerConfig)
-        # A custom policy may admit more, and may evict for its own reasons.
+        # A custom policy may admit more, and may evict for other reasons.
         self._reach = ENDLESS if custom else max_outstanding_groups(config)
         self._capacity = config.buffer.capacity_groups or self._reach
         self._max_in_flight = config.rollout.max_in_flight or self._reach
@@ -127,7 +127,7 @@ class AuditedGroups(AuditTable):
         return sum([self.counts[place] for place in OUTSTANDING])
 
     def rewound(self, version: int) -> None:
-        """Handle a rewind: more groups may be outstanding now than the policy would ever admit."""
+        """Handle a rewind. Afterwards more groups may be outstanding than the policy admits."""
         self.version = version
         for row in self.rows.values():
             row.brought_back = row.place not in (TRAINED, DROPPED)
@@ -151,7 +151,7 @@ class AuditedGroups(AuditTable):
             self._bound_to[row.step] = self._bound_to.get(row.step, 0) + change
 
     def step_refused(self, step: int) -> None:
-        """Handle a refused step, whose batch has left: every later batch moves one step forward."""
+        """Handle a refused step: its batch is gone, and later batches move one step forward."""
         self.shrunk = {
             at - (at > step): missing for at, missing in self.shrunk.items() if at != step
         }
@@ -162,7 +162,7 @@ class AuditedGroups(AuditTable):
             self._count(row, 1)
 
     def trained_again(self, prompt_index: int, step: int) -> None:
-        """Return a group that a rewind undoes to the step that had trained it."""
+        """Bind a group that a rewind undoes to the step that had trained it."""
         row = self.rows[prompt_index]
         row.step = None if row.step is None else step
         self.move(prompt_index, ADMITTED).receipt = None
@@ -221,7 +221,7 @@ class AuditedGroups(AuditTable):
             )
 
     def _check_room_of_step(self, step: int | None) -> None:
-        """Check that a batch has room for the group admitted last."""
+        """Check that the batch has room for the group admitted last."""
         if step is None or not self._stamps_batches:
             return
         room = self._config.groups_per_step - self.shrunk.get(step, 0)
@@ -320,7 +320,7 @@ class AuditedGroups(AuditTable):
         self.move(event.prompt_index, DROPPED).receipt = None
 
     def check_age(self, prompt_index: int, row: AuditedGroup) -> None:
-        """Check the age of a group whose tokens may be trained now."""
+        """Check the age of a group that may be trained now."""
         if row.receipt is None:
             return
         if self.version - row.oldest > self._bound or row.newest > self.version:

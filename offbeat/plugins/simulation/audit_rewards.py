@@ -1,6 +1,6 @@
-"""Calls of reward functions, recounted from the workers' records and the journal: I20.
+"""Recounts the calls of reward functions from the workers' records and the journal: I20.
 
-Checks that decode steps and changes of shared weights take turns: I25.
+Checks that decode steps and changes of shared weights alternate: I25.
 """
 
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ from offbeat.plugins.simulation.records import (
 
 
 class AuditedRewards(AuditTable):
-    """Calls that each worker's process has made, and those that the journal knows of."""
+    """Calls that each worker process has made, and calls that the journal has counted."""
 
     def __init__(self, config: RunConfig, groups: AuditedGroups, findings: Findings) -> None:
         super().__init__(findings)
@@ -43,7 +43,7 @@ class AuditedRewards(AuditTable):
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the journal's calls leave too few for one more group and an evaluation."""
+        """Return whether the budget no longer covers one more group and an evaluation."""
         return self._budget is not None and not self._covers(1, self._per_evaluation)
 
     def on_reported(self, event: RewardCallsMade) -> None:
@@ -62,7 +62,7 @@ class AuditedRewards(AuditTable):
         self._known[event.process] = event.calls
 
     def on_dispatched(self, event: Dispatched) -> None:
-        """Check that what is left covers every group in flight, the new one included."""
+        """Check that the remaining budget covers every group in flight, the new one included."""
         del event
         in_flight = self._groups.counts[IN_FLIGHT]
         if self._budget is not None and not self._covers(in_flight):
@@ -76,7 +76,7 @@ class AuditedRewards(AuditTable):
         self._is_quiet &= event.kind is not ReturnKind.CANCELLED
 
     def check_end(self) -> None:
-        """Check a run in which nothing was lost: each call is counted, and the budget kept."""
+        """Check a run without losses: each call is counted, and the budget is kept."""
         if self._budget is None or not self._is_quiet:
             return
         made = sum(counts[-1] for counts in self._made.values())
@@ -98,10 +98,10 @@ class _Use(NamedTuple):
 
 
 class AuditedTurns(AuditTable):
-    """Compares when engines decoded with when the weights changed that they share with the trainer.
+    """Checks that no engine decoded while the weights changed that it shares with the trainer.
 
-    An edition is the weights between two changes. Of engines with copies there are no such records,
-    except of the versions that they serve.
+    An edition is the weights between two changes. Engines with copies have no such records, except
+    of the versions that they serve.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -118,7 +118,7 @@ class AuditedTurns(AuditTable):
         self._edition += 1
 
     def on_unchanged(self, record: WeightsUnchanged) -> None:
-        """Permit the engines to go on that served the weights before."""
+        """Let the engines continue that served these weights before."""
         self._edition -= 1
         for engine, use in self._uses.items():
             if use[:2] == (record.incarnation, self._edition):

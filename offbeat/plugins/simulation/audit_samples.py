@@ -1,9 +1,9 @@
 """The auditor's account of samples: I18, recounted from receipts and from the trainer's records.
 
-A group counts as a whole elsewhere. Here each of its samples is trained, masked or dropped with its
-group, and a masked one moves nothing: the advantages of a group are those of its valid samples.
-Masked samples, samples drawn again and branches are those that the worker drew, at every place that
-counts them: receipts, rows of the trainer, metrics of a step.
+Elsewhere a group counts as a whole. Here each of its samples is trained, masked, or dropped with
+its group. A masked sample moves nothing: the advantages of a group come from its valid samples.
+The worker's draws of masked samples, retried samples and branches must appear everywhere they are
+counted: in receipts, in rows of the trainer, and in the metrics of a step.
 """
 
 import math
@@ -21,7 +21,7 @@ from offbeat.plugins.simulation.groups import media_bytes_of
 from offbeat.plugins.simulation.records import DrawnSamples, StepReported, TrainerApplied
 
 _MASKED: Final = "masked"
-_ROUNDING: Final = 1e-6  # of a sum of advantages, or of a mean, which are of order one
+_ROUNDING: Final = 1e-6  # for a sum of advantages or a mean, both of order one
 
 
 class AuditedSamples(AuditTable):
@@ -32,12 +32,12 @@ class AuditedSamples(AuditTable):
     ) -> None:
         super().__init__(findings)
         self._config, self._groups, self._world = config, groups, world
-        # What may be reported of a version: it may have been made several times, after rewinds. Of
-        # what the trainer made, because a report may outlive the controller's record of its step.
+        # Counts that may be reported of a version, which rewinds may have made several times. They
+        # come from the trainer, because a report may outlive the controller's record of its step.
         self._recounts = defaultdict[int, list[SampleCounts]](list)
 
     def on_committed(self, event: Committed) -> None:
-        """Check what a receipt says of its samples."""
+        """Check a receipt's account of its samples."""
         receipt = event.receipt
         masked = masked_samples(receipt)
         rollout, size = self._config.rollout, self._config.samples_per_group
@@ -63,7 +63,7 @@ class AuditedSamples(AuditTable):
             self._add("I18", f"{about}: {says}; its worker drew {drawn[-1]}")
 
     def on_applied(self, event: StepApplied) -> None:
-        """Count the samples of a step, and compare with what the journal says of it."""
+        """Count the samples of a step and compare them with the journal's counts."""
         rows = self._groups.rows
         receipts = [
             receipt
@@ -81,7 +81,7 @@ class AuditedSamples(AuditTable):
             )
 
     def check_trained(self, record: TrainerApplied, receipts: dict[int, Receipt | None]) -> None:
-        """Compare what the trainer got of each sample with the receipt of its group."""
+        """Compare the samples that the trainer received with the receipts of their groups."""
         known = [each for at in record.prompt_indices if (each := receipts.get(at)) is not None]
         if len(known) == len(record.prompt_indices):
             self._recounts[record.version].append(SampleCounts.of(known))
@@ -147,7 +147,7 @@ class SampleCounts(NamedTuple):
         return cls(*counts)
 
     def are_reported_by(self, report: StepReported) -> bool:
-        """Return whether the shares that a step reported are those of these samples."""
+        """Return whether the shares that a step reported match these counts."""
         pairs = (
             (report.masked_fraction, self.masked),
             (report.retried_fraction, self.retried),
@@ -158,5 +158,5 @@ class SampleCounts(NamedTuple):
 
 
 def masked_samples(receipt: Receipt) -> tuple[int, ...]:
-    """Return the samples that a receipt calls masked."""
+    """Return the samples that a receipt marks as masked."""
     return tuple(place for place, status in enumerate(receipt.statuses) if status == _MASKED)

@@ -1,7 +1,7 @@
 """The auditor's account of optimizer steps: compares the journal with the trainer's records.
 
-I2, I5, I7, and the sums of I3. In the journal a step is claimed, intended, applied or refused; the
-trainer records the groups of each step. Neither may contain a step that the other lacks.
+I2, I5, I7, and the sums of I3. In the journal a step is claimed, intended, applied or refused. The
+trainer records the groups of each step. Both must contain the same steps.
 """
 
 from collections import Counter
@@ -202,7 +202,7 @@ class Steps(AuditTable):
             )
 
     def _leave(self, place: str) -> None:
-        """The open step ends, one way or the other."""
+        """End the open step and move its groups to ``place``."""
         for prompt_index in self._training:
             self._groups.move(prompt_index, place)
         self._training, self.open, self.intent = [], None, None
@@ -218,9 +218,9 @@ class Steps(AuditTable):
             )
 
     def _check_size(self, event: events.StepApplied) -> None:
-        """Check that every step is whole, except the one that ends the data."""
+        """Check that every step is complete, except the one that ends the data."""
         if self.short is not None:
-            # A batch bound to its step stays incomplete when no prompt is left to complete it.
+            # A batch bound to its step stays incomplete if no prompt is left to complete it.
             if not self._groups.source_is_empty:
                 self._add("I3", f"{self.short[1]}, and another step followed")
             self.short = None
@@ -237,7 +237,7 @@ class Steps(AuditTable):
             )
 
     def _check_kept(self, event: events.StepApplied) -> None:
-        """Check that the checkpoint which was due before this step was made, whoever died over it."""
+        """Check that the checkpoint due before this step was written, even after crashes."""
         interval = self._config.checkpoint.interval
         if not interval or "checkpoint_fails" in self._world.faults:
             return
@@ -267,7 +267,7 @@ class Steps(AuditTable):
     # --- the trainer's records -------------------------------------------------------------------
 
     def check_trainer(self) -> None:
-        """End the open step; its groups move to ``place``."""
+        """Check each step that the trainer applied against its intent in the journal."""
         findings = self._findings
         findings.source = "records"
         for key, moment in self._world.steps.items():
@@ -289,10 +289,10 @@ class Steps(AuditTable):
             self.samples.check_trained(moment.record, intent.receipts)
 
     def check_end(self, *, finished: bool) -> None:
-        """Check that the trainer's steps at the end are those of the ledger.
+        """Check that the trainer's steps at the end are the steps of the ledger.
 
-        A run that keeps no model does not call its trainer after the last step: it may have
-        restarted by then, without any step.
+        A run that keeps no model does not call its trainer after the last step. The trainer may
+        have restarted by then, without any step.
         """
         trained, counted = self._world.steps_in_weights, tuple(self.stack)
         if finished and self._rewinding_to is not None:
@@ -306,7 +306,7 @@ class Steps(AuditTable):
         self._add("I2", f"at the end {difference(trained, counted)}")
 
     def _check_minibatches(self, record: TrainerApplied) -> None:
-        """Check that each group is of one minibatch of about equal size, trained in every epoch."""
+        """Check that each group is in one minibatch of about equal size, trained in every epoch."""
         algorithm, groups = self._config.algorithm, len(record.prompt_indices)
         sizes = Counter(record.minibatches or (0,) * groups)
         parts = min(algorithm.minibatches, groups)
@@ -359,7 +359,7 @@ class Steps(AuditTable):
 
 
 def _other_weights(sampled: Mapping[int, str], trained: Sequence[str | None]) -> str:
-    """Return the first version whose weights differ from the trainer's; empty if none does."""
+    """Return the first version with other weights than the trainer's, or an empty string."""
     for version, digest in sampled.items():
         known = trained[version] if version < len(trained) else None
         if known is not None and digest != known:

@@ -1,4 +1,4 @@
-"""Checks that healthy engines keep working while the loss of a machine is not known: I24."""
+"""Checks that healthy engines continue to work while the loss of a machine is not known: I24."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from offbeat.plugins.simulation.audit_world import AuditTable, Findings
 from offbeat.plugins.simulation.faults import MACHINES, POISON
 
 _SLACK_S: Final = 20.0
-"""Seconds that a run may be quiet beyond the time to give an engine up."""
+"""Seconds that a run may be quiet beyond the time until an engine is given up."""
 _SLOWEST_SIGMAS: Final = 5.0
-"""Standard deviations by which the slowest rollout exceeds the median: the trainer may wait for it."""
+"""Standard deviations of the slowest rollout from the median. The trainer may wait for it."""
 _SLOWEST_STEP: Final = 1.5
-"""Longest time of a pass of the simulated trainer over a step, in its ``stub.step_s``."""
+"""Longest time of the simulated trainer's pass over a step, in its ``stub.step_s``."""
 _OTHERS_S: Final = 150.0
-"""Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
+"""Seconds for which another fault may explain a quiet run: more than the longest deadline."""
 _WORK: Final = (
     records.CheckpointWritten,
     records.EngineServes,
@@ -32,10 +32,10 @@ _WORK: Final = (
 
 
 class Survivors(AuditTable):
-    """Looks for spells in which nobody works although only one machine is lost, without the trainer.
+    """Finds spells in which nobody works although only one machine, without the trainer, is lost.
 
-    Spells that another fault may explain are left out, and machines with columns that the trainer
-    may be waiting for: that they are gone is known with the verdict on their machine.
+    It skips spells that another fault may explain. It also skips machines with columns that the
+    trainer may be waiting for, because their loss is known only with the verdict on their machine.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Survivors(AuditTable):
         generator, stub = config.generator, config.stub
         self._engines = {f"generator-{index}" for index in range(generator.engines)}
         self._workers = {each.worker for each in history if isinstance(each, records.WorkerStarted)}
-        passes = LossSpec.of(config).epochs + 1  # the first one is made while groups arrive
+        passes = LossSpec.of(config).epochs + 1  # the first pass runs while groups arrive
         self._quiet_s = (
             generator.probe_interval_s
             + generator.probe_strikes * generator.probe_deadline_s
@@ -60,7 +60,7 @@ class Survivors(AuditTable):
         self._ended_at = ends[0] if ends else 0.0
 
     def check(self) -> None:
-        """Check each loss of a machine that the rule can judge."""
+        """Check each loss of a machine to which the rule applies."""
         for lost, end in self.find_eligible():
             gone = set(lost.actors)
             times = [each.at for each in self._records if self._is_work(each, gone)]
@@ -75,14 +75,14 @@ class Survivors(AuditTable):
                 )
 
     def find_eligible(self) -> Iterator[tuple[records.MachineLost, float]]:
-        """Yield each loss that lasts long enough to be judged, and when it was known."""
+        """Yield each loss that lasts long enough for the rule, and the time when it was known."""
         for lost, given_up_at in self._losses():
             end = min(given_up_at, self._ended_at)
             if end - lost.at > self._quiet_s and self._is_alone(lost, end):
                 yield lost, end
 
     def _losses(self) -> Iterator[tuple[records.MachineLost, float]]:
-        """Yield each machine that is lost, and when that was known."""
+        """Yield each lost machine, and the time when the loss was known."""
         open_ = dict[str, records.MachineLost]()
         for record in self._records:
             if isinstance(record, records.MachineLost):
@@ -95,7 +95,7 @@ class Survivors(AuditTable):
             yield lost, self._ended_at
 
     def _is_alone(self, lost: records.MachineLost, end: float) -> bool:
-        """Return whether all that is needed is well, and no other fault explains a quiet spell."""
+        """Return whether all needed actors are healthy, and no other fault explains a silence."""
         gone = set(lost.actors)
         if "trainer" in gone or not (self._engines - gone and self._workers - gone):
             return False
@@ -122,7 +122,7 @@ class Survivors(AuditTable):
 
     @staticmethod
     def _is_work(record: records.WorldRecord, gone: set[str]) -> bool:
-        """Return whether the record is of work of an actor that is not lost."""
+        """Return whether the record shows work of an actor that is not lost."""
         if isinstance(record, records.Generated | records.Scored | records.EngineServes):
             return record.engine not in gone
         return isinstance(record, _WORK)

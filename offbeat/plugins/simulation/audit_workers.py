@@ -1,4 +1,4 @@
-"""Environment workers that were lost, by the journal and by the workers' own records: I23."""
+"""Audit of lost environment workers, by the journal and by the workers' own records: I23."""
 
 from collections import defaultdict
 from typing import Final
@@ -12,17 +12,17 @@ from offbeat.plugins.simulation.records import WorkerDied, WorkerStarted
 
 
 class AuditedWorkers(AuditTable):
-    """Processes of each worker that the journal counts on, and those that it says are lost."""
+    """Worker processes that the journal counts as present, and the ones it counts as lost."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._started = defaultdict[str, set[str]](set)
-        self._mortal = set[str]()  # workers of which a process died
+        self._mortal = set[str]()  # workers that had a process die
         self._driver: str | None = None
-        self._present = dict[str, str]()  # process of each worker that joined last
+        self._present = dict[str, str]()  # last joined process of each worker
         self._lost = set[str]()
         self._moves = 0  # dispatches, losses and returns of workers so far
-        self._changed_at = 0  # the last of them that was about a worker
+        self._changed_at = 0  # the last of these moves that was about a worker
         self._dispatched_at = dict[int, int]()
 
     def on_started(self, record: WorkerStarted) -> None:
@@ -32,14 +32,14 @@ class AuditedWorkers(AuditTable):
         self._mortal.add(record.worker)
 
     def on_opened(self, event: Opened) -> None:
-        if event.driver != self._driver:  # its workers are others
+        if event.driver != self._driver:  # a new driver has other workers
             self._present.clear()
             self._lost.clear()
         self._driver = event.driver
         self._dispatched_at.clear()
 
     def on_lost(self, event: WorkerLost) -> None:
-        """Check that a worker is lost once, and only if a process of it has died."""
+        """Check that a worker is lost once, and only after one of its processes died."""
         if event.worker not in self._mortal:
             self._add("I23", f"{event.worker} is said to be lost; it never died")
         if event.worker in self._lost:
@@ -48,7 +48,7 @@ class AuditedWorkers(AuditTable):
         self._change()
 
     def on_joined(self, event: Joined) -> None:
-        """Check that a process that joins is one, and that the loss of the one before is known."""
+        """Check that a joining process exists, and that its predecessor is known to be lost."""
         if event.component is not Component.WORKER:
             return
         name, process = event.name, event.incarnation
@@ -66,7 +66,7 @@ class AuditedWorkers(AuditTable):
         self._dispatched_at[event.prompt_index] = self._moves
 
     def on_returned(self, event: Returned) -> None:
-        """Check that a group that was lost with its worker comes after the loss of a worker."""
+        """Check that a group is returned as lost with its worker only after a worker was lost."""
         sent_at = self._dispatched_at.pop(event.prompt_index, 0)
         if event.reason != WORKER_LOST or self._lost or self._changed_at > sent_at:
             return
@@ -82,18 +82,18 @@ class AuditedWorkers(AuditTable):
 
 
 LASTING: Final = frozenset({"engine_flaps", "loads_hang"})
-"""Faults that cost a process at every restart, for as long as the run goes on."""
+"""Faults that kill a process at every restart, until the run ends."""
 
 _COSTLY: Final = frozenset(
     name
     for name, kind in KINDS.items()
     if kind.profile in ("engines", "machines", "network", "controller") and kind.target != "worker"
 )
-"""Faults of which each may cost every engine one process, and no more."""
+"""Faults that may each kill at most one process of every engine."""
 
 
 class EngineRestarts:
-    """Most restarts of engines that the faults of an episode can cause."""
+    """Upper bound of the engine restarts that the faults of an episode can cause."""
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self._budget = config.generator.restart_budget
@@ -101,16 +101,16 @@ class EngineRestarts:
 
     @property
     def at_most(self) -> int | None:
-        """Return the number; None where a fault lasts."""
+        """Return the bound, or None if a fault lasts."""
         faults = self._world.faults
         if not LASTING.isdisjoint(faults):
             return None
         costly = sum(count for kind, count in faults.items() if kind in _COSTLY)
-        # A poison prompt costs the engine of each attempt.
+        # A poison prompt kills the engine of each attempt.
         poisoned = sum(map(len, self._world.poisoned.values()))
         return costly * self._engines + poisoned
 
     @property
     def explain_the_end(self) -> bool:
-        """Return whether they can have used ``generator.restart_budget`` up."""
+        """Return whether the faults can have used up ``generator.restart_budget``."""
         return self.at_most is None or self.at_most >= self._budget

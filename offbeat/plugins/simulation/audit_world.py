@@ -1,9 +1,9 @@
 """The auditor's first pass: indexes the actors' own records.
 
-It reads no data of the controller, so each violation follows from the actors' records alone:
+It reads no data of the controller, so each violation follows only from the actors' records:
 weights that were never published, a step that was trained twice, a checkpoint that does not verify.
 
-Violations of invariants, and where they were found.
+Defines violations of invariants, and the places where they were found.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from offbeat.plugins.simulation import records
 from offbeat.plugins.simulation.faults import KINDS
 
 MOST_FINDINGS: Final = 10
-"""Maximum number of violations kept per invariant: later ones follow from the first."""
+"""Maximum number of violations kept per invariant. Later ones follow from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Violation:
 
 
 class Findings:
-    """Collects violations. The auditor continues after each; the first one shows the cause."""
+    """Collects violations. The auditor continues after each. The first one shows the cause."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -72,7 +72,7 @@ _MIB = 2**20
 HARMLESS_TO_TRAINER: Final = frozenset(
     name for name, kind in KINDS.items() if kind.profile in ("engines", "data", "machines")
 )
-"""Faults of other actors. The record of a fault says whether a machine killed the trainer too."""
+"""Faults of other actors. The record of a fault tells whether a machine killed the trainer too."""
 
 Trained = tuple[tuple[int, int], ...]
 """Step and attempt of each version in the trainer's weights, oldest first."""
@@ -109,7 +109,7 @@ class World(AuditTable):
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
         self.reported: list[records.StepReported] = []
         self.serves: set[tuple[str, str, int, int, str]] = set()
-        # (engine, incarnation, epoch) of loads with other results
+        # (engine, incarnation, epoch) of loads with wrong results
         self.computes_other: set[tuple[str, str, int]] = set()
         # Epoch by engine, incarnation and version
         self._other: dict[tuple[str, str, int], int] = {}
@@ -120,7 +120,7 @@ class World(AuditTable):
         self.steps: dict[tuple[int, int], AuditedStep] = {}
         # Attempts that hit a poison prompt, by prompt index
         self.poisoned: dict[int, set[int]] = {}
-        self.retired: set[str] = set()  # engines whose process was ended for good
+        self.retired: set[str] = set()  # engines retired for good
         # (prompt index, attempt) without a copy on disk
         self.lost_payloads: set[tuple[int, int]] = set()
         # Such payloads by machine
@@ -225,7 +225,7 @@ class World(AuditTable):
     def on_trainer_started(self, record: records.TrainerStarted) -> None:
         """Handle a lost trainer: its weights are gone.
 
-        After the end of the run this affects the next controller only.
+        After the end of the run this affects only the next controller.
         """
         self._gone = True
         if record.incarnation > 1 and not (self._trainer_was_struck or self._closed):

@@ -1,12 +1,12 @@
 """Audits a whole run independently and reports every violated invariant.
 
-It reads only the journal and the actors' records, and shares no code with the ledger, the fleet or
+It reads only the journal and the actors' records. It shares no code with the ledger, the fleet or
 the samplers, so it does not repeat their mistakes.
 
     records -> World    history according to the actors
     journal -> Groups   where every group is           I1 I3 I4 I8 I11
-               Steps    what was trained               I2 I5 I7 I12
-        AuditedEngines  what was served                I5 I6
+               Steps    trained groups                 I2 I5 I7 I12
+        AuditedEngines  served weights                 I5 I6
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
                Losses   cost of a lost machine         I17
                Samples  each sample once, masked ones nowhere  I18
@@ -17,7 +17,7 @@ the samplers, so it does not repeat their mistakes.
     records -> AuditedTurns  decode steps and changes of shared weights  I25
 
 Each part is a table that names the classes it reads. All records are read before the journal.
-``audit_aggregates`` holds I22 by itself, in some of the episodes.
+``audit_aggregates`` checks I22 separately, in some of the episodes.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ _WITHOUT_RULE: Final = (FenceRefused, Spent, TrainerReplaced)
 
 
 class Environments(AuditTable):
-    """Environment of every committed prompt, and how many of a cycle each environment has."""
+    """Environment of every committed prompt, and prompts per environment in each cycle."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         super().__init__(findings)
@@ -88,9 +88,9 @@ class Environments(AuditTable):
 
 
 class Losses(AuditTable):
-    """Compares the payloads that the journal gives up with those that the actors lost: I17.
+    """Compares the payloads that the journal gives up with the payloads that the actors lost: I17.
 
-    Only groups whose payload was only on a dead machine may be rolled out again.
+    A ready group may be rolled out again only if a dead machine held its only payload.
     """
 
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
@@ -100,9 +100,9 @@ class Losses(AuditTable):
     def on_returned(self, event: Returned) -> None:
         """Check a ready group that is rolled out again for a failure of the infrastructure.
 
-        Nothing but the loss of its payload is such a failure. A group that a new controller returns
-        is of another kind: its payload may have died with the former controller. Read before the
-        table of groups moves the group.
+        Only the loss of its payload is such a failure. A group that a new controller returns is of
+        another kind, because its payload may have died with the former controller. This runs before
+        the table of groups moves the group.
         """
         key = event.prompt_index, event.attempt
         is_failure = event.kind is ReturnKind.INFRASTRUCTURE
@@ -115,7 +115,7 @@ class Losses(AuditTable):
 
 
 class Poison(AuditTable):
-    """Counts the engines that were given a poison prompt, according to the workers' records."""
+    """Counts the engines that received a poison prompt, according to the workers' records."""
 
     def __init__(self, config: RunConfig, world: World, findings: Findings) -> None:
         super().__init__(findings)
@@ -157,7 +157,7 @@ def audit(
             controller.
         records: Records of the actors, in order of events.
         config: Config of the run.
-        prompts: Number of rows of the prompt source; None: endless, or unknown.
+        prompts: Number of rows of the prompt source, or None if it is endless or unknown.
     """
     findings = Findings()
     world, fetches = World(config, findings), AuditedFetches(config, findings)
@@ -197,7 +197,7 @@ def _read(
     tables: Sequence[AuditTable],
     findings: Findings,
 ) -> None:
-    """Hand each event or record to the tables that read its class, in the order of the tables."""
+    """Pass each event or record to the tables that read its class, in the order of the tables."""
     handlers: dict[type[Any], list[Callable[[Any], None]]] = {kind: [] for kind in _WITHOUT_RULE}
     for table in tables:
         for kind, handle in table.list_readers():

@@ -26,9 +26,9 @@ CHUNK: Final = 20
 """Episodes per job of a worker."""
 
 REPLAYED_EVERY: Final = 100
-"""Every so many episodes, one is played twice: both must be equal, bit for bit.
+"""Interval of episodes that are played twice. Both plays must be equal, bit for bit.
 
-The sums that its journal writes beside its snapshots are counted again as well.
+The sums that the journal writes next to its snapshots are recounted in these episodes too.
 """
 
 _LAST_EVENTS: Final = 5
@@ -87,14 +87,14 @@ def run_campaign(
     planned_faults: list[PlannedFault] | None = None,
     workers: int | None = None,
 ) -> Iterator[CampaignTotals]:
-    """Play and audit every seed; yield the totals so far, repeatedly, and at the end.
+    """Play and audit every seed. Yield the totals so far, repeatedly, and at the end.
 
     Args:
         base: Run that episodes are drawn from.
         seeds: Seeds of the episodes.
         profile: Name of the set of faults to draw.
-        planned_faults: These faults in every episode instead.
-        workers: Number of processes; None: one per core. 1 plays in this process. They end with the
+        planned_faults: Play these faults in every episode instead.
+        workers: Number of processes. None: one per core. 1 plays in this process. They end with the
             iterator.
     """
     total = CampaignTotals()
@@ -117,8 +117,8 @@ def _tallies(jobs: list[EpisodeBatch], workers: int) -> Iterator[CampaignTotals]
 
 
 def _pool(workers: int) -> Pool:
-    """Start processes that ignore Ctrl-C, which the terminal also sends to them."""
-    # Child processes inherit the mask. The start of multiprocessing's own process would lift it.
+    """Start processes that ignore Ctrl-C, which the terminal sends to them too."""
+    # Child processes inherit the mask. Starting multiprocessing's own process would lift it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -137,7 +137,7 @@ def run_job(job: EpisodeBatch) -> CampaignTotals:
     base, tally = RunConfig.model_validate_json(job.base), CampaignTotals()
     began_s = time.process_time()
     was_enabled = gc.isenabled()
-    gc.disable()  # a collection during an episode finds nothing, and takes a third of the time
+    gc.disable()  # a collection finds nothing during an episode, and costs a third of the time
     try:
         for seed in job.seeds:
             _play(tally, base, job, seed)
@@ -168,7 +168,7 @@ def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) 
 
 
 def violations_of(result: EpisodeResult) -> list[str]:
-    """Return the auditor's violations of an episode, and those that follow from its end."""
+    """Return the auditor's violations of an episode, plus the ones that follow from its end."""
     plan = result.plan
     found = [
         str(violation)

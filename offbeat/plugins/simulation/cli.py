@@ -45,7 +45,7 @@ _SUBSTITUTES: Final = {
     ADVANTAGE: "grpo",
     LOSS: "no loss is computed",
 }
-"""What an episode has instead of a part of the user, by the key of ``targets``."""
+"""Replacements in an episode for parts of the user, by the key of ``targets``."""
 
 _MADE_UP: Final = "made-up tokens and rewards"
 
@@ -70,12 +70,12 @@ def simulate(  # noqa: PLR0913 - the options of a command
     Args:
         config: The recipe. Each episode draws its own policies and sizes from it.
         seeds: Number of episodes of a campaign.
-        seed: Play this seed alone and report it in full.
+        seed: Play only this seed and report it in full.
         faults: A name of ``PROFILES``.
         schedule: A file of planned faults to play instead of drawn ones.
         base: First seed of a campaign. None: random.
-        workers: Number of processes; None: one per core.
-        recipe: Recipe and overrides as they were given, for the printed replay command.
+        workers: Number of processes. None: one per core.
+        recipe: Recipe and overrides as the user typed them, for the printed replay command.
         write: Receives the output text.
     """
     if faults not in PROFILES:
@@ -102,10 +102,10 @@ def simulate(  # noqa: PLR0913 - the options of a command
 
 
 def _substitutes(config: RunConfig) -> str:
-    """Return lines that say what is simulated in the place of the user's code, if there is any."""
+    """Return lines about the stand-ins for the user's code; empty without user code."""
     environments = {view.environment.name for view in environment_views(config).values()}
     mine = {target: _SUBSTITUTES.get(key, _MADE_UP) for key, target in targets(config).items()}
-    # Code that a recipe names is in it by that name.
+    # A recipe names its code.
     nameless = {name for name in environments if not find_traits(name).user_code}
     of_others = {name for name in nameless if name not in known_environments()}
     mine |= dict.fromkeys(sorted(of_others), _MADE_UP)
@@ -115,12 +115,12 @@ def _substitutes(config: RunConfig) -> str:
 
 
 def replay_command(recipe: Sequence[str], faults: str, schedule: Path | None) -> str:
-    """Return the command that plays an episode again, for a shell, but for its seed.
+    """Return the shell command that plays an episode again, without its seed.
 
     Args:
-        recipe: Recipe and overrides: each of them may change what an episode draws.
+        recipe: Recipe and overrides. Each of them may change the draws of an episode.
         faults: Name of the profile.
-        schedule: File of planned faults; None: they are drawn.
+        schedule: File of planned faults. None: faults are drawn.
     """
     planned = [] if schedule is None else ["--schedule", str(schedule)]
     return shlex.join(["offbeat", "simulate", *recipe, "--faults", faults, *planned])
@@ -184,7 +184,7 @@ def _summary(tally: CampaignTotals, wall_s: float) -> str:
 
 
 def _coverage(tally: CampaignTotals, faults: str) -> str:
-    """Format the faults fired and failpoints reached, one per line; missing ones are marked."""
+    """Format the faults fired and failpoints reached, one per line, and mark missing ones."""
     kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]
     lines += [_counted(name, tally.fired[name]) for name in kinds]

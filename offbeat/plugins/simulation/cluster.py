@@ -47,8 +47,8 @@ from offbeat.sampler.build import build_sampler
 RUN_ID: Final = "simulated"
 PARTITION_S: Final = 30.0
 _OUTAGE_S: Final = (5.0, 60.0)  # duration of an outage of all environments
-_FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor resumes, unless it is replaced before
-_SILENT_S: Final = 8.0  # a controller that is silent for so long is killed by its driver
+_FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor resumes, unless it is replaced earlier
+_SILENT_S: Final = 8.0  # the driver kills a controller that is silent this long
 _REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
 
 
@@ -114,13 +114,13 @@ class Cluster:
 
     @property
     def latest(self) -> SimulatedController:
-        """The running, or last, controller."""
+        """The running controller, or the last one."""
         return self.controllers[-1]
 
     # --- controllers -----------------------------------------------------------------------------
 
     def start_controller(self) -> None:
-        """Start a new incarnation that continues from the journal."""
+        """Start a new incarnation, which continues from the journal."""
         simulated = SimulatedController(
             self._context, len(self.controllers) + 1, self.events, self.workers
         )
@@ -187,7 +187,7 @@ class Cluster:
         return f"driver {self._drivers}"
 
     def _kill_controller(self) -> bool:
-        """Kill the controller; a new one starts a little later."""
+        """Kill the controller. A new one starts a little later."""
         if not self._end_controller():
             return False
         delay_s = self._rng.uniform(*_REPLACED_S)
@@ -207,7 +207,7 @@ class Cluster:
     # --- faults ----------------------------------------------------------------------------------
 
     def strike(self, kind: str, target: str) -> bool:
-        """Apply a fault; return False if its target does not exist."""
+        """Apply a fault, or return False if its target does not exist."""
         if self.over.done():
             return False
         whole = {
@@ -241,13 +241,13 @@ class Cluster:
         return True
 
     def _poison_a_prompt(self, kind: str) -> bool:
-        """Make one of the next prompts hang or kill each engine that it is sent to."""
+        """Make one of the next prompts hang or kill each engine that receives it."""
         drawn = sum(isinstance(event, Admitted) for event in self.events)
         self._context.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
         return True
 
     def _victim(self, kind: str, target: str) -> Actor:
-        """Return the actor of this name; without a name, any that this kind of fault applies to."""
+        """Return the actor of this name. Without a name, return any to which this fault applies."""
         if target:
             return self.actors[target]
         applies_to = KINDS[kind].target
@@ -300,7 +300,7 @@ class Cluster:
         return True
 
     def _lose_machine(self, kind: str, machine: str) -> bool:
-        """Kill a machine or cut it off; it is given up, and replaced, when Ray says that it is lost.
+        """Kill a machine or cut it off. It is replaced when Ray reports it lost.
 
         Its actors do not return.
         """
@@ -347,14 +347,14 @@ class Cluster:
 
 
 def _built_in_estimator(config: RunConfig) -> AdvantageEstimator:
-    """Return the recipe's estimator; grpo in the place of one of the user, whose code is not loaded."""
+    """Return the recipe's estimator, or grpo instead of user code, which is not loaded."""
     algorithm = config.algorithm
     name = "grpo" if algorithm.advantage_target else algorithm.advantage
     return estimator(name, pass_k=algorithm.pass_k)
 
 
 def _prompts(config: RunConfig, count: int | None) -> SimulatedPrompts:
-    """Return the prompts of training, ``count`` in all; endless if that is None."""
+    """Return the training prompts, ``count`` in all, or endless ones if it is None."""
     weights = environment_weights(config)
     endless = {name: SimulatedPrompts(None) for name in weights}
     return SimulatedPrompts(count, MixedPrompts(endless, weights, config.seed) if weights else None)

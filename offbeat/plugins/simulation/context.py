@@ -34,7 +34,7 @@ class SimulationContext:
         self.config, self.loop, self.rng = config, loop, rng
         self.faults, self.network, self.records = faults, network, records
         self.disk = SimulatedDisk(self.record, config.checkpoint.keep)
-        self.out_of_service_until = 0.0  # of all environments
+        self.out_of_service_until = 0.0  # of all environments, in virtual seconds
         self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
         self.source_layout = SourceLayout()
         self.shared_weights: SharedWeights | None = (
@@ -52,6 +52,6 @@ class SimulationContext:
         self.records.append(kind(self.loop.time(), *fields, **named))
 
     def is_gone(self, payload: SimulatedPayload) -> bool:
-        """Return whether the payload's owner died: a controller, or the machine that stored it."""
+        """Return whether the payload's controller, or the machine that stored it, is dead."""
         of_former = payload.incarnation in self.lost_controllers
         return of_former or self.machines.is_gone(payload.memory)

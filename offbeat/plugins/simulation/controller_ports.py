@@ -1,6 +1,6 @@
-"""Ports of one controller incarnation to the fake actors; they break when it dies.
+"""Ports of one controller incarnation to the fake actors. They break when it dies.
 
-Watches a worker's process for a simulated controller: by replies, and by calls that fail.
+Watches a worker's process for a simulated controller, by replies and by failed calls.
 """
 
 import asyncio
@@ -49,17 +49,17 @@ from offbeat.plugins.simulation.records import (
 from offbeat.plugins.simulation.worker import FakeWorker
 
 OnWorker = Callable[[str, str], None]
-"""Receives the name of a worker, and its process or why that is lost."""
+"""Receives the name of a worker, and its process or the reason for its loss."""
 PROBE_EVERY_S: Final = 2.0  # while calls are open, as ``RayWorker`` does
 SILENT_S: Final = 10.0
 MISSED_PROBES: Final = 2
 
 
 class WorkerWatch:
-    """Tracks one worker for its caller; stands in for ``RayWorker``.
+    """Tracks one worker for its caller, in place of ``RayWorker``.
 
-    A reply shows that a process is back only if its call was made after the loss: an earlier one
-    may be the late reply of the process that died.
+    A reply proves that a process is back only if its call was made after the loss. A reply to an
+    earlier call may be a late one of the process that died.
     """
 
     def __init__(self, name: str) -> None:
@@ -100,7 +100,7 @@ class WorkerWatch:
         self._probing = None
 
     def answered_since(self) -> Callable[[Report], None]:
-        """Return the callback for the reply to a call that is made at this moment."""
+        """Return the callback for the reply to a call made now."""
         losses = self._losses
 
         def answered(report: Report) -> None:
@@ -114,7 +114,7 @@ class WorkerWatch:
         return answered
 
     def lost(self, reason: str) -> None:
-        """Report a process as lost, once until one is back; end the calls to it."""
+        """Report a lost process, once until another is back, and end the calls to it."""
         if not self.is_lost:
             self._losses, self.is_lost = self._losses + 1, True
             self.on_lost(self._name, reason)
@@ -139,7 +139,7 @@ class Caller:
         on_report: Callable[[Report], None] | None = None,
         calls: dict[SimulatedCall, None] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Make a remote call; cancelling it notifies the callee. ``calls`` has it while it is open."""
+        """Make a remote call. Cancelling it notifies the callee. ``calls`` holds it while open."""
         call = self.context.network.send(self.process, host, method, fence, *args)
         call.on_report = on_report
         if calls is not None:
@@ -156,7 +156,7 @@ class Caller:
     async def close(
         self, *hosts: Actor, on_reports: Sequence[Callable[[Report], None] | None] = ()
     ) -> None:
-        """Close all actors concurrently; ``on_reports`` are of the hosts, or there are none."""
+        """Close all actors concurrently. ``on_reports`` has one callback per host, or is empty."""
         if not self.process.alive:
             return
         calls = list[SimulatedCall]()
@@ -171,7 +171,7 @@ class Caller:
             await call.reply
 
     def reach(self, point: Failpoint) -> None:
-        """Report a failpoint that this controller reaches to the faults."""
+        """Report to the faults that this controller reaches a failpoint."""
         if self.process.alive:
             self.context.faults.failpoint(point)
 
@@ -191,7 +191,7 @@ class SimulatedPrompts(FakePrompts):
     def __init__(self, count: int | None, mixed: MixedPrompts | None = None) -> None:
         super().__init__(count)
         self._mixed = mixed
-        self._last: Prompt | None = None  # a draw and its dispatch ask for one prompt
+        self._last: Prompt | None = None  # a draw and its dispatch ask for the same prompt
 
     @property
     def rows(self) -> int:
@@ -206,7 +206,7 @@ class SimulatedPrompts(FakePrompts):
 
 
 class SimulatedRollouts:
-    """Rollouts on the workers in turn, with a count of unanswered tasks; lost ones are skipped."""
+    """Rollouts on the workers in turn, with a count of unanswered tasks. It skips lost workers."""
 
     def __init__(
         self,
@@ -257,13 +257,13 @@ class SimulatedRollouts:
             self.open -= not task.evaluation
 
     def _next(self) -> int:
-        """Return the place of the next worker in turn that is not lost; the next one if all are."""
+        """Return the index of the next worker that is not lost, or the next one if all are."""
         self._turn += 1
         in_turn = [(self._turn + later) % len(self._workers) for later in range(len(self._workers))]
         return next((each for each in in_turn if not self._watches[each].is_lost), in_turn[0])
 
     def _look_soon(self) -> None:
-        """Count after all events of this moment: a cancelled call leaves late."""
+        """Count after all events of this moment, because a cancelled call leaves late."""
         if not self._looks:
             self._looks = True
             self._caller.context.loop.run_in(1e-9, self._caller.process, self._look)
@@ -350,7 +350,7 @@ class SimulatedTrainer:
 
 
 class SimulatedJournal:
-    """Journal in memory with a durable prefix; the rest may be lost when its writer is killed."""
+    """Journal in memory with a durable prefix. Killing its writer may lose the rest."""
 
     def __init__(
         self, context: SimulationContext, process: Process, events: list[msgspec.Struct]
@@ -384,7 +384,7 @@ class SimulatedJournal:
             synced.set_result(None)
 
     def cut(self, rng: random.Random) -> None:
-        """Simulate a kill of the writer: a part of the unsynced tail is lost."""
+        """Simulate a kill of the writer, which loses a part of the unsynced tail."""
         kept = rng.randint(self.durable, len(self.events))
         del self.events[kept:]
 
@@ -426,7 +426,7 @@ class SimulatedEvaluationLog:
 class SpooledPayloads:
     """Spooled payloads that can be read from disk.
 
-    Once read, they are in the memory of the controller's machine.
+    After reading, they are in the memory of the controller's machine.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -444,7 +444,7 @@ class SpooledPayloads:
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
         """Return lost payloads.
 
-        Those on a machine that is cut off but not given up may still return.
+        Payloads on a machine that is cut off but not given up may still return.
         """
         context = self._caller.context
         return {

@@ -1,8 +1,9 @@
 """Draws combinations of settings and faults that have stalled runs before.
 
-Drawn independently, they coincide in less than one episode of a hundred: a buffer that holds hardly
-more than a step, a policy that needs the groups of one step before those of the next, and a loss of
-what the buffer holds. The loss of a machine with engines, without another fault, is as rare.
+One combination is a buffer hardly larger than a step, a policy that needs the groups of one step
+before the next step's, and a loss of the buffer's groups. Independent draws combine them in less
+than one episode of a hundred. The loss of a machine with engines, without another fault, is as
+rare.
 """
 
 import random
@@ -16,12 +17,12 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 
 CORNER_SHARE: Final = 0.05
 MACHINE: Final = "machine-1"
-"""Machine on which the workers of a corner are, and with them the groups that they finished."""
+"""Machine of a corner's workers, which also holds the groups that they finished."""
 LONE_LOSS_SHARES: Final[Mapping[str, float]] = {"all": 0.08, "machines": 0.2}
 """Shares of the episodes, by profile, in which engines are lost and nothing else fails."""
 LONE_LOSS_SETTINGS: Final[dict[str, Any]] = {"stub": {"step_s": 5.0, "tail_sigma": 0.4}}
-"""Settings of these episodes: steps so long that the run outlasts the verdict on the machine, and no
-rollout for which healthy engines may keep the trainer waiting as long."""
+"""Settings of these episodes. Steps are so long that the run outlasts the verdict on the machine.
+No rollout lasts so long that healthy engines may keep the trainer waiting until then."""
 
 _BUFFER_STEPS: Final = (1.0, 1.0, 1.1, 1.4)
 _LOSSES: Final = ("machine_lost", "machine_lost", "machine_cut_off")
@@ -36,17 +37,17 @@ _POINTS: Final = (Failpoint.CHUNK_SENT, Failpoint.APPLIED, Failpoint.CLEARED)
 
 
 class Corner(msgspec.Struct, frozen=True):
-    """Special settings and faults of an episode; none, by default."""
+    """Special settings and faults of an episode. The default has none."""
 
     sampler: dict[str, Any] | None = None
-    # Groups that the buffer holds beyond those of a step; None: as many as the sampler can use
+    # Groups in the buffer beyond one step's; None: as many as the sampler can use
     more_groups: int | None = None
     # Sizes of the buffer to draw from, in steps of the largest groups; empty: any
     buffer_steps: tuple[float, ...] = ()
     faults: list[PlannedFault] = []
 
     def settings(self, groups_per_step: int) -> dict[str, Any]:
-        """Return what it changes of a run, by section."""
+        """Return the changed settings of a run, by section."""
         if self.sampler is None:
             return {}
         more = self.more_groups
@@ -54,17 +55,17 @@ class Corner(msgspec.Struct, frozen=True):
         return {"sampler": self.sampler, "buffer": {"capacity_groups": capacity}}
 
     def machines(self, workers: list[str]) -> dict[str, str]:
-        """Return the machine of each of the workers whose machine it loses."""
+        """Return the machine of each worker, if the corner loses the workers' machine."""
         return dict.fromkeys(workers, MACHINE) if self.faults else {}
 
 
 def draw_corner(rng: random.Random, profile: str, staleness: int, *, steps: int) -> Corner:
-    """Draw a corner for one episode of twenty; the others get one in which nothing is special.
+    """Draw a corner for one episode of twenty, and a neutral one for the others.
 
     Args:
-        rng: Random numbers of its own: the other draws of an episode do not depend on it.
+        rng: Separate random numbers, on which the other draws of an episode do not depend.
         profile: Name of the set of faults.
-        staleness: ``max_staleness`` of the episode; its corner allows at least 1.
+        staleness: ``max_staleness`` of the episode. Its corner allows at least 1.
         steps: Steps of the episode. The last ones have no faults.
     """
     if rng.random() >= CORNER_SHARE:
@@ -80,7 +81,7 @@ def draw_corner(rng: random.Random, profile: str, staleness: int, *, steps: int)
 
 
 def _faults(rng: random.Random, profile: str, steps: int) -> list[PlannedFault]:
-    """Draw one or two losses of the machine with the buffer, and in ``all`` one other fault."""
+    """Draw one or two losses of the buffer's machine, and in ``all`` one other fault."""
     if profile not in ("all", "machines"):
         return []
     latest = max(1, steps - 4)
@@ -107,13 +108,13 @@ def draw_lone_loss(
 ) -> tuple[PlannedFault, dict[str, str]] | None:
     """Draw an early loss of the machine with some but not all engines, for some of the episodes.
 
-    It is the one fault of its episode. Return it with the machine of each actor.
+    It is the only fault of its episode. Return it with the machine of each actor.
 
     Args:
         rng: Random numbers that no other draw uses.
         profile: Name of the set of faults.
         engines: Names of all engines.
-        machines: Machine of each actor; the lost machine keeps none of these actors.
+        machines: Machine of each actor. The lost machine keeps none of these actors.
     """
     if rng.random() >= LONE_LOSS_SHARES.get(profile, 0.0):
         return None

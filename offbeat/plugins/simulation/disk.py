@@ -1,6 +1,6 @@
 """The run directory, which survives every process and the whole cluster.
 
-Payload that a worker packs and a trainer reads; an opaque handle to the controller.
+Defines the payload that a worker packs and a trainer reads. The controller only passes it on.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from offbeat.plugins.simulation.records import CheckpointLatest, CheckpointWritt
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPayload:
-    """Columns of one group, lost with the controller that owns them or with their machine."""
+    """Columns of one group. They are lost with the controller that owns them, or their machine."""
 
     prompt_index: int
     attempt: int
@@ -35,7 +35,7 @@ INITIAL_DIGEST: Final = "untrained"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """Everything that a trainer needs to continue."""
+    """Complete state of a trainer, from which it can continue."""
 
     version: int
     digest: str
@@ -58,21 +58,21 @@ class SimulatedDisk:
         self.evaluations: set[int] = set()  # versions whose evaluation is on disk
 
     def spool(self, payload: SimulatedPayload) -> Spooled:
-        """Write the columns of a group; return the place that its receipt names.
+        """Write the columns of a group and return the place that its receipt names.
 
-        Each write has a place of its own: receipts of two rollouts may be equal.
+        Each write has a separate place, because receipts of two rollouts may be equal.
         """
         place = Spooled("simulated", len(self.spooled), 1, b"")
         self.spooled[place] = payload
         return place
 
     def write(self, model: SavedModel) -> None:
-        """Rename a checkpoint into place: it is complete from here on."""
+        """Rename a checkpoint into place. It is complete from now on."""
         self._checkpoints[model.version] = model
         self._record(CheckpointWritten, model.version, model.digest)
 
     def move_latest(self, version: int) -> None:
-        """Point LATEST to the checkpoint; remove the oldest beyond ``keep``."""
+        """Point LATEST to the checkpoint and remove the oldest ones beyond ``keep``."""
         self._latest = version
         for old in sorted(self._checkpoints)[: -self._keep]:
             if old != version:
@@ -87,7 +87,7 @@ class SimulatedDisk:
     def abandon_after(self, version: int) -> None:
         """Set newer checkpoints aside.
 
-        Their lineage is abandoned and their numbers will be reused.
+        Their lineage is abandoned, and their numbers will be reused.
         """
         newer = [each for each in self._checkpoints if each > version]
         if self._latest > version and version in self._checkpoints:

@@ -1,8 +1,8 @@
 """Draws the config of an episode from a seed. Depends on the option ``images``.
 
-Draws how the weights of an episode travel, from which trainer ranks, and what happens to these.
+Draws how the weights of an episode travel, from which trainer ranks, and the faults of these ranks.
 
-Encoder ranks and their faults have random numbers of their own: all other draws of an episode are
+Encoder ranks and their faults have separate random numbers. All other draws of an episode are
 the same with and without them.
 """
 
@@ -38,29 +38,29 @@ from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.plugins.simulation.source_layout import SourceLayout, rank_name
 
 DELTA_SHARE: Final = 0.5
-"""Share of the episodes in which engines get what a release changes of the one before."""
+"""Share of the episodes in which engines receive releases as deltas."""
 
 RESHARD_SHARE: Final = 0.2
-"""Share of the episodes in which every trainer rank sends what it holds."""
+"""Share of the episodes in which every trainer rank sends its part of the weights."""
 
 LAYOUTS: Final = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (2, 2), (1, 3))
 """Shards of the language model, and copies of each, in such an episode."""
 
 ENCODERS_SHARE: Final = 0.25
-"""Share of the episodes with encoder ranks, where the recipe does not ask for any."""
+"""Share of the episodes with encoder ranks, if the recipe does not ask for any."""
 
 ENCODERS: Final = (1, 1, 2)
 """Numbers of encoder ranks in such an episode."""
 
 ENCODER_FAULTS: Final = ("rank_killed", "rank_frozen", "bucket_lost")
-"""Faults of which one strikes an encoder rank while it sends, in half of these episodes."""
+"""Faults of an encoder rank while it sends. One of them strikes in half of these episodes."""
 
 _RESHARD: Final = {"chunk_mib": 16.0, "slowest_mib_s": 1000.0, "slack_s": 0.75}
-"""Limits of a fetch, four of which are less than the deadline of a sync."""
+"""Limits of a fetch. Four of them are less than the deadline of a sync."""
 
 
 def draw_transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str, Any]:
-    """Return how weights travel: from every rank, in one episode of five, or as the recipe says."""
+    """Return how weights travel: from every rank in one episode of five, or as the recipe says."""
     if model_is_frozen(base):
         return {}
     delta = {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
@@ -72,7 +72,7 @@ def draw_transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str
 def draw_senders(
     ranks: random.Random, seed: int, profile: str, config: RunConfig
 ) -> tuple[SourceLayout, list[PlannedFault]]:
-    """Return the ranks that send the weights of an episode, and what happens while they do."""
+    """Return the ranks that send the weights of an episode, and their faults meanwhile."""
     encoders = random.Random(f"{seed}/encoders")
     faults, engines = list[PlannedFault](), config.generator.engines
     if config.sync.ranks_send:
@@ -86,7 +86,7 @@ def draw_senders(
 def _encoder_faults(
     encoders: random.Random, profile: str, config: RunConfig, layout: SourceLayout
 ) -> list[PlannedFault]:
-    """Return a fault of one encoder rank while it sends, in one of two episodes that have some."""
+    """Return a fault of one encoder rank while it sends, in half of the episodes with any."""
     names = [name for name in ENCODER_FAULTS if profile in ("all", KINDS[name].profile)]
     if not config.sync.ranks_send or not layout.encoders or not names:
         return []
@@ -104,29 +104,29 @@ MIN_GROUPS_PER_STEP: Final = 8
 MIN_ENGINES: Final = 3
 SPOOL_LOSS: Final = 0.2
 POISON_RETRIES: Final = 4
-"""Retries of a group in episodes with poison prompts; with more, nothing else would happen."""
+"""Retries of a group in episodes with poison prompts. More would leave time for nothing else."""
 SURPLUS_SHARE: Final = 0.2
 """Share of the episodes in which engines are far faster than the trainer.
 
-The buffer is then always full of finished groups, they are spooled, and most of them become too old
-under ``windowed``; the state of these groups has to survive a controller's death. Drawn
-independently, these settings rarely coincide.
+The buffer is then always full of finished groups. They are spooled, and most of them become too old
+under ``windowed``. The state of these groups must survive a controller's death. Independent draws
+rarely combine these settings.
 """
 BUDGET_SHARE: Final = 0.1
-"""Share of the episodes whose rewards have a budget of calls."""
+"""Share of the episodes in which rewards have a budget of calls."""
 
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
 IMAGES_SHARE: Final = 0.2
-"""Share of the episodes whose prompts have pictures, in a buffer that holds few of them."""
+"""Share of the episodes with pictures in the prompts, and a buffer that holds few of them."""
 _TRANSFER: Final = ("transport", "chunk_mib", "slowest_mib_s", "slack_s", "delta")
-"""Keys of how weights travel."""
+"""Keys that determine how weights travel."""
 UPDATES_SHARE: Final = 0.25
-"""Share of the episodes in which samples have several turns and branches, as those of agents."""
+"""Share of the episodes in which samples have several turns and branches, as with agents."""
 
 
 class EpisodePlan(msgspec.Struct, frozen=True):
-    """Everything that defines an episode, except the seed of its random numbers."""
+    """Complete definition of an episode, except the seed of its random numbers."""
 
     config: RunConfig
     planned_faults: list[PlannedFault]
@@ -149,7 +149,7 @@ def draw_plan(
 
     Args:
         seed: Seed of the episode.
-        base: Recipe that the draws start from. Sizes beyond the needs of an episode are reduced.
+        base: Recipe that the draws start from. Sizes larger than an episode needs are reduced.
         profile: Name of the set of faults to draw.
         planned_faults: These faults instead.
     """
@@ -169,7 +169,7 @@ def draw_plan(
     changes["sync"] |= draw_transport(ranks, seed, base)
     changes["algorithm"] = _updates(random.Random(f"{seed}/updates"))
     environments = _environments(random.Random(f"{seed}/environments"), base)
-    if environments:  # each has an evaluation set of its own
+    if environments:  # each has its own evaluation set
         changes["eval"]["sets"] = {}
         changes["environments"] = environments
     staleness = changes["sampler"]["max_staleness"]
@@ -218,7 +218,7 @@ def draw_plan(
 
 
 def _with_one_copy(base: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, without those that need copies of the weights if engines have none."""
+    """Return the settings. If engines share the weights, leave out the ones that need copies."""
     if not shares_weights(base):
         return changes
     sampler = {**changes["sampler"], "max_staleness": 0}
@@ -249,7 +249,7 @@ def _faults(
     surplus: bool,
     corner: Corner,
 ) -> list[PlannedFault]:
-    """Draw the faults that are not drawn apart; few beside those that a setting is drawn for."""
+    """Draw the faults that are not drawn separately; only few if a setting has its own faults."""
     engines = config.generator.engines
     faults = draw_faults(rng, profile, steps=config.steps, engines=engines, workers=workers)
     if surplus and profile in ("all", "controller"):
@@ -259,9 +259,10 @@ def _faults(
 
 
 def _with_engines(base: RunConfig) -> dict[str, Any]:
-    """Return the values of a recipe; one without engines gets some.
+    """Return the values of a recipe, with engines added if it has none.
 
-    Its controller meets one generator that never fails, which engines that may fail include.
+    A controller without engines has one generator that never fails. Engines that may fail include
+    that case.
     """
     values, generator = base.model_dump(), base.generator
     if not generator.has_engines:
@@ -271,13 +272,13 @@ def _with_engines(base: RunConfig) -> dict[str, Any]:
 
 
 def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str, Any]]:
-    """Return the share of tries that fail, and what is done about it: in half of the episodes."""
+    """Return the share of tries that fail, and the policy for them, in half of the episodes."""
     if profile not in ("all", "data") or rng.random() < 0.5:  # noqa: PLR2004
         return 0.0, {"on_failed_sample": "fail_group", "min_valid_samples": None}
     policy = rng.choice(("retry", "retry", "mask", "fail_group"))
     if policy == "fail_group":
         return 0.02, {"on_failed_sample": policy, "min_valid_samples": None}
-    # Groups are so small that 10 % would now and then spend the whole drop budget.
+    # Groups are so small that 10 % would sometimes spend the whole drop budget.
     return rng.choice((0.01, 0.04)), {
         "on_failed_sample": policy,
         "sample_retries": rng.choice((0, 1, 1, 2)),
@@ -293,7 +294,7 @@ def _updates(rng: random.Random) -> dict[str, Any]:
 
 
 def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
-    """Draw two or three environments in one episode of five, where the recipe has one without name."""
+    """Draw two or three environments in one episode of five, if the recipe names none."""
     if base.environments or rng.random() >= ENVIRONMENTS_SHARE:
         return {}
     names = ("first", "second", "third")[: rng.choice((2, 2, 3))]
@@ -304,7 +305,7 @@ def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
 def _give_images(
     rng: random.Random, base: RunConfig, changes: dict[str, Any], steps: tuple[float, ...]
 ) -> None:
-    """Give the prompts of every environment pictures, and the buffer room for one of ``steps``."""
+    """Add pictures to the prompts of every environment, and buffer room for one of ``steps``."""
     max_mib = rng.choice((0.02, 1.0, 16.0))
     pictures = {"max_mib": max_mib, "max_pictures": 2}
     images: dict[str, Any] = {"name": "digits", "options": {}, "images": pictures}
@@ -316,13 +317,13 @@ def _give_images(
     without = RunConfig.model_validate(_merged(_with_engines(base), changes))
     step_bytes = without.groups_per_step * max_group_bytes(without)
     capacity_mib = rng.choice(steps) * step_bytes / 2**20
-    changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # not a byte less
+    changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # exact, against rounding
 
 
 _FIXED: Final[dict[str, Any]] = {
     "steps": MIN_STEPS,
     "groups_per_step": MIN_GROUPS_PER_STEP,
-    # An undetected error of a release without a canary is no bug.
+    # An undetected error of a release without a canary is not a bug.
     "sync": {"deadline_s": 8.0, "canary_interval": 1},
     "buffer": {"capacity_groups": None, "capacity_mib": 1024.0},
     "rollout": {
@@ -367,7 +368,7 @@ _PATIENT: Final[dict[str, Any]] = {
     "checkpoint": {"deadline_s": 120.0},
     "supervision": {"stall_timeout_s": 400.0},
 }
-"""Settings of an episode that loses a machine: deadlines above the time until that is known."""
+"""Settings of an episode that loses a machine. Deadlines outlast the time until that is known."""
 
 
 def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> RunConfig:
@@ -378,7 +379,7 @@ def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> R
 
 
 def _with_reward_budget(rng: random.Random, config: RunConfig) -> RunConfig:
-    """Return the run with a judge whose calls have a budget, which may be too small; mostly without."""
+    """Return the run, rarely with a judge that has a budget of calls, which may be too small."""
     if rng.random() >= BUDGET_SHARE:
         return config
     judge = {"name": "function", "target": "judge:reward", "reward_retries": rng.randint(0, 1)}
@@ -401,7 +402,7 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
     """Draw the settings in which episodes differ."""
     chance = rng.random
     staleness = rng.randint(0, 3)
-    # Any version between two syncs counts: more of them than the bound could never be trained.
+    # Any version between two syncs counts. More of them than the bound could never be trained.
     interval = rng.randint(1, min(3, staleness + 1)) if chance() < 0.4 else 1  # noqa: PLR2004
     shrinks = chance() < 0.3  # noqa: PLR2004
     return {
@@ -481,7 +482,7 @@ def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Merge sections key by key; the sampler, a choice by name, is replaced."""
+    """Merge sections key by key. The sampler is a choice by name, so it is replaced."""
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, dict) and key != "sampler":

@@ -40,37 +40,37 @@ FLAPS_AFTER_S: Final = 0.3
 
 
 class Decoding(msgspec.Struct, eq=False):
-    """One group in an engine. ``on_end`` is called with True for all tokens, False if it died."""
+    """One group in an engine. ``on_end`` gets True if all tokens are done, False if it died."""
 
     lengths: tuple[int, ...]
     seconds: float
     started_at: float
     on_end: "Callable[[Decoding, bool], None]"
     entry: Entry | None = None  # None: it is not being decoded
-    running_since: float = 0.0  # since when it is decoded without a pause
+    running_since: float = 0.0  # start of decoding without a pause
 
 
 class FakeEngine(Actor):
-    """Fake of one engine. It takes weights wholly and verified, or not at all."""
+    """Fake of one engine. It loads weights completely and verified, or not at all."""
 
     fetch_class = SimulatedFetch
 
     def __init__(self, name: str, context: SimulationContext) -> None:
         self.sync_s = context.config.stub.sync_s
-        self.flaps = self.hangs_in_loads = False  # permanent, whatever process the engine has
+        self.flaps = self.hangs_in_loads = False  # permanent, also over restarts
         super().__init__(name, context)
 
     def born(self) -> None:
         self.version: int | None = None
-        self.digest: str | None = None  # of the release that it says it serves
-        self.content: str | None = None  # of the weights that it has
+        self.digest: str | None = None  # of the release that it reports
+        self.content: str | None = None  # of its actual weights
         self.since: list[tuple[float, int]] = []  # start of decoding by each version
         self.wedged, self.refuses, self.slow_until = False, False, 0.0
         self._epoch = 0
         self._open: dict[Decoding, None] = {}
         self._busy_s, self._tokens = 0.0, 0
         self._shared: SharedWeights | None = None  # weights of the trainer that it decodes with
-        self._stopped_at: float | None = None  # while these change
+        self._stopped_at: float | None = None  # while the weights change
 
     @property
     def incarnation(self) -> str:
@@ -92,7 +92,7 @@ class FakeEngine(Actor):
         seconds: float,
         on_end: Callable[[Decoding, bool], None],
     ) -> Decoding:
-        """Start a group; ``on_end`` is called in this engine's process, or when that dies."""
+        """Start a group. ``on_end`` is called in this engine's process, or when that dies."""
         now = self.context.loop.time()
         if now < self.slow_until:
             seconds *= SLOW
@@ -103,12 +103,12 @@ class FakeEngine(Actor):
         return decoding
 
     def _run(self, decoding: Decoding, left_s: float) -> None:
-        """Decode what is left of a group."""
+        """Decode the rest of a group."""
         decoding.running_since = self.context.loop.time()
         decoding.entry = self.later(left_s, self._decoded, decoding)
 
     def _pause(self, decoding: Decoding) -> None:
-        """Record that a group has been decoded until now, and stop."""
+        """Stop a group and record that it was decoded until now."""
         if decoding.entry is not None:
             decoding.entry.cancel()
             decoding.entry = None
@@ -119,14 +119,14 @@ class FakeEngine(Actor):
             self.context.record(Decoded, self.name, self.incarnation, decoding.running_since)
 
     def stop_decoding(self) -> None:
-        """Stop while the weights change that the engine shares."""
+        """Stop while the shared weights change."""
         if self._stopped_at is None:
             self._stopped_at = self.context.loop.time()
             for decoding in self._open:
                 self._pause(decoding)
 
     def continue_decoding(self) -> None:
-        """Go on after a stop, which counts for no group's time."""
+        """Continue after a stop, which counts for no group's time."""
         if self._stopped_at is None:
             return
         stopped_at, self._stopped_at = self._stopped_at, None
@@ -136,13 +136,13 @@ class FakeEngine(Actor):
             self._run(decoding, max(0.0, decoding.started_at + decoding.seconds - now))
 
     def wedge(self) -> None:
-        """Make requests hang while probes are answered."""
+        """Make requests hang, but answer probes."""
         self.wedged = True
         for decoding in self._open:
             self._pause(decoding)
 
     def drop(self, decoding: Decoding) -> None:
-        """Drop a decoding whose caller has cancelled it."""
+        """Drop a decoding after its caller has cancelled it."""
         if self._open.pop(decoding, self) is None:
             self._pause(decoding)
 
@@ -156,7 +156,7 @@ class FakeEngine(Actor):
     def spans(self, decoding: Decoding) -> tuple[VersionSpans, ...]:
         """Return the weight versions of each sample's tokens.
 
-        Samples decode in parallel, at one pace.
+        Samples decode in parallel, at the same speed.
         """
         start = decoding.started_at
         first = len(self.since) - 1
@@ -196,13 +196,13 @@ class FakeEngine(Actor):
         call.answer(self._state() if call.method == "state" else None)
 
     def _check_trainer(self) -> None:
-        """Raise if the trainer was replaced whose weights this engine computes with."""
+        """Raise if the trainer that shares its weights with this engine was replaced."""
         if self._shared not in (None, self.context.shared_weights):
             problem = "it computes with the weights of a trainer that was replaced"
             raise EngineUnavailable(self.name, "a call", problem, "Start another engine")
 
     def _check_shared(self, release: WeightRelease) -> None:
-        """Raise unless a release names the weights that the trainer has at the moment."""
+        """Raise unless a release names the weights that the trainer has now."""
         self._check_trainer()
         shared = self.context.shared_weights
         is_named = shared is None or shared.published == (release.version, release.digest)
@@ -229,7 +229,7 @@ class FakeEngine(Actor):
         )
 
     def _load(self, call: SimulatedCall, epoch: int, release: WeightRelease) -> None:
-        """Begin a transfer; it supersedes an older one."""
+        """Begin a transfer, which supersedes an older one."""
         if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
@@ -257,7 +257,7 @@ class FakeEngine(Actor):
         takes_s: float,
         kind: str,
     ) -> None:
-        """Fetch a release from the ranks that hold its buckets; verify and serve it then."""
+        """Fetch a release from the ranks that hold its buckets, then verify and serve it."""
         began_at = self.context.loop.time()
 
         def ended(failure: Exception | None, content: str) -> None:
@@ -275,14 +275,14 @@ class FakeEngine(Actor):
         check_base(self.name, release.version, delta.base, self.digest)
 
     def _content(self, release: WeightRelease, arrived: str) -> str:
-        """Return the digest of the weights that the engine has once it has loaded what arrived."""
+        """Return the digest of the engine's weights after loading ``arrived``."""
         delta = release.delta
         if delta is None or delta.base == self.content:
             return arrived
         return f"{delta.digest} applied to {self.content}"
 
     def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
-        """Fail the call because the machine of the release is gone, once that is known."""
+        """Fail the call once the loss of the release's machine is known."""
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
         self.later(self.context.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
@@ -298,7 +298,7 @@ class FakeEngine(Actor):
         )
 
     def _lose(self) -> None:
-        """Lose the weights: they are of no version, and open requests are lost."""
+        """Lose the weights. They are of no version, and open requests are lost."""
         self.version = self.digest = self.content = None
         for decoding in list(self._open):
             self.drop(decoding)
@@ -315,7 +315,7 @@ class FakeEngine(Actor):
     ) -> None:
         """Verify a received release and serve it from now on.
 
-        ``fetched``: what the buckets hold that ranks sent; empty: the release came as a whole.
+        ``fetched``: content of the buckets that ranks sent. Empty: the release came as a whole.
         """
         if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
@@ -374,6 +374,6 @@ class FakeEngine(Actor):
 
 
 def _memory_of(release: WeightRelease) -> MachineMemory | None:
-    """Return the memory that stores a release; None if it is stored nowhere as a whole."""
+    """Return the memory that stores a release, or None if none stores it as a whole."""
     handle = next(iter(release.chunks), None)
     return handle if isinstance(handle, MachineMemory) else None

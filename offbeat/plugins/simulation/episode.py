@@ -47,7 +47,7 @@ class EpisodeResult(msgspec.Struct, frozen=True):
 
     @property
     def weights(self) -> str:
-        """Return the digest of the weights after the last applied step; empty without one."""
+        """Return the digest of the weights after the last applied step, empty without one."""
         applied = (each for each in reversed(self.records) if isinstance(each, TrainerApplied))
         return next((each.digest for each in applied), "")
 
@@ -59,13 +59,13 @@ def run_episode(
     profile: str = "all",
     planned_faults: list[PlannedFault] | None = None,
 ) -> EpisodeResult:
-    """Play an episode. The same arguments give the same result, bit for bit.
+    """Play an episode. Equal arguments give equal results, bit for bit.
 
     Args:
         seed: Seed of all random choices.
-        base: Run that the episode's own is drawn from.
+        base: Run from which the episode's settings are drawn.
         profile: Faults to draw: a name of ``offbeat.plugins.simulation.faults.PROFILES``.
-        planned_faults: These faults instead of drawn ones.
+        planned_faults: Play these faults instead of drawn ones.
     """
     return play(seed, draw_plan(seed, base, profile, planned_faults))
 
@@ -93,7 +93,7 @@ def play(
         events, virtual_s = loop.events, loop.time()
     finally:
         loop.close()
-    # The actors keep their lists until a garbage collection; the result shall end with its last user.
+    # The actors keep their lists until a garbage collection. The result must end with its user.
     journal, records_so_far = cluster.events.copy(), records.copy()
     cluster.events.clear()
     records.clear()

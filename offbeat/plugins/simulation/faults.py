@@ -1,7 +1,7 @@
 """Faults of the simulation: target, effect and recovery of each.
 
-A fault fires at once (``FaultMoment.NOW``) or when its target reaches a moment: the next weight
-load, the next request. A fault counts as fired only if an actor could see its effect.
+A fault fires at once (``FaultMoment.NOW``) or when its target reaches a moment, such as the next
+weight load or the next request. A fault counts as fired only if an actor could see its effect.
 """
 
 import enum
@@ -25,7 +25,7 @@ class FaultMoment(enum.Enum):
     REQUEST = enum.auto()  # a message leaves the controller
     ANSWER = enum.auto()  # a message leaves an actor
     LOAD = enum.auto()  # an engine begins a transfer
-    PUBLISH = enum.auto()  # the trainer's ranks compare what they are about to send
+    PUBLISH = enum.auto()  # the trainer's ranks compare their weights before they send them
     BUCKET = enum.auto()  # a bucket from a trainer's rank arrives at an engine
     ACK = enum.auto()  # an engine has verified the weights and serves them
     BEGIN = enum.auto()  # calls of the trainer
@@ -40,9 +40,9 @@ class FaultMoment(enum.Enum):
 class Effect(enum.Enum):
     """Effect that several kinds of faults have on their target."""
 
-    OWN = enum.auto()  # none of these: decided by the kind itself
-    KILLS = enum.auto()  # its process dies before it has done what it was called for
-    FREEZES = enum.auto()  # its process answers nothing
+    OWN = enum.auto()  # none of these: the kind itself decides
+    KILLS = enum.auto()  # the process dies before it has done its call
+    FREEZES = enum.auto()  # the process answers nothing
     RAISES = enum.auto()  # the call raises the failure of a living process
 
 
@@ -136,7 +136,7 @@ MACHINES: Final = ("machine_lost", "machine_cut_off")
 OF_RESHARD: Final = tuple(
     name for name, kind in KINDS.items() if kind.moment in (FaultMoment.PUBLISH, FaultMoment.BUCKET)
 )
-"""Faults of ``sync.transport: reshard`` alone."""
+"""Faults that exist only with ``sync.transport: reshard``."""
 ENDS_RUN: Final = frozenset({"copies_diverge"})
 """Faults that a run does not survive, by design."""
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
@@ -144,7 +144,7 @@ FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "co
 
 
 def effect_of(kind: str) -> Effect:
-    """Return the effect of a kind of fault; ``OWN`` for the empty name of no fault."""
+    """Return the effect of a kind of fault, or ``OWN`` for the empty name of no fault."""
     return KINDS[kind].effect if kind else Effect.OWN
 
 
@@ -171,7 +171,7 @@ class Faults:
         self._waiting: dict[FaultMoment, list[PlannedFault]] = {}
         self._reached: dict[str, int] = {}
         self.strike: Callable[[str, str], bool] = lambda _kind, _target: False
-        """Applies a fault of ``FaultMoment.NOW``; returns False if its target does not exist."""
+        """Applies a fault of ``FaultMoment.NOW``. It returns False if its target does not exist."""
         self.fired: list[str] = []
         self.struck: list[str] = []  # failpoints at which a fault had an effect
 
@@ -181,13 +181,13 @@ class Faults:
         return list(self._reached)
 
     def at(self, moment: FaultMoment, target: str, peer: str = "") -> str:
-        """Return the name of the fault that fires here and now; empty for none.
+        """Return the name of the fault that fires here and now, or an empty string.
 
         Args:
-            moment: What happens.
-            target: To whom. The record of a fault names it as the target.
-            peer: The other side of a transfer, which a fault may be planned for in its place; it is
-                the detail of the record.
+            moment: The event.
+            target: The actor of the event. The record of a fault names it as the target.
+            peer: The other side of a transfer. A fault may be planned for it instead. It is the
+                detail of the record.
         """
         if not self._waiting or (waiting := self._waiting.get(moment)) is None:
             return ""
@@ -205,7 +205,7 @@ class Faults:
         self._on_fired(kind, target, detail)
 
     def step(self, applied: int) -> None:
-        """Handle that the trainer has applied so many steps."""
+        """Handle that the trainer has applied this many steps."""
         while self._steps and (self._steps[0].at_step or 0) <= applied:
             self._release(self._steps.pop(0))
 
@@ -220,7 +220,7 @@ class Faults:
                 self._release(strike)
 
     def record(self, count: int) -> None:
-        """Handle that the controller has written so many journal records."""
+        """Handle that the controller has written this many journal records."""
         while self._records and (self._records[0].at_record or 0) <= count:
             self._release(self._records.pop(0))
 
@@ -291,7 +291,7 @@ STEP_END: Final = (
 def draw_step_end_crash(rng: random.Random, *, steps: int) -> PlannedFault:
     """Draw a kill of the controller at the end of some step, more often late in the run.
 
-    The effect of lost state appears late: the run continues as long as there is room for new
+    The effect of lost state appears late, because the run continues as long as it has room for new
     prompts.
     """
     earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
@@ -308,7 +308,7 @@ def draw_rewind_crash(rng: random.Random, profile: str) -> list[PlannedFault]:
 
 
 def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[PlannedFault]:
-    """Draw one or two poison prompts: in one episode of ten, or two of five."""
+    """Draw one or two poison prompts in 10 % of episodes, or 40 % for data faults."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -317,7 +317,7 @@ def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Planned
 
 
 def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[PlannedFault]:
-    """Draw an outage of all environments: in one episode of ten, or two of five for data faults."""
+    """Draw an outage of all environments in 10 % of episodes, or 40 % for data faults."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -328,7 +328,7 @@ def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Planned
 def draw_machine_faults(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
 ) -> list[PlannedFault]:
-    """Draw which machines are lost: in 40 % of episodes; in each one of profile ``machines``."""
+    """Draw which machines are lost in 40 % of episodes, or in each one of profile ``machines``."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []
@@ -347,7 +347,7 @@ def draw_machine_faults(
 def draw_reshard_faults(
     rng: random.Random, profile: str, *, steps: int, engines: int
 ) -> list[PlannedFault]:
-    """Draw one to three faults of fetches. Few of the episodes end by diverged copies."""
+    """Draw one to three faults of fetches. Diverged copies end few of the episodes."""
     names = [
         name
         for name in OF_RESHARD

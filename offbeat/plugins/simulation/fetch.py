@@ -1,8 +1,8 @@
 """One simulated engine's fetch of a release from the trainer ranks that hold its buckets.
 
-Which rank is asked for which bucket, and which again, is decided by the product's state machine,
-``BucketFetch``. Streams, time and faults are simulated. Every bucket is an event of its own, so
-that a fault can fall between any two.
+The product's state machine, ``BucketFetch``, decides which rank is asked for which bucket, and
+which is asked again. Streams, time and faults are simulated. Every bucket is a separate event, so
+that a fault can occur between any two.
 """
 
 import zlib
@@ -33,7 +33,7 @@ class _Stream(msgspec.Struct, eq=False):
     sender: int
     buckets: tuple[int, ...]
     snapshot: Mapping[int, str]
-    bucket_s: float  # from one bucket to the next
+    bucket_s: float  # time between two buckets
     arrived: int = 0
     is_over: bool = False
 
@@ -57,11 +57,11 @@ class SimulatedFetch:
             engine: The actor that receives.
             incarnation: Its incarnation.
             epoch: Epoch of the transfer.
-            release: What it was asked to load.
+            release: The release that it was asked to load.
             ranks: The senders.
-            takes_s: Seconds that one rank takes to send what it is asked for.
-            on_end: Called once, with the failure of the fetch, if it failed, and with the content of
-                its buckets.
+            takes_s: Seconds that one rank needs to send the requested buckets.
+            on_end: Called once, with the failure of the fetch, if it failed, and with the content
+                of its buckets.
         """
         self._engine, self._incarnation, self._epoch = engine, incarnation, epoch
         self._release, self._ranks, self._takes_s = release, ranks, takes_s
@@ -104,7 +104,7 @@ class SimulatedFetch:
             self._engine.later(bucket_s, self._due, stream)
 
     def _due(self, stream: _Stream) -> None:
-        """Handle the moment at which the next bucket of a stream arrives, unless a fault prevents it."""
+        """Handle the arrival of the next bucket of a stream, unless a fault prevents it."""
         if self._is_over or stream.is_over:
             return
         ranks, engine, context = self._ranks, self._engine, self._context
@@ -151,7 +151,7 @@ class SimulatedFetch:
             self._close(stream)
 
     def _took(self, sender: int, bucket: int, content: str) -> bool:
-        """Keep a bucket that was asked for; return False if it is not what was published."""
+        """Keep a requested bucket, or return False if it differs from the published one."""
         if content != self._release.manifest.chunk_digests[bucket]:
             return False
         if self._fetch.took(sender, bucket):

@@ -1,6 +1,6 @@
 """Content of fake prompt groups, generated from their seed: lengths, rewards, and poison.
 
-Depends on the option ``images``: prompts may have pictures, and failures of theirs.
+Depends on the option ``images``: prompts may have pictures, and picture failures.
 """
 
 from typing import Final, TypeVar
@@ -33,7 +33,7 @@ _INCREMENT: Final = 1442695040888963407
 _MASK: Final = 2**64 - 1
 _FUTURE: Final = 1000
 _MOST_LOST: Final = 3
-"""Tries of a sample that cost it no retry, because another episode ended its process."""
+"""Tries of a sample that cost no retry, because another episode ended its process."""
 
 _LOST_SHARE: Final = 0.25  # of the tries that fail
 _DATA_PROBLEMS: Final = ("reward_raised",)
@@ -42,7 +42,7 @@ _MODEL_SHARE: Final = 0.5  # of the tries that failed and cost a retry
 
 
 class _Dice:
-    """A few numbers from a seed: one per group, and ``random.Random`` fills 624 words at first."""
+    """A few numbers from a seed, one per group. ``random.Random`` would first fill 624 words."""
 
     __slots__ = ("_state",)
 
@@ -57,8 +57,8 @@ class _Dice:
 class Content:
     """Generated samples of one group. The same task has the same content on every worker.
 
-    With ``several_turns`` a sample has up to three turns of about equal length, and ends up to as
-    many branches, each of which is a first prompt and the turns that follow it.
+    With ``several_turns`` a sample has up to three turns of about equal length. It ends with up to
+    as many branches, each of which is a first prompt and the turns that follow it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Content:
         self.media_bytes = _media_bytes(task, config, dice)
 
     def tokens_of_turn(self, turn: int) -> tuple[tuple[int, int], ...]:
-        """Return which samples have this turn, counted from 0, and how many tokens in it."""
+        """Return the samples that have this turn, counted from 0, and their tokens in it."""
         if self.most_turns == 1:
             return tuple(enumerate(self.lengths)) if turn == 0 else ()
         samples = enumerate(zip(self.lengths, self.turns, strict=True))
@@ -128,7 +128,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
 
 
 def drawn_samples(receipt: Receipt) -> DrawnSamples:
-    """Return what was drawn for the samples of a correct receipt."""
+    """Return the draws for the samples of a correct receipt."""
     ones = (1,) * receipt.samples
     return DrawnSamples(
         tuple([not valid for valid in receipt.valid]),
@@ -140,20 +140,20 @@ def drawn_samples(receipt: Receipt) -> DrawnSamples:
 
 
 def data_problem(content: Content) -> str:
-    """Return the reason for which the data of a group fail it; pictures have some of their own."""
+    """Return why the data of a group fail it. Pictures have additional reasons."""
     reasons = _PICTURE_PROBLEMS if content.media_bytes else _DATA_PROBLEMS
     return reasons[content.task.prompt_index % len(reasons)]
 
 
 def media_bytes_of(receipt: Receipt) -> int:
-    """Return the bytes that a correct receipt counts beyond those of its tokens: its pictures."""
+    """Return the picture bytes, which a correct receipt counts beyond the bytes of its tokens."""
     if _MEDIA_COLUMNS[0] not in receipt.columns:
         return 0
     return receipt.payload_bytes - _TOKEN_BYTES * sum(receipt.response_tokens)
 
 
 def _media_bytes(task: RolloutTask, config: RunConfig, dice: int) -> int:
-    """Return the bytes of a prompt's pictures; many are as large as the limit."""
+    """Return the bytes of a prompt's pictures, which often reach the limit."""
     name = task.prompt.environment
     section = config.environments[name].environment if name else config.environment
     if not section.has_media:
@@ -163,7 +163,7 @@ def _media_bytes(task: RolloutTask, config: RunConfig, dice: int) -> int:
 
 
 def _where_any(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return nothing where each count is 1."""
+    """Return the counts, or nothing if each is 1."""
     return counts if max(counts) > 1 else ()
 
 
@@ -175,7 +175,7 @@ def with_failed_samples(
     policy = on_failed_sample(config)
     tries = 1 + config.rollout.sample_retries if policy == "retry" else 1
     failed = [0] * task.samples  # tries of each sample
-    lost = [0] * task.samples  # further ones, with a process that another episode ended
+    lost = [0] * task.samples  # further tries, lost when another episode ended the process
     kinds = [SampleFailure.NONE] * task.samples
     for sample in range(task.samples):
         while failed[sample] < tries and dice.random() < share:
@@ -215,7 +215,7 @@ def failure_of(
     source: Component = Component.ENVIRONMENT,
     kind: FailureKind = FailureKind.INFRASTRUCTURE,
 ) -> RolloutFailed:
-    """Return the failure of a group; a failure of the infrastructure may pass on a later attempt."""
+    """Return the failure of a group. An infrastructure failure may pass on a later attempt."""
     return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail, source)
 
 
@@ -255,7 +255,7 @@ def poisoned(receipt: Receipt, kind: str) -> Receipt:
 
 
 def _every_column(receipt: Receipt, part: slice | None) -> dict[str, tuple[object, ...]]:
-    """Cut all columns alike; ``part`` None duplicates the last sample."""
+    """Cut all columns alike. ``part`` None duplicates the last sample."""
     names = (
         "rewards",
         "prompt_tokens",

@@ -1,11 +1,12 @@
-"""Event loop on virtual time whose every choice is drawn from a seed.
+"""Event loop on virtual time that draws every choice from a seed.
 
     the clock             jumps to the next timer when nothing is ready
-    the next callback     any of those that are ready, drawn from ``rng``
+    the next callback     any that is ready, drawn from ``rng``
     first steps of tasks  in the order in which their process created them
 
-asyncio guarantees this order of first steps, and code may rely on it. The order of other callbacks
-that are ready at the same moment is not guaranteed. Same seed, same run, bit for bit.
+asyncio guarantees this order of first steps, and code may rely on it. It does not guarantee the
+order of other callbacks that are ready at the same moment. The same seed gives the same run, bit
+for bit.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._running = self._closed = False
         self.events = 0  # callbacks run
 
-    # --- what asyncio asks of a loop -------------------------------------------------------------
+    # --- asyncio's interface ---------------------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -102,7 +103,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task = cast("NumberedTask[T]", NumberedTask.__new__(NumberedTask))
         task.number = len(self._tasks)
         self._creating = PROCESS.get(OUTSIDE) if context is None else context.get(PROCESS, OUTSIDE)
-        # Tasks are always named, because asyncio's own counter is global.
+        # Tasks always have names, because asyncio's own counter is global.
         task.__init__(coro, loop=self, name=name or "task", context=context)
         self._tasks.append(task)
         return task
@@ -175,7 +176,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         process.frozen = process.alive
 
     def thaw(self, process: Process) -> None:
-        """Make all callbacks that came due meanwhile ready at once."""
+        """Make all callbacks ready that came due while the process was frozen."""
         if process.frozen:
             process.frozen = False
             self._ready += process.parked
@@ -184,7 +185,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- running ---------------------------------------------------------------------------------
 
     def run_until_complete(self, future: "asyncio.Future[T]") -> T:  # type: ignore[override]
-        """Run until ``future`` is done; return its result.
+        """Run until ``future`` is done and return its result.
 
         Raises:
             Deadlock: It can never be done.
@@ -203,7 +204,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future.result()
 
     def _run_ready(self) -> None:
-        """Run all callbacks that are ready now, and those that become ready by them."""
+        """Run all callbacks that are ready now, and the ones that they make ready."""
         ready, draw, count = self._ready, self._random, 0
         while left := len(ready):
             if left == 1:
@@ -235,7 +236,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise OutOfBounds(self._now, self.events, self._unfinished())
 
     def _jump(self) -> None:
-        """Move the clock to the next timer; everything due then becomes ready."""
+        """Move the clock to the next timer. Everything due then becomes ready."""
         timers, ready, pop = self._timers, self._ready, heapq.heappop
         while timers:
             when, _, entry = pop(timers)
@@ -272,7 +273,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _dispose(coroutine: "CoroutineType[Any, Any, Any]") -> None:
-    """Close a coroutine of a dead process, whatever its clean-up does.
+    """Close a coroutine of a dead process, regardless of its clean-up.
 
     The awaited coroutine is closed first, because an outer one may catch errors of closing an inner
     one.

@@ -1,7 +1,7 @@
 """Machines of the simulated cluster: their actors, and whether their memory still exists.
 
-The controller is on the first machine, whose loss is that of the cluster. When another one dies,
-its actors, payloads and published weights are lost at once; a new machine replaces it.
+The controller is on the first machine, so its loss is the loss of the cluster. When another machine
+dies, its actors, payloads and published weights are lost at once. A new machine replaces it.
 """
 
 import random
@@ -47,11 +47,11 @@ class Machines:
         return sorted(set(self._placement.values()) - {FIRST})
 
     def die(self, machine: str, at_s: float) -> None:
-        """Make a machine's memory unreadable from now on; readers learn that after ``at_s``."""
+        """Make a machine's memory unreadable from now on. Readers learn that after ``at_s``."""
         self._unreachable[self._now(machine)] = at_s + DEATH_NOTICED_S
 
     def replace(self, machine: str) -> None:
-        """Put a new machine in its place; processes that start there from now on use its memory."""
+        """Put a new machine in its place. Processes that start there from now on use its memory."""
         self._incarnations[machine] = self._incarnations.get(machine, 1) + 1
 
     def noticed_in_s(self, memory: MachineMemory | None) -> float:
@@ -61,9 +61,9 @@ class Machines:
         return max(0.0, self._unreachable.get(memory, 0.0) - self._loop.time())
 
     def replaced_in_s(self, actor: str) -> float:
-        """Return the seconds until processes start again where this actor is; 0 if they do now.
+        """Return the seconds until processes start again on this actor's machine; 0 if they do now.
 
-        No process starts on a machine that is cut off: it would outlive the machine.
+        No process starts on a machine that is cut off, because it would outlive the machine.
         """
         memory = self.memory_of(actor)
         return self.noticed_in_s(memory) if self.is_gone(memory) else 0.0
@@ -76,7 +76,7 @@ class Machines:
 
 
 def place_actors(rng: random.Random, actors: Sequence[str]) -> dict[str, str]:
-    """Assign actors to two or three machines, one of them the controller's, none of them empty."""
+    """Assign actors to two or three machines, including the controller's. None is empty."""
     machines = [f"machine-{index}" for index in range(rng.choice((2, 3)))]
     placed = {actor: rng.choice(machines) for actor in actors}
     placed[rng.choice(actors)] = machines[1]

@@ -1,9 +1,9 @@
 """Network between a controller and the actors, with long-tailed latencies and faults.
 
-    request  ->  the callee's process, where it may be served or never  ->  reply
+    request  ->  the callee's process, which may serve it  ->  reply
 
-A call to a process that dies raises ``ActorLost`` once the death is noticed; a frozen process never
-replies. Calls of one controller to the trainer arrive in the order they were sent, as Ray
+A call to a process that dies raises ``ActorLost`` once the death is noticed. A frozen process
+never replies. Calls of one controller to the trainer arrive in the order they were sent, as Ray
 guarantees, unless a fault reorders them.
 """
 
@@ -23,8 +23,8 @@ from offbeat.plugins.simulation.processes import Process
 
 DEATH_NOTICED_S: Final = 1.4  # measured with Ray: from SIGKILL to the error at the caller
 MACHINE_NOTICED_S: Final = ((1.0, 90.0), (60.0, 90.0))
-"""Ranges of the time from the loss of a machine to Ray's verdict, which was measured as 66 s."""
-HELD_BACK_S: Final = (0.5, 6.0)  # a message that is late or overtaken
+"""Ranges of the time from the loss of a machine to Ray's verdict, measured as 66 s."""
+HELD_BACK_S: Final = (0.5, 6.0)  # of a message that is late or overtaken
 _BASE_S: Final = 0.0004
 _TAIL: Final = 0.998  # the longest latency is 500 times the shortest; the median is twice
 
@@ -59,11 +59,11 @@ class SimulatedCall(msgspec.Struct, eq=False):
     answered: bool = False
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
-    report_of: Callable[[], Report] | None = None  # what the host tells with each reply
-    on_report: Callable[[Report], None] | None = None  # run at the caller, also of a late reply
+    report_of: Callable[[], Report] | None = None  # sent by the host with each reply
+    on_report: Callable[[Report], None] | None = None  # run at the caller, also for a late reply
 
     def answer(self, value: object, after_s: float = 0.0) -> None:
-        """Reply with a result; a second reply to the same call is ignored."""
+        """Reply with a result. A second reply to the same call is ignored."""
         if not self.answered:
             self.network.answer(self, value, None, after_s)
 
@@ -97,7 +97,7 @@ class SimulatedNetwork:
     def send(
         self, caller: Process, host: Host, method: str, fence: Fence, *args: object
     ) -> SimulatedCall:
-        """Send a request; the reply is the future of the returned call."""
+        """Send a request. The reply is the future of the returned call."""
         loop = self._loop
         process = host.process
         call = SimulatedCall(self, caller, host, process, method, fence, args, loop.create_future())
@@ -141,13 +141,13 @@ class SimulatedNetwork:
         loop.at(arrives, call.caller, _arrive, call, value, error, report)
 
     def cancel(self, call: SimulatedCall) -> None:
-        """Cancel a call that is no longer awaited; the callee learns of that a little later."""
+        """Cancel a call that is no longer awaited. The callee learns of it a little later."""
         if not call.answered and call.caller.alive:
             self._open[call.process].pop(call, None)
             self._loop.run_in(self.latency(), call.process, _cancelled, call)
 
     def died(self, process: Process, noticed_in_s: float = DEATH_NOTICED_S) -> None:
-        """Notify the callers of this process of its death, after so many seconds."""
+        """Notify the callers of this process of its death, after ``noticed_in_s`` seconds."""
         noticed = process.noticed_at = self._loop.time() + noticed_in_s
         for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)

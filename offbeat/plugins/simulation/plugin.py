@@ -1,4 +1,4 @@
-"""``offbeat simulate``. It reads its recipe, then imports the simulator."""
+"""``offbeat simulate``: reads its recipe, then imports the simulator."""
 
 from functools import partial
 from pathlib import Path

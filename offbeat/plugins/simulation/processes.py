@@ -1,7 +1,7 @@
 """Simulated operating-system processes: killed like SIGKILL, frozen like SIGSTOP.
 
-A process is a context variable that everything started inside inherits; the loop checks the process
-of each callback before it runs.
+A process is a context variable that everything started inside it inherits. The loop checks the
+process of each callback before it runs.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Entry(msgspec.Struct, eq=False):
-    """Callback to be run in a process, soon or at ``when_s``: a handle in ``asyncio`` terms."""
+    """Callback to run in a process, soon or at ``when_s``: a handle in ``asyncio`` terms."""
 
     callback: Callable[..., object] | None
     args: tuple[Any, ...]
@@ -57,4 +57,4 @@ class Process(msgspec.Struct, eq=False):
 
 PROCESS: Final[ContextVar[Process]] = ContextVar("process")
 OUTSIDE: Final = Process("outside")
-"""Process of the simulator's own callbacks. It is never killed."""
+"""Process of the simulator's own callbacks, which is never killed."""

@@ -1,4 +1,4 @@
-"""Silence of the log while virtual runs are played: warnings are expected in them."""
+"""Silences the log while virtual runs are played, because they log expected warnings."""
 
 import logging
 from collections.abc import Generator

@@ -1,6 +1,6 @@
 """Records that the fake actors of an episode write, in the order of events.
 
-The controller never sees these. The auditor reads these and the controller's journal, nothing else.
+The controller never sees these. The auditor reads only these and the controller's journal.
 """
 
 import msgspec
@@ -38,7 +38,7 @@ class ControllerEnd(WorldRecord, frozen=True):
 
 
 class DrawnSamples(msgspec.Struct, frozen=True, array_like=True):
-    """Outcome of the samples of a group as their worker drew them, one entry per sample."""
+    """Outcome of a group's samples as their worker drew them, one entry per sample."""
 
     masked: tuple[bool, ...]
     retries: tuple[int, ...]
@@ -48,7 +48,7 @@ class DrawnSamples(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Generated(WorldRecord, frozen=True):
-    """A worker finished a group and sent it; it may never arrive."""
+    """A worker finished a group and sent it. It may never arrive."""
 
     prompt_index: int
     attempt: int
@@ -77,7 +77,7 @@ class Evaluated(WorldRecord, frozen=True):
     """The controller recorded an evaluation as done."""
 
     due: int  # version that was to be scored
-    version: int  # version that it says was
+    version: int  # version that the controller reports
     samples: tuple[tuple[str, int], ...]  # set and prompt index of each
 
 
@@ -102,20 +102,20 @@ class FetchBegan(WorldRecord, frozen=True):
 
 
 class FetchEnded(WorldRecord, frozen=True):
-    """A fetch is over, however it ended. One whose engine died has no such record."""
+    """A fetch is over, successful or not. If its engine died, it has no such record."""
 
     engine: str
     incarnation: str
     epoch: int
-    problem: str  # why there are no weights to load; empty if there are
-    contents: tuple[str, ...]  # releases that the buckets are of, each once; missing: one lacks
+    problem: str  # why there are no weights to load, or empty
+    contents: tuple[str, ...]  # releases of the buckets, each once; missing: one lacks
     resent: int  # buckets that another rank was asked for
 
 
 class MachineLost(WorldRecord, frozen=True):
     """A machine died, or was cut off, with everything on it.
 
-    When that began, and when it was noticed.
+    Recorded when that began, and when it was noticed.
     """
 
     machine: str
@@ -146,7 +146,7 @@ class WeightsChanging(WorldRecord, frozen=True):
 
 
 class WeightsUnchanged(WorldRecord, frozen=True):
-    """A trainer has left shared weights as they were: its step was not applied."""
+    """A trainer has left shared weights unchanged, because its step was not applied."""
 
     incarnation: int
 
@@ -236,7 +236,7 @@ class FenceRefused(WorldRecord, frozen=True):
 
 
 class FenceObeyed(WorldRecord, frozen=True):
-    """An actor executed a call of a controller that has been replaced, which must never happen."""
+    """An actor wrongly executed a call of a replaced controller."""
 
     actor: str
     got: int
@@ -244,7 +244,7 @@ class FenceObeyed(WorldRecord, frozen=True):
 
 
 class PermitsUsed(WorldRecord, frozen=True):
-    """A new peak of the groups given to the workers by one controller."""
+    """A new peak of the groups that one controller has given to the workers."""
 
     incarnation: int
     in_flight: int
@@ -253,7 +253,7 @@ class PermitsUsed(WorldRecord, frozen=True):
 
 
 class PoisonTaken(WorldRecord, frozen=True):
-    """An engine was given a prompt that hangs or kills it."""
+    """An engine received a prompt that hangs or kills it."""
 
     prompt_index: int
     attempt: int
@@ -283,7 +283,7 @@ class WorkerDied(WorldRecord, frozen=True):
 
 
 class EngineRetired(WorldRecord, frozen=True):
-    """An engine's process was ended for good by its controller."""
+    """A controller ended an engine's process for good."""
 
     engine: str
 
@@ -301,4 +301,4 @@ class Ended(WorldRecord, frozen=True):
     running: int  # rollouts that workers still run for the last controller
     unclosed: tuple[str, ...]  # live actors that were not closed
     telemetry_lost: int  # steps without metrics although no telemetry fault fired
-    evaluations_failed: int = 0  # that the last controller has given up, and said so
+    evaluations_failed: int = 0  # given up by the last controller, with a message

@@ -1,4 +1,4 @@
-"""Fake of the weights that trainer and engines share (``generator.share_weights``), and of their gate."""
+"""Fake of the weights that engines share (``generator.share_weights``), and of their gate."""
 
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class SharedWeights:
             engine.stop_decoding()
 
     def open(self, *, changed: bool) -> None:
-        """End a change. Engines go on, or have to load the new weights first."""
+        """End a change. Engines continue, or must load the new weights first."""
         self.is_changing = False
         if changed:
             self._users.clear()
@@ -36,7 +36,7 @@ class SharedWeights:
             engine.continue_decoding()
 
     def adopt(self, engine: Decoder) -> None:
-        """Have an engine decode with the present weights."""
+        """Let an engine decode with the present weights."""
         self._users[engine] = None
         engine.continue_decoding()
 

@@ -1,4 +1,4 @@
-"""Layouts of trainer ranks as senders of a reshard: who holds which part of the model. Pure."""
+"""Layouts of trainer ranks as senders of a reshard: which rank holds which part. Pure."""
 
 from functools import cache
 from typing import Final
@@ -17,11 +17,11 @@ _TOWER: Final = ("tower matrix", "tower vector")
 
 
 class SourceLayout(msgspec.Struct, frozen=True):
-    """Number of trainer ranks of each kind. Encoder ranks follow the ranks of the language model."""
+    """Number of trainer ranks of each kind. Encoder ranks follow the language model's ranks."""
 
-    shards: int = 2  # ranks that one copy of the language model's matrices is cut over
+    shards: int = 2  # ranks per copy of the language model's matrices
     copies: int = 2  # of the language model
-    encoders: int = 0  # encoder ranks, which the matrices of the vision tower are cut over
+    encoders: int = 0  # encoder ranks, which share the matrices of the vision tower
 
     @property
     def language_ranks(self) -> int:
@@ -36,10 +36,10 @@ class SourceLayout(msgspec.Struct, frozen=True):
 
 @cache
 def source_plan(layout: SourceLayout) -> BucketPlan:
-    """Return the buckets of a model that is as small as one gets.
+    """Return the buckets of a minimal model.
 
-    Each side has a matrix, of which a rank holds one shard, and a vector, which all ranks of the side
-    hold: the language model's side, and with encoder ranks the vision tower's.
+    Each side has one matrix and one vector. A rank holds one shard of its side's matrix and the
+    whole vector. The sides are the language model and, with encoder ranks, the vision tower.
     """
     held = [
         _held(_LANGUAGE, rank % layout.shards, layout.shards)

@@ -1,7 +1,7 @@
-"""Trainer ranks of a simulated reshard: which buckets each of them holds, and whether it answers.
+"""Trainer ranks of a simulated reshard: the buckets of each, and whether it answers.
 
-Plan (``source_layout``) and agreement are those of the product. The content of a bucket is the digest
-of the release that it is of, and so is its digest.
+Plan (``source_layout``) and agreement are the product's code. The content of a bucket is the digest
+of its release, and so is its digest.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _FROZEN_S: Final = (2.0, 40.0)
 class SourceRanks:
     """The ranks of one incarnation of the trainer, which serve their newest release.
 
-    They are one actor for the controller; here each of them can die, hang, or diverge alone.
+    The controller sees them as one actor. Here each rank can die, hang, or diverge separately.
     """
 
     def __init__(self, host: Actor, context: SimulationContext) -> None:
@@ -36,12 +36,12 @@ class SourceRanks:
         self._dead, self._frozen = set[int](), set[int]()
 
     def publish(self, digest: str, *, diverges: bool) -> Manifest:
-        """Serve this release from here on; return its manifest.
+        """Serve this release from now on and return its manifest.
 
         Args:
             digest: Digest of the trainer's weights.
-            diverges: Whether a copy of a bucket differs from the others: that of the last rank that
-                holds any bucket of which there are copies.
+            diverges: Whether one copy of a bucket differs from the others. It belongs to the last
+                rank that holds any bucket with copies.
 
         Raises:
             ReplicasDiverged: Copies of the same weights differ.
@@ -65,7 +65,7 @@ class SourceRanks:
         return agreed_digests(by_rank, lambda bucket: f"bucket {bucket}")
 
     def refusal(self, rank: int, digest: str) -> str:
-        """Return why a rank does not begin to send a release; empty if it does."""
+        """Return why a rank does not begin to send a release, or an empty string if it does."""
         if self.is_dead(rank):
             return "the sender is gone"
         if digest != self._digest:
@@ -73,14 +73,14 @@ class SourceRanks:
         return ""
 
     def snapshot(self, rank: int) -> Mapping[int, str]:
-        """Return the buckets of a rank's newest release, which streams send to their end."""
+        """Return the buckets of a rank's newest release. Streams send them until they end."""
         return self._held[rank]
 
     def is_dead(self, rank: int) -> bool:
         return rank in self._dead or not self.process.alive
 
     def hangs(self, rank: int) -> bool:
-        """Return whether a rank neither sends nor ends its connections at this moment."""
+        """Return whether a rank neither sends nor ends its connections now."""
         context = self._context
         if context.machines.is_gone(self._memory) or not context.network.reaches(self._host.name):
             return True
@@ -89,13 +89,13 @@ class SourceRanks:
         return self.process.frozen
 
     def kill(self, rank: int) -> None:
-        """Kill one rank; the others answer their calls no more, and end with it a little later."""
+        """Kill one rank. The others answer no more calls, and end a little later."""
         self._dead.add(rank)
         self._stop_calls()
         self._later(_OTHERS_LIVE_S, self._end)
 
     def freeze(self, rank: int) -> None:
-        """Freeze one rank for a while, for which the others wait in the calls that they share."""
+        """Freeze one rank for a while. The others wait for it in their shared calls."""
         self._frozen.add(rank)
         self._stop_calls()
         self._later(_FROZEN_S, self._thaw)
@@ -118,6 +118,6 @@ class SourceRanks:
 
 
 def ranks_of(release: WeightRelease) -> SourceRanks | None:
-    """Return the ranks that send a release; None if it is stored as a whole."""
+    """Return the ranks that send a release, or None if it is stored as a whole."""
     handle = next(iter(release.chunks), None)
     return handle if isinstance(handle, SourceRanks) else None

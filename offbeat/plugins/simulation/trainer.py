@@ -1,4 +1,4 @@
-"""Fake of the trainer: all ranks as one process, one call at a time, with a log of its own.
+"""Fake of the trainer: all ranks as one process, one call at a time, with a separate log.
 
 Its weights are a digest of the trained groups, independent of chunks and arrival order.
 """
@@ -62,7 +62,7 @@ _MOMENTS: Final = {
 
 
 _CHANGING: Final = ("finish_train_step", "restore")
-"""Calls that change weights. One that raises leaves weights of no version."""
+"""Calls that change weights. If one raises, the weights are of no version."""
 
 _DURING: Final = {
     "begin_train_step": TrainerCall.BEGIN,
@@ -89,9 +89,9 @@ class FakeTrainer(Actor):
         self._busy = False
         self._model = UNTRAINED
         self._base: str | None = None  # digest of the last release, which the next delta applies to
-        self._ranks: SourceRanks | None = None  # those of a process that has published a release
+        self._ranks: SourceRanks | None = None  # set once this process has published a release
         self._shared: SharedWeights | None = None
-        self._was_changing = False  # before the call at hand
+        self._was_changing = False  # before the current call
         if shares_weights(self.context.config):
             self._shared = SharedWeights(self.incarnation_number)
             self.context.shared_weights = self._shared
@@ -108,7 +108,7 @@ class FakeTrainer(Actor):
             self._next()
 
     def _next(self) -> None:
-        """Start the call that has waited longest, for the duration of its work."""
+        """Start the call that has waited longest. It lasts as long as its work."""
         queue = self._queue
         while queue:
             call = queue.popleft()
@@ -127,11 +127,11 @@ class FakeTrainer(Actor):
             return
 
     def _duration(self, call: SimulatedCall) -> float:
-        """Return the seconds that a call takes."""
+        """Return the duration of a call in seconds."""
         match call.method:
             case "train_microbatch":
                 chunk: Chunk = call.args[1]
-                trains = 0.01 if chunk.minibatches else 0.85  # or else finish does
+                trains = 0.01 if chunk.minibatches else 0.85  # else the work is in finish
                 return trains * self.step_s * len(chunk.prompt_indices) / self._groups_per_step
             case "finish_train_step":
                 is_one = self._loss.optimizer_steps == 1
@@ -253,9 +253,9 @@ class FakeTrainer(Actor):
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
 
     def _check_columns(self, chunk: Chunk, during: str) -> None:
-        """Raise for the first group whose columns are lost.
+        """Raise for the first group with lost columns.
 
-        The object store names one at a time.
+        The object store names one group at a time.
         """
         for payload in _columns_of(chunk):
             if self.context.is_gone(payload):

@@ -1,4 +1,4 @@
-"""Fake environment workers: have an engine decode, reward the samples, send receipt and payload."""
+"""Fake environment workers: let an engine decode, reward the samples, send receipt and payload."""
 
 import math
 from functools import partial
@@ -43,7 +43,7 @@ _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
 TURN_S: Final = 0.05
-"""Time of the environment between two turns of a group, in which its engine has none of it."""
+"""Time of the environment between two turns of a group, while its engine has none of it."""
 
 
 class FakeWorker(Actor):
@@ -66,7 +66,7 @@ class FakeWorker(Actor):
         self.context.record(WorkerStarted, self.name, self.process.name)
 
     def call_rewards(self, task: RolloutTask) -> None:
-        """Make the calls that score a group; drawn only where the run has a budget of them."""
+        """Make the calls that score a group. They are drawn only if the run has a budget."""
         context = self.context
         if context.config.rollout.reward_call_budget is None:
             return
@@ -108,7 +108,7 @@ class FakeWorker(Actor):
             self._strike_with(task, engine)
 
     def _strike_with(self, task: RolloutTask, engine: FakeEngine) -> None:
-        """Make a poison prompt kill its engine; one that hangs has no end (see ``opened``)."""
+        """Make a poison prompt kill its engine. A prompt that hangs has no end (see ``opened``)."""
         kind = "" if task.evaluation else self.context.poison.get(task.prompt_index, "")
         if not kind:
             return
@@ -135,13 +135,13 @@ class FakeWorker(Actor):
         return math.exp(self.context.rng.gauss(self._mu, self._sigma))
 
     def is_held(self, call: SimulatedCall) -> bool:
-        """Return whether the turns of its group have not ended, and nobody has dropped it."""
+        """Return whether the turns of its group have not ended, and the call was not dropped."""
         return call in self._open
 
     def close_call(self, call: SimulatedCall) -> None:
-        """Forget a call whose turns have ended."""
+        """Forget a call after its turns have ended."""
         del self._open[call]
-        call.on_cancel = None  # call and rollout would keep each other until the episode is over
+        call.on_cancel = None  # call and rollout would keep each other until the episode ends
 
 
 class _Rollout:
@@ -160,7 +160,7 @@ class _Rollout:
         self.deadline = worker.later(task.deadline_s, self.late)
 
     def begin_turn(self) -> None:
-        """Have the engine decode a turn of every sample that has one more."""
+        """Let the engine decode one turn of every sample that has another turn."""
         lengths = tuple([tokens for _, tokens in self.content.tokens_of_turn(self.turn)])
         self.decoding = self.engine.decode(lengths, self.seconds, self.decoded)
 
@@ -214,7 +214,7 @@ class _Rollout:
             worker.context.loop.at(noticed_at, worker.process, call.fail, failure)
 
     def _take(self, decoding: Decoding) -> None:
-        """Add the tokens of a turn to those of its samples."""
+        """Add the tokens of a turn to its samples."""
         of_turn = zip(
             self.content.tokens_of_turn(self.turn), self.engine.spans(decoding), strict=True
         )
@@ -251,7 +251,7 @@ class _Rollout:
         self._send(receipt, kind, oldest, newest)
 
     def _send(self, receipt: Receipt, kind: str, oldest: int, newest: int) -> None:
-        """Record what was generated, and answer the call with it; ``kind``: the fault in it, if any."""
+        """Record the generated group and answer the call with it. ``kind``: its fault, if any."""
         call, context, task = self.call, self.worker.context, self.content.task
         samples = drawn_samples(receipt)
         masked = tuple([sample for sample, gone in enumerate(samples.masked) if gone])
@@ -311,5 +311,5 @@ def refused(call: SimulatedCall, task: RolloutTask, engine: FakeEngine, incarnat
 
 
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:
-    """Return the failure of a group whose engine is lost; another engine may succeed."""
+    """Return the failure of a group after the loss of its engine. Another engine may succeed."""
     return failure_of(task, reason, task.engine, Component.ENGINE)
