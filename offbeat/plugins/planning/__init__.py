@@ -1,8 +1,9 @@
-"""Plans and measurements of settings before they are used, without Ray.
+"""Plans and measurements of settings before their use, without Ray.
 
-run_plan      what other settings would do to a run (``offbeat plan``): ``measured_run`` reads its
+run_plan      predicts a run with other settings (``offbeat plan``): ``measured_run`` reads its
               times, ``prediction`` drives the production controller with them on ``virtual_ports``
-sync_plan     what a weight sync would move (``offbeat plan-sync``): ``grid_text``, ``model_tensors``
-sweep         what a trainer costs, measured (``offbeat sweep``): ``sweep_points``, ``sweep_task``,
+sync_plan     counts the bytes of a weight sync (``offbeat plan-sync``): ``grid_text``,
+              ``model_tensors``
+sweep         measures the cost of a trainer (``offbeat sweep``): ``sweep_points``, ``sweep_task``,
               ``sweep_rank`` and the groups of ``fabricated``
 """

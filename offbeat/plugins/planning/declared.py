@@ -1,23 +1,24 @@
-"""Placements by the names of tensors, for models and engines that are not there. Pure.
+"""Placements by the names of tensors, for models and engines that do not exist yet. Pure.
 
-A live sync learns what an engine rank needs from the engine itself. A plan for a cluster that does
-not exist yet has names and shapes alone, so it declares how trainers and engines cut each of them:
+In a live sync an engine rank itself reports the regions that it needs. A plan for a future cluster
+has only names and shapes. So it declares how trainers and engines cut each tensor:
 
     rows        first axis over tensor-parallel ranks           gate, up
-    queries     as rows, in whole attention heads               queries, what leaves MLA's ranks
+    queries     as rows, in whole attention heads               queries, MLA up-projections
     columns     second axis                                     output of attention, down
-    heads       first axis in key-value heads, repeated where there are fewer heads than ranks
+    heads       first axis in key-value heads, repeated if      keys, values
+                ranks outnumber heads
     vocabulary  first axis, padded to equal numbers of rows     embedding, output head
-    segments    first axis in segments that are cut each alone  input of a state space layer
-    whole       every rank                                      norms, routers, what MLA compresses to
-    no rule     every rank                                      whatever else a model has
-    tower       every rank of the first stage, or first axis    what turns pictures into features
+    segments    first axis in segments, each cut separately     input of a state space layer
+    whole       every rank                                      norms, routers, MLA down-projections
+    no rule     every rank                                      all other tensors
+    tower       every rank of the first stage, or first axis    the vision tower
                 over encoder ranks, of which tensor ranks
                 divide the matrices of layers first
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
-What no rule knows is whole on every receiver: that costs bytes and is never wrong, and the bytes are
-counted apart. A sender, which has to hold it somewhere, holds it whole as well.
+A tensor without a rule is whole on every receiver. That costs bytes but is never wrong, and its
+bytes are counted separately. A sender must hold it somewhere, so it also holds it whole.
 """
 
 import re
@@ -70,7 +71,7 @@ _STATE_SPACE: Final = re.compile(r".*\.mixer\.(in_proj|conv1d|A_log|D|dt_bias|no
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a model that placements depend on, beside the shapes of its tensors."""
+    """Sizes of a model that placements depend on, in addition to the shapes of its tensors."""
 
     layers: int
     key_value_heads: int
@@ -81,11 +82,11 @@ class ModelSizes:
     state_space_groups: int = 1
     attention_heads: int = 0  # 0: unknown
     tower: frozenset[str] = frozenset()  # names of the tensors of a vision tower
-    # Axis by name that tensor ranks divide, as the model's own plan has it; None: by rules of names
+    # Axis that tensor ranks divide, by name, from the model's own plan; None: by rules of names
     tensor_axes: Mapping[str, int] | None = field(default=None, compare=False)
-    # Axis by name of what encoder ranks divide; empty: no rule divides this tower
+    # Axis that encoder ranks divide, by name; empty: no rule divides this tower
     tower_axes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
-    tower_heads: int = 0  # attention heads of which tensor ranks have a share; 0: each computes all
+    tower_heads: int = 0  # attention heads that tensor ranks share; 0: each rank computes all
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,13 @@ def placed(
 ) -> list[PlacedTensor]:
     """Return every tensor with its placement on both sides, in the order of pipeline stages.
 
-    Receivers take the tensors of state space layers whole: engines rearrange them as they load.
+    Receivers get the tensors of state space layers whole, because engines rearrange them as they
+    load.
 
     Raises:
-        LayoutRefused: Parallel sizes of one side, which it names, do not divide a tensor, a tensor
-            is in no known stage, or encoder ranks are among the receivers or have no tower to hold.
+        LayoutRefused: Parallel sizes of one side, which the error names, do not divide a tensor. Or
+            a tensor is in no known stage. Or encoder ranks are among the receivers, or have no
+            tower to hold.
     """
     if target.encoders:
         want = "0: engines hold the whole model"
@@ -121,7 +124,7 @@ def placed(
         tensors, key=lambda each: _first_stage(each.name.removesuffix(SCALE_SUFFIX), sizes, source)
     )
     shapes = {each.name: each.shape for each in order}
-    # What has to be divided comes first: it refuses a million ranks before others are cut for each
+    # Divided tensors come first, to refuse a million ranks before others are cut for each
     on_both = {
         each.name: (
             _on_side("senders", each, shapes, sizes, source),
@@ -163,7 +166,7 @@ def _on_side(
 
 @cache
 def _of_scales(of_matrix: Placement, shape: Shape) -> Placement:
-    """Place the scales of a quantized matrix with the blocks that they belong to."""
+    """Place the scales of a quantized matrix with their blocks."""
     from offbeat.plugins.float8.precision import (  # noqa: PLC0415 -- other releases have no scales
         BLOCK,
         scale_region,
@@ -195,9 +198,9 @@ def placement(
 
     Args:
         tensor: The tensor.
-        sizes: Of its model.
+        sizes: Sizes of its model.
         grid: The ranks.
-        rearranges: Whether the ranks take tensors of state space layers whole.
+        rearranges: Whether the ranks get tensors of state space layers whole.
     """
     stages = _stages(tensor.name, sizes, grid)
     is_whole = rearranges and _STATE_SPACE.fullmatch(tensor.name)
@@ -225,7 +228,7 @@ def placement(
 
 
 def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
-    """Return how tensor ranks cut a tensor that the model's own plan may have."""
+    """Return how tensor ranks cut a tensor, by the model's own plan if it has one."""
     if sizes.tensor_axes is None:
         return cut
     axis = sizes.tensor_axes.get(name)
@@ -240,7 +243,7 @@ def _cut_of(name: str) -> Cut:
 
 @cache
 def _known_cut(name: str) -> Cut | None:
-    """Return the cut of a tensor that some rule knows."""
+    """Return the cut of a tensor, or None if no rule matches its name."""
     return next((cut for pattern, cut in _CUTS if pattern.fullmatch(name)), None)
 
 
@@ -261,7 +264,7 @@ def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
 
 
 def _check_apart(sizes: ModelSizes, grid: ModelGrid) -> None:
-    """Refuse encoder ranks for a model that has nothing for them, or a tower that they do not divide."""
+    """Refuse encoder ranks for a model without a vision tower, or one that they do not divide."""
     if not sizes.tower:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model without a vision tower")
     if grid.encoder_tensor > 1 and not sizes.tower_axes:
@@ -279,7 +282,7 @@ def _sharded(shape: Shape, grid: ModelGrid) -> Placement:
 
 @cache
 def _on_encoders(shape: Shape, cut: Cut, grid: ModelGrid) -> Placement:
-    """Place a tensor of a tower that tensor ranks divide first, and whose parts encoders share."""
+    """Place a tower's tensor that tensor ranks divide first. Encoders share each part by rows."""
     ranks, parts = grid.encoder_tensor, list[tuple[Region, list[Ranks]]]()
     for at in range(ranks):
         outer = Region.whole(shape)
@@ -291,7 +294,7 @@ def _on_encoders(shape: Shape, cut: Cut, grid: ModelGrid) -> Placement:
 
 
 def _sharded_parts(parts: Iterable[tuple[Region, Sequence[Ranks]]]) -> Placement:
-    """Cut each region of a tensor by rows over its holders; equal regions have all their holders."""
+    """Cut each region of a tensor by rows over its holders. Equal regions merge their holders."""
     merged = dict[Region, tuple[int, ...]]()
     for outer, holders in parts:
         for inner, ranks in _cut_by_rows(outer.shape, holders).parts:
@@ -302,7 +305,7 @@ def _sharded_parts(parts: Iterable[tuple[Region, Sequence[Ranks]]]) -> Placement
 
 
 def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
-    """Cut the first axis as ``torch.chunk`` does; a tensor without axes is whole on all holders."""
+    """Cut the first axis as ``torch.chunk`` does. A tensor without axes is whole on all holders."""
     cuts = chunk_cuts(shape[0], len(holders)) if shape else []
     if not cuts:
         every = tuple(sorted(rank for ranks in holders for rank in ranks))
@@ -313,7 +316,7 @@ def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
 
 @cache
 def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Placement:
-    """Place a tensor that tensor ranks divide first, and that FSDP ranks shard each part of."""
+    """Place a tensor that tensor ranks divide first. FSDP ranks shard each part."""
     if sizes.experts:
         raise LayoutRefused("own_plan", "1", "0 for a model with experts")
     parts = list[tuple[Region, list[Ranks]]]()
@@ -325,7 +328,7 @@ def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Plac
 
 @cache
 def _sharded_expert(shape: Shape, grid: ModelGrid, expert: int, experts: int) -> Placement:
-    """Place one expert of a layer whose experts are one tensor of the trainer, cut between experts."""
+    """Place one expert of a trainer's layer, which is one tensor cut between experts."""
     rank = bisect_right(chunk_cuts(experts, grid.shards), expert) - 1
     return Placement(((Region.whole(shape), grid.shard(rank)),))
 

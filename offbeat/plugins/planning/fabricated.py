@@ -1,4 +1,4 @@
-"""Prompt groups of random tokens, with lengths drawn from a law: work for a trainer without engines.
+"""Prompt groups of random tokens with drawn lengths: work for a trainer without engines.
 
 Legend: S samples, T tokens of all samples of a group.
 """
@@ -18,7 +18,7 @@ FabricatedGroup = dict[str, NDArray[Any]]
 
 
 class UnusableLengths(OffbeatError):
-    """A law of lengths that cannot be drawn from, or does not fit the model."""
+    """A law of lengths that is invalid or does not fit the model."""
 
     got: str
     want: str
@@ -29,11 +29,11 @@ class UnusableLengths(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """A lognormal law of response lengths; every prompt has one length."""
+    """A lognormal law of response lengths. Every prompt has the same length."""
 
     mean: int = 256  # tokens of a response, before clipping
     sigma: float = 0.0  # of the logarithm; 0: all responses have one length
-    clip: int = 1 << 20  # most tokens of a response
+    clip: int = 1 << 20  # maximum tokens of a response
     prompt: int = 32  # tokens of a prompt
 
     @classmethod
@@ -41,7 +41,7 @@ class LengthLaw:
         """Return the law of a text such as ``mean=300,sigma=0.8,clip=1024,prompt=64``.
 
         Raises:
-            UnusableLengths: An unknown name, or what is no positive number.
+            UnusableLengths: A name is unknown, or a value is not a positive number.
         """
         values = dict[str, float]()
         names = {field.name: field.type for field in fields(cls)}
@@ -53,12 +53,12 @@ class LengthLaw:
                 values[name] = float(value) if name == "sigma" else int(value)
             except ValueError:
                 raise UnusableLengths(f"{name}={value!r}", "a number") from None
-            if not (name != "sigma") <= values[name] < math.inf:  # NaN is refused too
+            if not (name != "sigma") <= values[name] < math.inf:  # refuses NaN too
                 raise UnusableLengths(f"{name}={value}", "a positive number")
         return cls(**values)  # pyright: ignore[reportArgumentType] -- each is of its field's type
 
     def check_fits(self, max_model_len: int) -> None:
-        """Refuse a law whose longest sample is longer than the model takes.
+        """Refuse a law with a longest sample that exceeds the model's length.
 
         Raises:
             UnusableLengths: Prompt and clip together exceed ``max_model_len``.
@@ -78,14 +78,14 @@ class LengthLaw:
 def fabricate(
     law: LengthLaw, groups: int, samples: int, vocabulary: int, seed: int
 ) -> list[FabricatedGroup]:
-    """Return groups of random tokens, the same for the same arguments, without logprobs.
+    """Return groups of random tokens without logprobs. Equal arguments give equal groups.
 
     Args:
-        law: Where lengths are drawn from.
-        groups: How many groups.
+        law: Law of the lengths.
+        groups: Number of groups.
         samples: Samples of each group.
-        vocabulary: Token ids are below it.
-        seed: Lengths and tokens follow from it.
+        vocabulary: Upper bound of the token ids, exclusive.
+        seed: Seed of lengths and tokens.
     """
     rng = np.random.default_rng(seed)
     made = list[FabricatedGroup]()
@@ -106,6 +106,6 @@ def fabricate(
 
 
 def tokens_of(group: Mapping[str, NDArray[Any]]) -> int:
-    """Return the tokens of a group, its prompt counted once per sample."""
+    """Return the tokens of a group. The prompt counts once per sample."""
     samples = len(group["response_offsets"]) - 1
     return samples * len(group["prompt_ids"]) + len(group["response_ids"])

@@ -8,15 +8,15 @@ from offbeat.weight_sync.grid import ModelGrid
 
 _STAGES: Final = "stages"
 _MAY_BE_ZERO: Final = ("own_plan", "encoders")
-_DIGITS: Final = 9  # of a size: more are no number of ranks, layers or rows
+_DIGITS: Final = 9  # of a size; a longer number cannot count ranks, layers or rows
 _NAMES: Final = tuple(field.name for field in fields(ModelGrid))
 
 
 def parse_grid(text: str) -> ModelGrid:
-    """Return the grid of a text; ``stages`` takes its numbers as ``stages=10+9+9``.
+    """Return the grid of a text. ``stages`` lists its numbers as ``stages=10+9+9``.
 
     Raises:
-        LayoutRefused: An unknown name, one that stands twice, or what is no number.
+        LayoutRefused: A name is unknown or repeated, or a value is not a number.
     """
     values = dict[str, int | tuple[int, ...]]()
     for item in filter(None, text.replace(" ", "").split(",")):
@@ -38,13 +38,13 @@ def parse_grid(text: str) -> ModelGrid:
 
 
 def _is_size(name: str, number: str) -> bool:
-    """Return whether a text is a number that a size may be."""
+    """Return whether a text is a number that a size may have."""
     is_number = number.isascii() and number.isdecimal() and len(number) <= _DIGITS
     return is_number and (int(number) > 0 or name in _MAY_BE_ZERO)
 
 
 def describe_grid(grid: ModelGrid) -> str:
-    """Return the sizes of a grid that differ from one rank, and its ranks."""
+    """Describe a grid by its sizes that differ from one rank, and its number of ranks."""
     alone = ModelGrid()
     said = [
         f"{field.name} {value if field.name != _STAGES else '+'.join(map(str, value))}"

@@ -1,4 +1,4 @@
-"""Names, shapes and wire types of a model's tensors, from its config alone."""
+"""Names, shapes and wire types of a model's tensors, only from its config."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -28,7 +28,7 @@ _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 class UnreadableModelConfig(OffbeatError):
-    """A config that names no model whose tensors can be listed."""
+    """A config without a model for which tensors can be listed."""
 
     path: str
     problem: str
@@ -48,18 +48,19 @@ def model_tensors(
     holds_tower: bool = True,
     names: SizeNames = RECIPE_NAMES,
 ) -> tuple[list[DeclaredTensor], ModelSizes]:
-    """List the tensors of a model as its files name them, without allocating one.
+    """List the tensors of a model as its files name them, without allocating any.
 
     Args:
         path: ``config.json``, or the directory that contains it.
-        policy: Wire types; without one of its own, tensors travel in the config's type.
+        policy: Wire types. If it names none, tensors travel in the config's type.
         tensor_ranks: Ranks of the torch trainer that divide matrices by the model's own plan.
-        holds_tower: Whether those hold the vision tower, too, if the model has one.
-        names: Names of the sizes that are to be changed, where these ranks do not divide it.
+        holds_tower: Whether these ranks also hold the vision tower, if the model has one.
+        names: Names of the sizes to change in errors, if these ranks do not divide the model.
 
     Raises:
-        UnreadableModelConfig: No such file, or a model that transformers does not know.
-        UntrainableModel: The model has no plan for ranks of the torch trainer, or they do not divide it.
+        UnreadableModelConfig: The file is missing, or transformers does not know the model.
+        UntrainableModel: The model has no plan for ranks of the torch trainer, or they do not
+            divide it.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -88,7 +89,7 @@ def model_tensors(
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
-    axes = None  # by name of each tensor that ranks of the torch trainer divide
+    axes = None  # by name, for tensors that ranks of the torch trainer divide
     if tensor_ranks > 1:
         plan = find_division().plan(module, tensor_ranks, holds_tower=holds_tower, names=names)
         axes = _axes(module, plan)
@@ -102,7 +103,7 @@ def _axes(module: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
 
 
 def _with_tower(sizes: ModelSizes, module: PreTrainedModel) -> ModelSizes:
-    """Add what ranks hold of a vision tower; a tower of an unknown family is divided by none."""
+    """Add the ranks' parts of a vision tower. Ranks divide no tower of an unknown family."""
     if not (tower := _tower(module)):
         return sizes
     from offbeat.plugins.encoder_ranks.tower_plan import (  # noqa: PLC0415 -- an option
@@ -117,7 +118,7 @@ def _with_tower(sizes: ModelSizes, module: PreTrainedModel) -> ModelSizes:
 
 
 def _tower(module: Any) -> frozenset[str]:  # noqa: ANN401 -- transformers types it as a union of unknowns
-    """Return the names of the tensors that turn pictures into features, if a model has any."""
+    """Return the names of the vision tower's tensors, or an empty set if the model has none."""
     if "vision_config" not in module.config.sub_configs:
         return frozenset()
     language = {id(each) for each in module.get_decoder().state_dict(keep_vars=True).values()}

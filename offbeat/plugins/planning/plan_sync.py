@@ -1,4 +1,4 @@
-"""Puts together what ``offbeat plan-sync`` is asked for: a recipe, options, or both."""
+"""Combines the inputs of ``offbeat plan-sync``: a recipe, options, or both."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ def plan_or_exit(
     *,
     as_json: bool,
 ) -> str:
-    """Return the plan as text or JSON; what cannot be planned ends the process with code 2."""
+    """Return the plan as text or JSON, or end the process with code 2 if no plan is possible."""
     try:
         layouts = _layouts(recipe, overrides, model, senders, receivers, per_machine)
         if recorded is not None:
@@ -87,7 +87,7 @@ def _layouts(
 
 
 def _empty(senders: str | None, receivers: str | None) -> str:
-    """Say which sides were given without a size; empty if none was."""
+    """List the sides given without a size, or return an empty string."""
     empty = [
         option
         for option, sizes in (("--senders", senders), ("--receivers", receivers))
@@ -97,7 +97,7 @@ def _empty(senders: str | None, receivers: str | None) -> str:
 
 
 def _grid(option: str, text: str) -> ModelGrid:
-    """Return the grid of an option; what is wrong with it names the option."""
+    """Return the grid of an option. Errors name the option."""
     try:
         return parse_grid(text)
     except LayoutRefused as refused:

@@ -1,4 +1,4 @@
-"""Prediction of a run: the production controller and sampler on a virtual clock, with given times."""
+"""Prediction of a run: the production controller and sampler on a virtual clock and given times."""
 
 import random
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ from offbeat.telemetry.time_accounting import TrainerTime
 
 _GROUPS: Final = 2048
 _STEPS: Final = (24, 128)
-"""Groups that are measured of a virtual run after those in which it settles, in so many steps."""
+"""Smallest and largest number of measured steps of a virtual run, after it has settled."""
 _WAITS: Final = (TrainerTime.WAITING_GROUPS, TrainerTime.WAITING_WEIGHTS)
-_FOREVER: Final = 1e7  # seconds, of deadlines: nothing is lost on the virtual clock
+_FOREVER: Final = 1e7  # seconds, of deadlines, because nothing is lost on the virtual clock
 _MOST_EVENTS: Final = 20_000_000
 
 
@@ -50,16 +50,16 @@ PLANNED_KEYS: Final = (
     "generator.engines",
     "trainer.min_tokens_per_chunk",
 )
-"""Keys, and sections, of a recipe that a virtual run takes over; it depends on no others."""
+"""Keys, and sections, of a recipe that a virtual run uses. It depends on no others."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Speed of a run, and who waits, per step of its settled part."""
+    """Speed of a run, and idle times, per step of its settled part."""
 
     step_s: float
     samples_per_s: float
     staleness: float  # mean over the samples
-    trainer_waits_s: float  # for groups or for weights to be taken
+    trainer_waits_s: float  # for groups, or for weights to be loaded
     engines_idle: float  # share of the engines' time without any group
 
 
@@ -74,10 +74,10 @@ class NotPlanned(OffbeatError):
 
 
 def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
-    """Return the pace of a run with this recipe and these times, equal for equal arguments.
+    """Return the pace of a run with this recipe and these times. It is deterministic.
 
     Raises:
-        NotPlanned: The virtual run does not come to its end.
+        NotPlanned: The virtual run does not end.
     """
     settling = 2 * (config.sampler.max_staleness + 3)
     steps = min(max(_GROUPS // config.groups_per_step, _STEPS[0]), _STEPS[1])
@@ -95,7 +95,7 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
 
 
 def pace_of(parts: Sequence[Aggregates], first: int, last: int) -> Pace:
-    """Return the pace of the steps after ``first`` up to ``last``, of a run or a virtual run."""
+    """Return the pace of the steps after ``first`` up to ``last``, of a real or virtual run."""
     steps = AppliedSteps(parts)
     columns, count = steps.columns(), last - first
     elapsed_s = columns["time"][last - 1] - columns["time"][first - 1]
@@ -157,9 +157,9 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Ag
 
 
 def _virtual(config: RunConfig, steps: int) -> RunConfig:
-    """Return the recipe without what a virtual run has no counterpart of.
+    """Return the recipe without parts that a virtual run does not have.
 
-    Steps, admission, sampler, in-flight limits and sync stay as they are.
+    Steps, admission, sampler, in-flight limits and sync are kept.
     """
     plain = {
         "steps": steps,

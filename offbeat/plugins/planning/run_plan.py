@@ -1,11 +1,11 @@
-"""``offbeat plan``: what other settings would do to a run, by its own times.
+"""``offbeat plan``: predicts a run with other settings, from the run's own times.
 
-Times of a run, read from its directory: what the planner starts from.
+Reads the times of a run from its directory. The planner starts from them.
 
-The pace of an engine is fitted: a group takes ``longest * (alone + shared * n)`` seconds in it, of
-the tokens of its longest sample and the ``n`` sequences that decoded beside it. Where tokens
-explain little of the times, as with tools or an engine that is a stand-in, the seconds themselves
-are drawn from, and do not depend on what else decodes.
+It fits the pace of an engine: a group needs ``longest * (alone + shared * n)`` seconds. ``longest``
+is the tokens of its longest sample, ``n`` the sequences that decoded at the same time. Tokens may
+explain little of the times, as with tools or a stand-in engine. Then the planner draws from the
+measured seconds, which do not depend on other decoding.
 """
 
 import math
@@ -43,10 +43,10 @@ from offbeat.runs.metrics_file import read_metrics_file
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.time_accounting import TrainerTime
 
-_RECORDS: Final = 100_000  # that are read; a run has three or four for each group
+_RECORDS: Final = 100_000  # read at most; a run has three or four per group
 _LEAST_STEPS: Final = 10
-_SETTLED: Final = 0.2  # of the steps and groups come before the run has settled
-_EXPLAINED: Final = 0.5  # of the variance of the times: tokens that explain less are left out
+_SETTLED: Final = 0.2  # of the steps and groups, before the run has settled
+_EXPLAINED: Final = 0.5  # of the variance of the times; if tokens explain less, they are ignored
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
     @property
     def shares_cores(self) -> bool:
-        """Return whether trainer and engines compute on cores that may be the same ones."""
+        """Return whether trainer and engines may compute on the same cores."""
         match self.config.trainer, self.config.generator:
             case StubTrainerConfig(), _:
                 return False
@@ -76,10 +76,10 @@ class MeasuredRun(msgspec.Struct, frozen=True):
     def core_use(
         self, cores: float, records: Sequence[Mapping[str, float]], compute_s: float
     ) -> CoreUse:
-        """Return how its processes use so many cores; ``records`` are the metrics of its steps.
+        """Return how the run's processes use ``cores``. ``records`` are the metrics of its steps.
 
         Raises:
-            NotPlanned: It computes elsewhere, or has no metrics of CPU seconds.
+            NotPlanned: It does not compute on the CPU, or has no metrics of CPU seconds.
         """
         if not self.shares_cores:
             problem = (
@@ -101,7 +101,7 @@ class WallSeconds(NamedTuple):
 
     step: float
     compute: float  # of the trainer
-    engines: float  # in which an engine had groups, over all engines
+    engines: float  # with groups, summed over engines
 
 
 class _Group(msgspec.Struct):
@@ -114,9 +114,9 @@ class _Group(msgspec.Struct):
 
 
 def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
-    """Read the times of a run, of a part of it if it is long.
+    """Read the times of a run, or of a part of a long run.
 
-    ``cores``: what trainer, engines, workers and controller share; None: each has its own.
+    ``cores``: cores that trainer, engines, workers and controller share. None: each has its own.
 
     Raises:
         NotPlanned: It has not trained enough steps, or has no CPU seconds although ``cores`` is
@@ -124,7 +124,7 @@ def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
         ConfigError: Its recipe cannot be read.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
-    journal = RunJournal(run_dir)  # first, for it says of a directory that is no run what it lacks
+    journal = RunJournal(run_dir)  # first, because its error explains why a directory is not a run
     config = load_recipe(run_dir / CONFIG, [], dry_run=True).config
     steps = AppliedSteps(journal.aggregates)
     if len(steps) < _LEAST_STEPS:
@@ -172,9 +172,9 @@ _CPU: Final = ("cpu/trainer_s", "cpu/controller_s", "cpu/engines_s", "cpu/worker
 def core_use(cores: float, cpu_s: Mapping[str, float], wall_s: WallSeconds, groups: int) -> CoreUse:
     """Return how the processes of a run use their cores, by the mean seconds of a step.
 
-    ``cpu_s`` has the metrics of CPU seconds, by name. What the trainer computed took ``slowdown``
-    times its CPU seconds, for it shared the cores with the run's other processes, and with as many
-    others as make up for the rest.
+    ``cpu_s`` has the metrics of CPU seconds, by name. The trainer's work lasted ``slowdown`` times
+    its CPU seconds, because it shared the cores with the run's other processes. The rest of the
+    slowdown is attributed to ``others``, processes outside of the run.
     """
     trainer, controller, engines, workers = (cpu_s[name] for name in _CPU)
     slowdown = max(1.0, wall_s.compute / trainer if trainer else 1.0)
@@ -189,7 +189,7 @@ _NOT_PLANNED: Final = (TrainerTime.CHECKPOINT, TrainerTime.INCIDENT, TrainerTime
 
 
 def _slots(config: RunConfig) -> int | None:
-    """Return how many sequences an engine decodes at once; None: any number."""
+    """Return how many sequences an engine decodes at once, or None for any number."""
     match config.generator:
         case ModelGeneratorConfig() as engines:
             return engines.max_sequences
@@ -198,7 +198,7 @@ def _slots(config: RunConfig) -> int | None:
 
 
 def _groups(journal: RunJournal) -> tuple[list[_Group], float]:
-    """Return the groups of the run, and the time from a release until it is served."""
+    """Return the groups of the run, and the median time from release to serving."""
     groups, loads = list[_Group](), list[float]()
     for stretch in journal.stretches(_RECORDS):
         begun = journal.state_before(stretch.start)
@@ -226,7 +226,7 @@ def _groups(journal: RunJournal) -> tuple[list[_Group], float]:
 
 
 def _fitted(groups: Sequence[_Group], samples: int) -> tuple[list[GroupWork], float, float, float]:
-    """Return the work of each group, and the pace: alone, shared, and how much they explain."""
+    """Return the work of each group, both times of the pace, and the variance that they explain."""
     spent = np.array([each.receipt.generate_s for each in groups])
     longest = np.array([max(each.receipt.response_tokens, default=0) for each in groups], float)
     load = _load(groups) * samples
@@ -240,7 +240,7 @@ def _fitted(groups: Sequence[_Group], samples: int) -> tuple[list[GroupWork], fl
 
 
 def pace_per_token(spent: Floats, longest: Floats, load: Floats) -> tuple[float, float]:
-    """Fit both times by least squares; neither of them is negative."""
+    """Fit both times by least squares. Neither is negative."""
     both = np.linalg.lstsq(np.stack([longest, longest * load], axis=1), spent, rcond=None)[0]
     if both.min() >= 0:
         return float(both[0]), float(both[1])
@@ -253,7 +253,7 @@ def pace_per_token(spent: Floats, longest: Floats, load: Floats) -> tuple[float,
 
 
 def _load(groups: Sequence[_Group]) -> Floats:
-    """Return how many groups its engine had on average while each group was in it."""
+    """Return the mean number of groups in the engine of each group, while that group was in it."""
     load = np.ones(len(groups))
     for engine in {each.engine for each in groups}:
         own = [number for number, each in enumerate(groups) if each.engine == engine]
@@ -284,14 +284,14 @@ def _work(group: _Group, *, in_tokens: bool) -> GroupWork:
 
 
 Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
-"""``predict``, or what a test puts in its place."""
+"""``predict``, or a test's replacement."""
 
 _STALENESS: Final = (0, 1, 2, 4)
-_NEAR_BEST: Final = 0.03  # a smaller staleness is better, as long as it costs no more than this
+_NEAR_BEST: Final = 0.03  # prefer a smaller staleness if it costs at most this share of the speed
 _BESIDE_OTHERS: Final = (
     "Rows are beside other processes than the run was: compare them with their first one."
 )
-_UNSURE: Final = 0.15  # of the time of a step; a run that is not predicted better is no basis
+_UNSURE: Final = 0.15  # of a step's time; a larger prediction error makes the plan unreliable
 
 
 class PlannedChange(msgspec.Struct, frozen=True):
@@ -299,26 +299,26 @@ class PlannedChange(msgspec.Struct, frozen=True):
 
     overrides: list[str]
     pace: Pace
-    speedup: float  # samples per second, over those that were measured
+    speedup: float  # samples per second, relative to the measured ones
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """A run, the prediction of it, and of what other settings would do to it."""
+    """A run, its prediction, and the predictions with other settings."""
 
     run: str
     measured: Pace
     predicted: Pace
-    error: float  # of the predicted time of a step, over the measured one
+    error: float  # of the predicted time of a step, relative to the measured one
     changes: list[PlannedChange]
     advice: str
-    notes: list[str]  # on what the figures rest
+    notes: list[str]  # about the basis of the figures
 
     def to_json(self) -> str:
         """Encode as indented JSON with a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format as a table, with what it rests on."""
+        """Format as a table, with notes about its basis."""
         rows = [("as it was", self.measured, "measured")]
         rows.append(("the same, predicted", self.predicted, f"{self.error:+.0%} a step"))
         rows += [
@@ -341,15 +341,15 @@ def plan_run(
     others: float | None = None,
     predict: Predict = predict,
 ) -> RunPlan:
-    """Predict a run itself, then with ``overrides`` or, without any change, with common ones.
+    """Predict the run itself, then with ``overrides``, or with common changes if none is given.
 
-    ``length_scale`` multiplies the groups' lengths; ``length_spread`` the deviation of their
-    logarithm from its mean. ``cores`` are what trainer, engines, workers and controller share,
-    with ``others``, processes of others that compute all the time: None: as many as in the run.
+    ``length_scale`` multiplies the groups' lengths. ``length_spread`` multiplies the deviation of
+    their logarithm from its mean. Trainer, engines, workers and controller share ``cores`` with
+    ``others``: outside processes that compute all the time. None: as many as in the run.
 
     Raises:
-        NotPlanned: The run has not trained enough steps, or cannot be imitated; an override changes
-            nothing that the planner knows.
+        NotPlanned: The run has not trained enough steps, or cannot be imitated. Or an override
+            changes nothing that the planner knows.
         ConfigError: An override does not fit.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
@@ -380,7 +380,7 @@ def plan_run(
 
 
 def _check_cores(cores: float | None, others: float | None) -> None:
-    """Raise NotPlanned if the numbers of cores and of other processes make no sense."""
+    """Raise NotPlanned if the number of cores or of other processes is invalid."""
     if cores is not None and not 1 <= cores < math.inf:
         raise NotPlanned(f"--cores {cores:g} is no number of cores", "Use a number of at least 1")
     if others is not None and cores is None:
@@ -390,7 +390,7 @@ def _check_cores(cores: float | None, others: float | None) -> None:
 
 
 def _beside(costs: Costs, others: float | None) -> Costs:
-    """Return the costs on cores that so many other processes use."""
+    """Return the costs on cores that ``others`` outside processes also use."""
     if others is None or costs.core_use is None:
         return costs
     return replace(costs, core_use=replace(costs.core_use, others=others))
@@ -404,7 +404,7 @@ def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
 
 
 def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:
-    """Refuse an override that changes no prediction, unless the others do not fit without it.
+    """Refuse an override that changes no prediction, unless the other overrides depend on it.
 
     Raises:
         NotPlanned: An override names a key that the planner does not know.
@@ -424,7 +424,7 @@ def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:
 
 
 def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunConfig]]:
-    """Yield the changes that are tried without a request: staleness, step size, engines."""
+    """Yield the changes that are tried by default: staleness, step size, engines."""
     bounds = [each for each in _STALENESS if each != config.sampler.max_staleness]
     groups, engines = config.groups_per_step, config.generator.engines
     tried = [f"sampler.max_staleness={bound}" for bound in bounds]
@@ -438,7 +438,7 @@ def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunCo
 
 
 def _corrected(pace: Pace, error: float) -> Pace:
-    """Return a predicted pace without the relative error that the run itself was predicted with."""
+    """Return a predicted pace, corrected by the relative error of the run's own prediction."""
     return msgspec.structs.replace(
         pace,
         step_s=pace.step_s / (1 + error),
@@ -448,10 +448,10 @@ def _corrected(pace: Pace, error: float) -> Pace:
 
 
 def _reshaped(work: Sequence[GroupWork], scale: float, spread: float) -> list[GroupWork]:
-    """Return work of other lengths.
+    """Return the work with changed lengths.
 
     Raises:
-        NotPlanned: A factor is no positive number.
+        NotPlanned: A factor is not a positive number.
     """
     if not 0 < scale < math.inf or not 0 <= spread < math.inf:
         problem = f"lengths cannot be multiplied by {scale:g}, nor their spread by {spread:g}"
@@ -474,7 +474,7 @@ def _reshaped(work: Sequence[GroupWork], scale: float, spread: float) -> list[Gr
 
 
 def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
-    """Return a sentence on the smallest staleness that costs next to nothing."""
+    """Return a sentence about the smallest staleness that costs almost no speed."""
     own = run.config.sampler.max_staleness
     rates = {own: run.pace.samples_per_s}
     for change in changes:
@@ -495,7 +495,7 @@ def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
 
 
 def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
-    """Yield sentences on what a plan of a run rests on, and on what is not in it."""
+    """Yield sentences about the basis of a plan and about costs that it omits."""
     if abs(error) > _UNSURE:
         yield (
             f"The planner does not predict this run itself ({error:+.0%} a step), so little rests on "

@@ -1,4 +1,4 @@
-"""Cores that the processes of a virtual run share, all at one pace."""
+"""Cores that the processes of a virtual run share equally."""
 
 import asyncio
 import heapq
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-LEAST: Final = 1e-9  # of work; less has ended
+LEAST: Final = 1e-9  # of work; a smaller rest counts as done
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,34 +15,34 @@ class CoreUse:
     """CPU seconds of a run's processes, and the cores that they share. Times are of one step."""
 
     cores: float
-    others: float  # processes outside of the run that compete for the cores, on average
-    slowdown: float  # wall seconds per CPU second of a process that computes, in the measured run
+    others: float  # mean number of outside processes that compete for the cores
+    slowdown: float  # wall seconds per CPU second of a computing process, in the measured run
     step_cpu_s: float  # of trainer and controller, one after the other
     group_cpu_s: float  # of the worker, for a group
-    engine_duty: float  # share of the time with groups in which an engine computes, or would if it had a core
+    engine_duty: float  # share of the time with groups in which an engine needs a core
 
     def waiting_s(self, wall_s: float, cpu_s: float) -> float:
-        """Return the part of a measured time in which its process did not compute or wait for cores."""
+        """Return the measured time without the time in which the process needed a core."""
         return max(0.0, wall_s - self.slowdown * cpu_s)
 
     def decoding_s(self, wall_s: float, pace: float) -> float:
-        """Return how long an engine takes at this pace of the cores for what took it ``wall_s``."""
+        """Scale a measured decode time to this pace of the cores."""
         return wall_s * (1 - self.engine_duty + self.engine_duty / (self.slowdown * pace))
 
 
 @dataclass(eq=False)
 class Job:
-    """Work in parts that share a pace with all others."""
+    """Work in parts that share a pace with all other jobs' parts."""
 
     left: int  # parts that have not ended
     done: "asyncio.Future[None]"
 
 
 class SharedPace:
-    """Parts of jobs that all progress at one pace, which depends on how many share it.
+    """Parts of jobs that all progress at one pace, which depends on their number.
 
-    ``progress`` is the work that one part would have done since the start had it always been
-    running; a part ends once it has grown by its own work. So there is one timer for all parts.
+    ``progress`` is the work of an imaginary part that has run since the start. A part ends once
+    ``progress`` has grown by the part's work. So one timer serves all parts.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class SharedPace:
         self._timer: asyncio.TimerHandle | None = None
 
     def _unit_s(self) -> float:
-        """Return the seconds that each part takes for a unit of work; infinite if all wait."""
+        """Return the seconds that each part needs for a unit of work, or infinity if all wait."""
         raise NotImplementedError
 
     def _change(self, change: Callable[[], object]) -> None:
-        """Bring all parts up to now, change who shares the pace, and set the timer anew."""
+        """Update all parts to now, change the set of parts, and restart the timer."""
         raise NotImplementedError
 
     async def _run(self, parts: int, start: Callable[[Job], object]) -> None:
-        """Start a job and wait for its end; remove it if the caller is cancelled."""
+        """Start a job and wait for its end. Remove it if the caller is cancelled."""
         job = Job(parts, asyncio.get_running_loop().create_future())
         self._change(lambda: start(job))
         try:
@@ -77,7 +77,7 @@ class SharedPace:
         heapq.heapify(self._ends)
 
     def _settle(self) -> None:
-        """Bring the parts up to now, at the pace so far."""
+        """Update the parts to now, at the previous pace."""
         now_s = asyncio.get_running_loop().time()
         self._progress += (now_s - self._at_s) / self._unit_s()
         self._at_s = now_s
@@ -90,7 +90,7 @@ class SharedPace:
                 job.done.set_result(None)
 
     def _resume(self) -> None:
-        """Set the timer by the pace from now on."""
+        """Set the timer by the new pace."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,35 +101,35 @@ class SharedPace:
 
 
 class SharedCores(SharedPace):
-    """Processor sharing: a process that computes has a core, or an equal share of all of them.
+    """Processor sharing: a computing process has one core, or an equal share of all cores.
 
-    Without cores (``use`` is None) nothing slows anything.
+    Without cores (``use`` is None) nothing is slowed down.
     """
 
     def __init__(self, use: CoreUse | None) -> None:
         super().__init__()
         self._cores = math.inf if use is None else use.cores
         self._others = 0.0 if use is None else use.others
-        self._computing = dict[object, float]()  # processes that come and go: their use of a core
+        self._computing = dict[object, float]()  # share of a core, by process that comes and goes
         self._on_change = list[tuple[Callable[[], None], Callable[[], None]]]()
 
     @property
     def pace(self) -> float:
-        """Return the CPU seconds per second of each process that computes."""
+        """Return the CPU seconds per second of each computing process."""
         computing = sum(self._computing.values()) + len(self._ends) + self._others
         return 1.0 if computing <= self._cores else self._cores / computing
 
     def notify(self, settle: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Have ``settle`` called before each change of the pace, and ``resume`` after it."""
+        """Call ``settle`` before each change of the pace, and ``resume`` after it."""
         self._on_change.append((settle, resume))
 
     def computes(self, process: object, duty: float) -> None:
-        """Set what a process uses of a core, 0 to 1; it asks for the pace by itself."""
+        """Set a process's use of a core, 0 to 1. The process itself reads the pace."""
         if self._computing.get(process, 0.0) != duty and self._cores < math.inf:
             self._change(lambda: self._computing.update({process: duty}))
 
     async def run(self, cpu_s: float) -> None:
-        """Return when a process that computes from now on has had so many CPU seconds."""
+        """Compute from now on, and return after ``cpu_s`` CPU seconds."""
         if self._cores == math.inf or cpu_s <= 0:
             await asyncio.sleep(max(0.0, cpu_s))
             return

@@ -1,9 +1,10 @@
-"""Measures a trainer at several settings, each in processes of its own: ``offbeat sweep``.
+"""Measures a trainer at several settings, each in separate processes: ``offbeat sweep``.
 
-A point is the real trainer of the recipe on fabricated groups, without engines: a warm-up step and a
-few timed ones. What runs out of memory, crashes or hangs takes its processes with it and no more.
+A point is the recipe's real trainer on fabricated groups, without engines. It runs a warm-up step
+and a few timed ones. If it runs out of memory, crashes or hangs, only its own processes are lost.
 
-Estimates what a rank of a sweep point takes: bytes declared and activations counted, without processes.
+Estimates the memory of a rank of a sweep point, from declared bytes and counted activations,
+without processes.
 """
 
 import contextlib
@@ -76,13 +77,14 @@ NO_ESTIMATE: Final = MemoryEstimate(None, None)
 
 
 def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
-    """Return the memory that a rank of a recipe's trainer should take, before one is started.
+    """Estimate the memory of a rank of a recipe's trainer, before one is started.
 
-    Activations are known of one rank of the torch trainer, for what ``estimated_activations`` counts.
-    Several ranks gather weights and divide matrices, which it does not count.
+    Activations are known only for one rank of the torch trainer, as far as
+    ``estimated_activations`` counts them. It does not count that several ranks gather weights and
+    divide matrices.
 
     Args:
-        config: The recipe of the point, whose sizes fit the model.
+        config: The recipe of the point. Its sizes fit the model.
         law: Lengths of its samples.
     """
     trainer = config.trainer
@@ -105,14 +107,14 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
             counted = estimated_activations(config, _largest_minibatch(config, law, model))
         held = held_by_torch_rank(config, trainer, model)
     except (OffbeatError, OSError, ValueError, KeyError):
-        return NO_ESTIMATE  # the rank meets the same error, and says it
+        return NO_ESTIMATE  # the rank gets the same error, and reports it
     return MemoryEstimate(held.total / _MIB, None if counted is None else counted[0] / _MIB)
 
 
 def _largest_minibatch(
     config: RunConfig, law: LengthLaw, model: "PreTrainedModel"
 ) -> Sequence[FabricatedGroup]:
-    """Return the groups of the minibatch with most tokens, as the one rank gets them."""
+    """Return the groups of the minibatch with most tokens, as a single rank gets them."""
     from offbeat.trainers.torch.model import vocabulary  # noqa: PLC0415 -- it loads torch
 
     made = fabricate_step(law, config, vocabulary(model))
@@ -128,18 +130,18 @@ _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.plugins.planning.sweep_rank")
 _UNDER_A_LIMIT: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""Makes what fits repeatable. glibc gives blocks of 64 KiB and more back when they are freed, as a device's
-memory is reused: what it would keep instead depends on the order of frees. transformers loads in one thread:
-each of its own leaves a stack of 8 MiB behind, and how many it starts depends on how fast the first one is.
-It is set under a limit of memory alone: elsewhere a point has the allocator of a run, whatever the pages cost
-to fetch again."""
+"""Makes it repeatable whether a point fits. glibc returns freed blocks of 64 KiB and more, as a
+device reuses its memory. Otherwise the order of frees decides which blocks it keeps. transformers
+loads in one thread. Each of its own threads leaves a stack of 8 MiB, and their number depends on
+the speed of the first. Set only under a memory limit. Other points use the allocator of a run,
+even if fetching pages again costs time."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """The points to measure, and how."""
+    """The points to measure, and how to measure them."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -151,7 +153,7 @@ class SweepRequest:
     largest: bool  # also search the largest token budget of each point
 
     def identity(self, config: RunConfig) -> str:
-        """Return a digest of everything that a figure depends on beside the varied settings."""
+        """Return a digest of everything that affects the figures, except the varied settings."""
         parts = (
             config.model_dump_json(),
             self.law,
@@ -170,14 +172,14 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     """Measure every point that the file does not hold yet; return all points of this sweep.
 
     Args:
-        request: What to measure.
-        loaded: The recipe with its overrides, which every point is laid over.
-        out: File of results; a sweep that was interrupted goes on with it.
-        said: Called with each point that was measured now.
+        request: The points to measure.
+        loaded: The recipe with its overrides. Every point is applied on top of it.
+        out: File of results. An interrupted sweep continues with it.
+        said: Called with each newly measured point.
 
     Raises:
         UnusableSweep: The request contradicts itself, or the file holds another sweep.
-        UnusableLengths: Samples are longer than the model takes.
+        UnusableLengths: Samples exceed the model's length.
     """
     if loaded.config.trainer.backend == "stub":
         raise UnusableSweep("trainer.backend is stub: there is nothing to measure")
@@ -214,19 +216,19 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
 def largest_budget(
     settings: tuple[str, ...], first: int, measured: Callable[[tuple[str, ...]], SweepPoint]
 ) -> list[SweepPoint]:
-    """Bracket the largest token budget that fits: double it until one does not, then bisect.
+    """Bracket the largest token budget that fits: double it until one does not fit, then bisect.
 
-    The budgets are multiples of a quarter of ``first``; the answer is exact to one of them, unless
-    even the smallest does not fit. A budget that all groups of a step fit into ends the search: a
-    larger one changes nothing.
+    The budgets are multiples of a quarter of ``first``. The answer is exact to one of them, unless
+    even the smallest does not fit. The search ends at a budget that holds all groups of a step,
+    because a larger one changes nothing.
 
     Args:
         settings: The other settings of the point.
-        first: Where to start, tokens of a microbatch.
+        first: First budget to try, in tokens of a microbatch.
         measured: Measures one point, or remembers it.
 
     Returns:
-        All points that were measured, in that order.
+        All measured points, in the order of measurement.
     """
     unit, points = max(1, first // 4), list[SweepPoint]()
 
@@ -241,7 +243,7 @@ def largest_budget(
             return points
         high *= 2
     if points[-1].outcome not in ("out_of_memory", "killed"):
-        return points  # more or fewer tokens do not help
+        return points  # another number of tokens does not help
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -249,11 +251,11 @@ def largest_budget(
 
 
 def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> SweepPoint:
-    """Measure one point in processes of its own; whatever happens to them is its outcome.
+    """Measure one point in separate processes. Their failure is also an outcome.
 
     Args:
-        request: What to measure.
-        settings: The settings of the point, which are laid over the recipe.
+        request: The request of the sweep.
+        settings: The settings of the point, applied on top of the recipe.
         log: File to which the processes append their output.
     """
     try:
@@ -264,7 +266,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
         return SweepPoint(settings, "invalid", f"{problem.key}: {problem.message}")
     except OffbeatError as error:
         return SweepPoint(settings, "invalid", str(error))
-    # Before the ranks start: what does not fit has an estimate, too.
+    # Before the ranks start, so that points that do not fit have an estimate too.
     memory, replicas = estimate(config, request.law), Replicas.of(config.trainer)
     with _rendezvous(replicas.ranks) as at:
         tasks = [
@@ -288,7 +290,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
 
 
 def _check_layout(config: RunConfig) -> None:
-    """Refuse sizes that do not divide the model, before a process is started for them."""
+    """Refuse sizes that do not divide the model, before any process starts for them."""
     try:
         grid = sender_grid(config)
         tensors, sizes = model_tensors(
@@ -302,7 +304,7 @@ def _check_layout(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def _rendezvous(ranks: int) -> Generator[WorldRendezvous | None]:
-    """Serve the rendezvous of the ranks of one point; one rank needs none."""
+    """Serve the rendezvous of the ranks of one point. A single rank needs none."""
     if ranks == 1:
         yield None
         return
@@ -313,7 +315,7 @@ def _rendezvous(ranks: int) -> Generator[WorldRendezvous | None]:
 
 
 Reply = RankResult | RankFailed | int | None
-"""Measurements, an error, the exit code of a process that said nothing, or None: it hung."""
+"""Measurements, an error, the exit code of a silent process, or None if it hung."""
 
 
 def run_ranks(
@@ -325,9 +327,9 @@ def run_ranks(
 
     Args:
         tasks: One for each rank.
-        deadline_s: Time for all of them, their start included.
-        log: File to which they append what they print.
-        command: Program of a rank; the descriptor for its reply and this process's id are added.
+        deadline_s: Time for all of them, including their start.
+        log: File to which they append their output.
+        command: Program of a rank. The reply descriptor and this process's id are appended.
     """
     ranks = list[tuple[subprocess.Popen[bytes], int]]()
     replies = list[Reply]()
@@ -349,7 +351,7 @@ def run_ranks(
                     os.close(theirs)  # so that the end of the process ends the pipe
                 ranks.append((process, ours))
                 assert process.stdin is not None  # noqa: S101 -- it was asked for
-                # A process that has ended says so by its reply.
+                # The reply shows whether a process has ended.
                 with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                     pipe.write(msgspec.msgpack.encode(task))
         replies = _replies(ranks, time.monotonic() + deadline_s)
@@ -359,7 +361,7 @@ def run_ranks(
         for process, pipe in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if are_well:
-                    process.wait(_END_S)  # lets libraries give back what they hold by name
+                    process.wait(_END_S)  # lets libraries release their named resources
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -387,7 +389,7 @@ def _replies(ranks: Sequence[tuple[subprocess.Popen[bytes], int]], until: float)
 
 
 def _reply(process: subprocess.Popen[bytes], said: bytes) -> Reply:
-    """Return what a rank said, or the exit code of one that ended in the middle of a word."""
+    """Return the reply of a rank, or its exit code if it ended in the middle of the reply."""
     try:
         return REPLY.decode(said)
     except msgspec.DecodeError:
@@ -400,7 +402,7 @@ def _reply(process: subprocess.Popen[bytes], said: bytes) -> Reply:
 def outcome_of(
     settings: tuple[str, ...], replies: Sequence[Reply], deadline_s: float
 ) -> SweepPoint:
-    """Return the point that the replies of its ranks make up."""
+    """Combine the replies of a point's ranks into the point."""
     results = [each for each in replies if isinstance(each, RankResult)]
     if len(results) == len(replies):
         return SweepPoint(

@@ -1,4 +1,4 @@
-"""Points of a sweep: combinations of settings, and what was measured at them, on disk."""
+"""Points of a sweep: combinations of settings with their measurements, on disk."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ Outcome = Literal["ok", "out_of_memory", "killed", "hung", "failed", "invalid"]
 
 
 class UnusableSweep(OffbeatError):
-    """A sweep that cannot be run as it was asked for."""
+    """A sweep that cannot be run as requested."""
 
     problem: str
 
@@ -24,11 +24,11 @@ class UnusableSweep(OffbeatError):
 
 
 class SweepPoint(msgspec.Struct, frozen=True):
-    """One combination of settings, and what came of it. Figures are 0 where there are none."""
+    """One combination of settings, and its outcome. Missing figures are 0."""
 
     settings: tuple[str, ...]  # key=value, in the order of the sweep
     outcome: Outcome
-    detail: str = ""  # why there are no figures
+    detail: str = ""  # why figures are missing
     ranks: int = 0
     parameters: int = 0
     step_s: float = 0.0
@@ -36,7 +36,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
     peak_mib: float = 0.0  # highest over ranks and phases
     phases_mib: dict[str, float] = {}  # highest over ranks, by phase
     phases_s: dict[str, float] = {}  # of the slowest rank, by phase
-    # Estimated; None: not known.
+    # Estimated; None: unknown.
     held_mib: float | None = None  # weights, gradients, optimizer of the rank that holds most
     activations_mib: float | None = None  # of the largest microbatch
 
@@ -47,7 +47,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
 
     @property
     def estimate(self) -> str:
-        """Estimated MiB of a rank; after ``>`` without activations; empty if nothing is known."""
+        """Estimated MiB of a rank, after ``>`` without activations, empty if nothing is known."""
         if self.held_mib is None:
             return ""
         if self.activations_mib is None:
@@ -56,7 +56,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    sweep: str  # digest of everything that a figure depends on beside the settings
+    sweep: str  # digest of everything that affects a figure except the settings
 
 
 def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
@@ -83,17 +83,17 @@ def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 class SweepFile:
-    """Results of a sweep as JSON Lines; a point is written once it is measured, and never again."""
+    """Results of a sweep as JSON Lines. A point is written once, when it has been measured."""
 
     def __init__(self, path: Path, identity: str) -> None:
-        """Open or begin the file.
+        """Open or create the file.
 
         Args:
-            path: The file; its directory is made.
+            path: The file. Its directory is created if missing.
             identity: Digest of recipe, lengths and versions, without the settings that vary.
 
         Raises:
-            UnusableSweep: The file holds another sweep, or is no such file.
+            UnusableSweep: The file holds another sweep, or is not a sweep's file.
         """
         self.path = path
         self._found = dict[tuple[str, ...], SweepPoint]()
@@ -118,15 +118,15 @@ class SweepFile:
                 f"{path} holds a sweep of another recipe, other lengths or versions: "
                 "remove it, or name another file with --out"
             )
-        # A kill may have cut the last line short: its point is measured again.
+        # A kill may have truncated the last line. Its point is measured again.
         os.truncate(path, sum(len(line) + 1 for line in whole))
 
     def get(self, settings: tuple[str, ...]) -> SweepPoint | None:
-        """Return what was measured at these settings; None if nothing was."""
+        """Return the point measured at these settings, or None."""
         return self._found.get(settings)
 
     def add(self, point: SweepPoint) -> None:
-        """Keep a point. It is on disk when this returns."""
+        """Add a point. It is on disk when this returns."""
         self._found[point.settings] = point
         self._append(point)
 
@@ -141,7 +141,7 @@ class SweepFile:
 
 
 def table(points: Sequence[SweepPoint]) -> str:
-    """Return the points as a table, fastest first, those without figures last."""
+    """Return the points as a table, fastest first and points without figures last."""
     ranked = sorted(points, key=lambda each: (each.outcome != "ok", -each.tokens_per_s))
     rows = [("settings", "ranks", "s/step", "tokens/s/rank", "estimate MiB", "peak MiB", "")]
     rows += [

@@ -48,14 +48,14 @@ from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 _NO_MEMORY: Final = ("DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
-"""Substrings of what torch and the C++ library say on the CPU, where they have no class for it."""
+"""Substrings of CPU memory errors of torch and the C++ library, which have no class for them."""
 _MIB: Final = 1 << 20
 WHOLE: Final = "step"
-"""Name beside those of the phases: all of them together."""
+"""Name of the whole step, next to the names of phases."""
 
 
 def main() -> None:
-    """Read a ``RankTask`` from standard input, measure, and reply on the descriptor given.
+    """Read a ``RankTask`` from standard input, measure, and reply on the given descriptor.
 
     Arguments: the descriptor, and the process of the sweep.
     """
@@ -68,7 +68,7 @@ def main() -> None:
         is_memory = isinstance(error, torch.OutOfMemoryError) or any(
             words in str(error) for words in _NO_MEMORY
         )
-        # Under a limit of its own, the stack of a thread is memory that is refused.
+        # Under its own limit, a thread's stack would count as refused memory.
         is_memory |= task.memory_mib is not None and "can't start new thread" in str(error)
         reply = RankFailed(out_of_memory=is_memory, error=f"{type(error).__name__}: {error}")
     reply_on(int(sys.argv[1]), reply)
@@ -80,7 +80,7 @@ def _measured(task: RankTask) -> RankResult:
     meter = meter_of(config.trainer)
     assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
     with ExitStack() as stack:
-        make_trainer = _load_trainer(config, stack)  # its libraries are no part of what is measured
+        make_trainer = _load_trainer(config, stack)  # its libraries are not part of the measurement
         meter.start()
         before = meter.peak()
         stack.enter_context(_limited(task.memory_mib))
@@ -89,7 +89,7 @@ def _measured(task: RankTask) -> RankResult:
         tokens = sum(map(tokens_of, made))
         assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
         groups = [made[at] for at in assigned]
-        del made  # memory is measured with the groups of this rank alone
+        del made  # measure memory only with this rank's groups
         rng = np.random.default_rng(config.seed)
         advantages = [
             tuple(rng.normal(size=len(each["response_offsets"]) - 1).tolist()) for each in groups
@@ -118,9 +118,9 @@ def _measured(task: RankTask) -> RankResult:
 
 
 def _with_built_in_loss(config: RunConfig) -> RunConfig:
-    """Return the recipe with ``clipped_pg`` in the place of the user's loss.
+    """Return the recipe with ``clipped_pg`` instead of the user's loss.
 
-    The time of a pass hardly depends on it, and this process may not have the user's code.
+    The time of a pass hardly depends on the loss, and this process may lack the user's code.
     """
     loss = config.algorithm.loss
     if not isinstance(loss, CustomLossConfig):
@@ -137,7 +137,7 @@ class PhaseTimes:
         self._steps = list[dict[str, float]]()
 
     def begin_step(self) -> None:
-        """Count what follows to another step."""
+        """Begin the next step. Later times count to it."""
         self._steps.append({})
 
     @contextmanager
@@ -151,9 +151,9 @@ class PhaseTimes:
             of_step[phase] = of_step.get(phase, 0.0) + time.perf_counter() - started
 
     def medians(self) -> dict[str, float]:
-        """Return the median of each phase, and of ``WHOLE`` steps, of all steps but the first.
+        """Return the median of each phase, and of ``WHOLE`` steps, without the first step.
 
-        The first one allocates gradients and moments.
+        The first step allocates gradients and moments.
         """
         timed = [{**each, WHOLE: sum(each.values())} for each in self._steps[1:]]
         return {name: statistics.median(each[name] for each in timed) for name in timed[0]}
@@ -168,7 +168,7 @@ def one_step(
     minibatches: Sequence[int],
     times: PhaseTimes,
 ) -> StepResult:
-    """Train the groups as one chunk of a step of a run; its phases count in ``peaks`` and ``times``.
+    """Train the groups as one chunk of a step. Add its phases to ``peaks`` and ``times``.
 
     Raises:
         ValueError: The step was not applied.
@@ -208,7 +208,7 @@ _Make = Callable[[TrainerSpec, Peers], Any]  # a trainer, of a class by backend
 
 
 def _load_trainer(config: RunConfig, stack: ExitStack) -> _Make:
-    """Import the backend's trainer, and return the call that makes a rank of it."""
+    """Import the backend's trainer and return a function that creates a rank of it."""
     trainer = config.trainer
     if (plugin := find_trainer(trainer.backend)) is not None:
         plugin.prepare_process(config, stack)
@@ -225,9 +225,9 @@ def _spec(task: RankTask, config: RunConfig) -> TrainerSpec:
 
 @contextmanager
 def _limited(memory_mib: int | None) -> Generator[None]:
-    """Let this process allocate so much more private memory inside the block, and no more.
+    """Limit the additional private memory that this process may allocate inside the block.
 
-    What is beyond the limit fails at once and by name, as on a device that is full.
+    An allocation beyond the limit fails at once with a memory error, as on a full device.
     """
     if memory_mib is None:
         yield

@@ -52,7 +52,7 @@ REPLY: Final = msgspec.msgpack.Decoder[RankResult | RankFailed](RankResult | Ran
 
 
 def receive_task(parent_pid: int) -> RankTask:
-    """Read the task of this rank from standard input; from now on the rank ends with its sweep.
+    """Read this rank's task from standard input. From now on the rank ends with its sweep.
 
     Args:
         parent_pid: Process of the sweep. A rank that outlived it would slow down the next sweep.

@@ -1,6 +1,6 @@
 """Plan of the weight sync between two layouts, as a table: ``offbeat plan-sync``.
 
-Account of a plan: what moves, what has to move at least, and who is busiest. Pure.
+Account of a plan: bytes moved, bytes that must move at least, and the busiest rank. Pure.
 """
 
 import json
@@ -42,10 +42,10 @@ class ByteAccount:
     """Bytes of a plan by class of tensor and by link, and the load of the ranks."""
 
     moved: dict[tuple[str, Link], int]
-    """Bytes by (class, link). ``shared copy``: a receiver reads them from another's copy on its machine."""
+    """Bytes by (class, link). ``shared copy``: from another receiver's copy on the same machine."""
 
     needed: int
-    """Bytes that machines of receivers need and have no sender of: no plan moves less."""
+    """Bytes that receivers' machines need and no sender on them holds. No plan moves less."""
 
     held: tuple[int, ...]  # by sender, on the wire
     sent: tuple[int, ...]  # over the network, by sender
@@ -58,7 +58,7 @@ class ByteAccount:
 
     @property
     def ratio(self) -> float:
-        """Bytes over the network for each byte that has to cross it; 1.0 is the optimum."""
+        """Bytes over the network per byte that must cross it. 1.0 is the optimum."""
         return self.over_network / self.needed if self.needed else 1.0
 
     @property
@@ -68,7 +68,7 @@ class ByteAccount:
 
 
 def account(plan: TransferPlan) -> ByteAccount:
-    """Add up a plan."""
+    """Add up the bytes of a plan."""
     senders, receivers = plan.machines.senders, plan.machines.receivers
     moved = Counter[tuple[str, Link]]()
     sent, received = [0] * len(senders), [0] * len(receivers)
@@ -98,7 +98,7 @@ def _held(plan: TransferPlan) -> tuple[int, ...]:
 
 
 def _needed(plan: TransferPlan) -> int:
-    """Count, from the placements and not from the transfers, what machines need and do not have."""
+    """Count the bytes that machines need but lack, from the placements instead of the transfers."""
     elements = dict[tuple[Placement, Placement, Shape], int]()
     total = 0
     for each in plan.tensors:
@@ -127,7 +127,7 @@ def _elements_needed(tensor: PlacedTensor, machines: RankMachines) -> int:
 MIB: Final = 1 << 20
 _GB: Final = 1e9
 _VLLM_VOCABULARY: Final = 64
-"""Rows of the vocabulary that vLLM pads to a multiple of, before it cuts them over its ranks."""
+"""vLLM pads the rows of the vocabulary to a multiple of this, then cuts them over its ranks."""
 TRAINER_KEYS: Final = {
     "tensor": "trainer.tensor_parallel",
     "pipeline": "trainer.pipeline_parallel",
@@ -150,7 +150,7 @@ _LINKS: Final = ("network", "machine", "shared copy")
 
 
 class NothingToPlan(OffbeatError):
-    """A recipe without weights to send, or a request that lacks a side."""
+    """A recipe without weights to send, or a request without one of the sides."""
 
     problem: str
 
@@ -159,7 +159,7 @@ class NothingToPlan(OffbeatError):
 
 
 OPTION_NAMES: Final = SizeNames("--senders tensor", "--senders encoders")
-"""Names of sizes in errors, where the option gives them."""
+"""Names of sizes in errors, if the option sets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,13 @@ class SyncLayouts:
     ranks_per_machine: int
     max_piece_bytes: int
     recorded: EngineLayout | None = None
-    """Regions that each rank of an engine loads, as its own loader was recorded; None: ``receivers``
-    says it by the names of tensors."""
+    """Regions that each rank of an engine loads, recorded from its own loader. None: ``receivers``
+    determines them by the names of tensors."""
     trainer: TrainerPlugin | None = None
-    """Plug-in of the recipe's trainer; None: the torch trainer, or there is no recipe."""
+    """Plug-in of the recipe's trainer. None: the torch trainer, or no recipe."""
 
-    names: SizeNames = RECIPE_NAMES  # of the senders' sizes, in what is refused
-    wire: str = "tcp"  # what carries the buckets
+    names: SizeNames = RECIPE_NAMES  # of the senders' sizes, in refusals
+    wire: str = "tcp"  # transport of the buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,25 +190,23 @@ class SyncPlanReport:
     tensors: int
     senders: str
     receivers: str
-    recorded: bool  # whether the receivers are engines whose loaders were recorded
-    encoders: int  # of the senders: the last ranks, which hold the vision tower alone
+    recorded: bool  # whether the receivers are engines with recorded loaders
+    encoders: int  # of the senders: the last ranks, which hold only the vision tower
     ranks_per_machine: int
     bytes: ByteAccount
     pieces: int
     transfers: int
     seconds: float  # of CPU, to plan
     digest: str
-    gathered: int  # bytes into trainer ranks if each receives all of what its like hold, rank 0 all
+    gathered: int  # bytes into trainer ranks if each gathers its side's part, and rank 0 everything
     stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
     broadcast: int  # bytes into receivers if each receives the whole model
-    apart: (
-        int  # bytes into receivers if each fetches what it needs, also beside others on its machine
-    )
+    apart: int  # bytes into receivers if each fetches its needs, even if neighbours have them
     gathered_everywhere: bool  # whether ``gathered`` is the whole model on every trainer rank
     wire: str = "tcp"
 
     def to_json(self) -> str:
-        """Return the report as one JSON object; sizes are bytes."""
+        """Return the report as one JSON object. Sizes are in bytes."""
         found = asdict(self)
         moved = {kind: dict.fromkeys(_LINKS, 0) for kind, _ in self.bytes.moved}
         for (kind, link), nbytes in self.bytes.moved.items():
@@ -283,7 +281,7 @@ class SyncPlanReport:
         yield f"  into receivers      {said(self.broadcast)}"
 
     def _sides(self, row: Callable[[str, list[int]], str]) -> Iterator[str]:
-        """Yield what each side of the senders holds and sends."""
+        """Yield the bytes that each side of the senders holds and sends."""
         held, sent = self.bytes.held, self.bytes.sent
         first = len(held) - self.encoders
         yield ""
@@ -302,7 +300,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     """Return the layouts of a recipe's trainer and engines.
 
     Raises:
-        NothingToPlan: Its trainer or its engines are stubs, it has no engines, or sends adapters.
+        NothingToPlan: Its trainer or engines are stubs, it has no engines, or it sends adapters.
     """
     if config.trainer.backend == "stub":
         raise NothingToPlan("trainer.backend is stub, which has no weights")
@@ -329,7 +327,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
 
 
 def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
-    """Plan a sync from the model's config alone, without weights, processes or a GPU.
+    """Plan a sync only from the model's config, without weights, processes or a GPU.
 
     Raises:
         UnreadableModelConfig: The model cannot be read.
@@ -395,7 +393,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
 
 
 def _trainer_of(senders: ModelGrid, of_recipe: TrainerPlugin | None) -> TrainerPlugin | None:
-    """Return the plug-in of the trainer whose ranks are laid out like this; None: the torch trainer."""
+    """Return the plug-in of a trainer with this layout of ranks, or None for the torch one."""
     if senders.shards > 1 or senders.own_plan:
         return None
     if of_recipe is None and senders.ranks_without_encoders > 1:  # the torch trainer would shard
@@ -404,7 +402,7 @@ def _trainer_of(senders: ModelGrid, of_recipe: TrainerPlugin | None) -> TrainerP
 
 
 def with_recorded(layouts: SyncLayouts, recorded: EngineLayout) -> SyncLayouts:
-    """Return layouts whose engines, as many as before, load what a recorded engine does."""
+    """Return layouts in which the same number of engines load like the recorded engine."""
     receivers = ModelGrid(tensor=len(recorded.ranks), data=layouts.receivers.data)
     return replace(layouts, receivers=receivers, recorded=recorded)
 
@@ -412,7 +410,7 @@ def with_recorded(layouts: SyncLayouts, recorded: EngineLayout) -> SyncLayouts:
 def _as_recorded(
     tensors: Sequence[PlacedTensor], recorded: EngineLayout, engines: int
 ) -> list[PlacedTensor]:
-    """Return the tensors with the placement that each of ``engines`` engines has recorded.
+    """Return the tensors with the recorded placement, copied for each of ``engines`` engines.
 
     Raises:
         NothingToPlan: The recording is of another model.
@@ -436,7 +434,7 @@ def _as_recorded(
 
 
 def divided_by_plan(senders: ModelGrid) -> int:
-    """Return the tensor ranks that divide a model by its own plan: those of the torch trainer."""
+    """Return the torch trainer's tensor ranks, which divide a model by its own plan."""
     return senders.tensor if senders.own_plan else 1
 
 
@@ -461,10 +459,10 @@ def sender_grid(config: RunConfig) -> ModelGrid:
 
 
 def _gathered(model: int, tower: int, source: ModelGrid, *, everywhere: bool) -> int:
-    """Return the bytes into trainer ranks before rank 0 has the whole model, and of it the tower."""
+    """Return the bytes into trainer ranks until rank 0 has the whole model, including the tower."""
     if everywhere or not source.encoders:
         return model * (source.ranks - 1)
-    # The ranks of a side gather it together, and the first encoder rank sends the tower to rank 0.
+    # The ranks of a side gather it together. The first encoder rank sends the tower to rank 0.
     language = model - tower
     return language * (source.ranks_without_encoders - 1) + tower * source.encoder_ranks
 

@@ -1,9 +1,9 @@
-"""Ports of the controller that take measured times on a virtual clock, and do nothing else.
+"""Ports of the controller that only spend measured times on a virtual clock.
 
-engine      sequences share its pace: the more decode side by side, the slower each of them
+engine      sequences share its pace: the more of them decode at once, the slower each is
 trainer     serves calls one by one: a part of the step for each group, the rest in ``finish``
-cores       what computes shares them, if the run's processes are said to
-journal     adds up what it is handed, as the journal of a run does
+cores       shared by computing processes, if the run's processes share cores
+journal     adds up its records, as the journal of a run does
 """
 # ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
 
@@ -29,7 +29,7 @@ from offbeat.messages.training import Chunk, ChunkResult, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
 
-_BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day; 0 would mean that none is known
+_BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day, because 0 would mean unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class GroupWork:
 
     sequences: tuple[float, ...]
     outside_s: float = 0.0  # in environment, reward and transit
-    prompt_tokens: int = 64  # of a sample, and those of its response: they decide on chunks
+    prompt_tokens: int = 64  # of a sample; with its response tokens they determine the chunks
     response_tokens: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Times of a run's parts. One of ``n`` sequences takes ``alone + shared * n`` s per unit of work."""
+    """Times of a run's parts. One of ``n`` sequences needs ``alone + shared * n`` s per work unit."""
 
     alone: float
     shared: float
@@ -52,14 +52,14 @@ class Costs:
     groups: int
     publish_s: float
     load_s: float  # from a release until an engine serves it
-    pause_s: float  # of it, the engine decodes nothing
-    slots: int | None = None  # sequences that an engine decodes side by side; None: any number
-    step_grows: bool = True  # a step's time grows with its groups; a stand-in trainer's does not
-    core_use: CoreUse | None = None  # None: each process has cores of its own
+    pause_s: float  # part of the load in which the engine decodes nothing
+    slots: int | None = None  # sequences that an engine decodes at once; None: any number
+    step_grows: bool = True  # a step's time grows with its groups, unlike a stand-in's
+    core_use: CoreUse | None = None  # None: each process has its own cores
 
 
 class VirtualJournal:
-    """Journal that keeps nothing but what its records add up to."""
+    """Journal that keeps only the sums of its records."""
 
     def __init__(self) -> None:
         self.stats = RunStats()
@@ -88,12 +88,12 @@ class SharedEngine(SharedPace, InstantEngine):
         self.load_s, self.pause_s = costs.load_s, costs.pause_s
         self._costs, self._cores = costs, cores
         cores.notify(self._settle, self._resume)
-        self._served = [self.version]  # versions, in the order they came
+        self._served = [self.version]  # versions, in order of arrival
         self._waiting = deque[tuple[float, Job]]()
         self._loads = 0
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        """Serve a release after its time; decode nothing during the last part of it."""
+        """Serve a release after its load time. Decode nothing during the last part of that time."""
         await asyncio.sleep(max(0.0, self.load_s - self.pause_s))
         self._change(lambda: self._count_load(1))
         await asyncio.sleep(min(self.pause_s, self.load_s))
@@ -102,7 +102,7 @@ class SharedEngine(SharedPace, InstantEngine):
         return await super().load_weights(fence, epoch, release)
 
     async def decode(self, work: GroupWork) -> VersionSpans:
-        """Decode the sequences of a group; return the versions they went through."""
+        """Decode the sequences of a group; return the versions served meanwhile."""
         first = len(self._served) - 1
         units = [max(each, LEAST) for each in work.sequences]
         await self._run(len(units), lambda job: self._waiting.extend((each, job) for each in units))
@@ -149,9 +149,9 @@ class VirtualRollouts:
         cores: SharedCores,
         use: CoreUse | None,
     ) -> None:
-        """``work`` is given out in its order, and again from its beginning.
+        """``work``: given to groups in its order, and again from its beginning.
 
-        So a run meets the lengths in the order in which the measured one met them.
+        So a virtual run has the lengths in the same order as the measured run.
         """
         self._engines, self._work = engines, work
         self._cores, self._use, self._worker = cores, use, asyncio.Lock()
@@ -172,7 +172,7 @@ class VirtualRollouts:
         return receipt, None
 
     async def _outside(self, wall_s: float) -> None:
-        """Take the time of environment, reward and transit; what the worker computes, in turn."""
+        """Sleep for environment, reward and transit time; serialize the worker's CPU part."""
         if self._use is None:
             await asyncio.sleep(wall_s)
             return
@@ -212,7 +212,7 @@ class VirtualTrainer(InstantTrainer):
         return await super().publish_weights(fence, version)
 
     async def _train(self, share: float) -> None:
-        """Take this share of a step's time."""
+        """Spend this share of a step's time."""
         use, step_s = self._costs.core_use, self._costs.step_s
         if use is None:
             await self._serve(step_s * share, 0.0)
