@@ -1,4 +1,4 @@
-"""Adapters as the trained parameters of a torch trainer: the frozen model is the reference."""
+"""Adapters as the trained parameters of a torch trainer. The frozen model is the reference."""
 
 # pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -48,7 +48,7 @@ from offbeat.weight_sync.wire_format import policy_of
 def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
     """Compute inside the block with ``W + scaling * B A``, rounded once to the dtype of ``W``.
 
-    Without gradients. All ranks enter it together.
+    Gradients are off. All ranks enter it together.
     """
 
     def exchange(path: str) -> tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]:
@@ -66,13 +66,13 @@ def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
 
 _DIGEST: Final = msgspec.msgpack.Decoder(str)
 _PROVING: Final = 0.01
-"""Value of the matrices B while gradients are compared: any but zero."""
+"""Value of the matrices B while gradients are compared. Any nonzero value works."""
 
 
 class Adapters(TrainedParameters):
     """Adapters next to a frozen model, under the names of PEFT's files.
 
-    The digest of the model's files is part of their digest and their identity, so that they are never
+    Their digest and their identity include the digest of the model's files. So they are never
     loaded next to another model.
     """
 
@@ -82,7 +82,7 @@ class Adapters(TrainedParameters):
 
     @cached_property
     def adapter(self) -> Adapter:
-        """Return base and scale of the adapters. All ranks call it together for the first time."""
+        """Return base and scale of the adapters. All ranks make the first call together."""
         path, is_first = str(self.model_path), self.peers.rank == 0
         mine = run_on_all_ranks(
             self.peers, "the model's digest", lambda: loaded_digest(path) if is_first else ""
@@ -109,7 +109,7 @@ class Adapters(TrainedParameters):
 
     @property
     def merged(self) -> MergedWeights:
-        """Return the whole model with the adapters added."""
+        """Return the full model with the adapters added."""
         return MergedWeights(self._every, self.adapter)
 
     def export(self) -> Exported:
@@ -129,9 +129,9 @@ class Adapters(TrainedParameters):
 
     @contextmanager
     def proving(self) -> Generator[None]:
-        """Set the matrices B to another value than zero, which makes every gradient of A zero.
+        """Set the matrices B to a nonzero value. With zeros, every gradient of A would be zero.
 
-        Zeros are equal on all ranks, and prove nothing.
+        Zeros are equal on all ranks, so they would prove nothing.
         """
         parts = self._adapters.local_tensors()
         second = [name for name in parts if (part := part_of_parameter(name)) and part.side == "B"]
@@ -144,9 +144,9 @@ class Adapters(TrainedParameters):
     def as_served(self) -> AbstractContextManager[None]:
         """Return a context in which the model computes as engines do. All ranks enter it together.
 
-        In 16 bits these are the rounded sums of matrices and adapters, which differ by more than
-        kernels do. In wider types the adapters are computed next to their matrices, as in training:
-        so a sum that engines make wrongly shows.
+        In 16 bits it computes with the rounded sums of matrices and adapters, which differ by more
+        than kernels do. In wider types it computes the adapters next to their matrices, as in
+        training. So a wrong sum in an engine shows.
         """
         dtypes = [torch_dtype(dtype) for _, _, dtype in self.weights.metas()]
         if all(each.itemsize >= torch.float32.itemsize for each in dtypes):
@@ -162,14 +162,14 @@ class Adapters(TrainedParameters):
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, Tensor | float]) -> None:
-        """Write into this rank's parts of adapters, by the names of their parameters."""
+        """Write values into this rank's parts of adapters, by parameter name."""
         parts = self._adapters.local_tensors()
         for name, each in values.items():
             own(parts[name]).copy_(torch.as_tensor(each))
 
 
 def make_source(spec: TrainerSpec, adapters: Adapters) -> GatheredSource:
-    """Build the weight source of one rank: of the adapters, or of the model with the adapters added."""
+    """Build one rank's weight source, of the adapters or of the model with the adapters added."""
     sync = spec.config.sync
     if sync.adapter == "merged":
         whole = adapters.merged

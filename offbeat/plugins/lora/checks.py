@@ -1,6 +1,6 @@
-"""Says what adapters take, and warns of ranks and of weights that they leave out.
+"""Reports the size of adapters, and warns of ranks and of weights that they leave out.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
+It imports torch, which needs seconds, so only recipes with a model import it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,8 +23,8 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
     """Check the targets, the rank, and whether experts are left out.
 
     Args:
-        model: The model, which may be without memory; it is not changed.
-        lora: What to adapt.
+        model: The model, which may be without memory. It is not changed.
+        lora: Section with the targets and the rank.
     """
     try:
         check_targets(model, lora)
@@ -43,7 +43,7 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
 
 
 def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of elements of all adapters: ``rank * (in + out)`` of each targeted matrix."""
+    """Return the number of elements of all adapters: ``rank * (in + out)`` per targeted matrix."""
     sides = targeted_modules(model, lora).values()
     return sum(lora.rank * (each.in_features + each.out_features) for each in sides)
 
@@ -66,7 +66,7 @@ def _rank_is_low(targeted: Mapping[str, nn.Linear], rank: int) -> Iterator[Findi
 def _experts_are_left_out(
     model: PreTrainedModel, adapted: Mapping[str, nn.Linear]
 ) -> Iterator[Finding]:
-    """Warn of fused experts, which are no linear modules, so that default targets miss them."""
+    """Warn of fused experts. They are not linear modules, so default targets miss them."""
     experts = sum(
         each.numel()
         for name, each in model.named_parameters()

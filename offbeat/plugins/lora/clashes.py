@@ -1,4 +1,4 @@
-"""Finds settings that do not go with adapters (``trainer.lora``)."""
+"""Finds settings that adapters (``trainer.lora``) cannot work with."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from offbeat.config.run import RunConfig
 
 
 def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings that cannot work where adapters are trained, in a dry run neither."""
+    """Yield settings that cannot work if adapters are trained, not even in a dry run."""
     if patterns := freeze_patterns(config):
         yield Clash(
             ("trainer.freeze", "trainer.lora"),
@@ -28,7 +28,7 @@ def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def adapter_release_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases that have no adapters, or gain nothing by them; a dry run sends none."""
+    """Yield release settings that exclude adapters or gain nothing by them, except in dry runs."""
     sync = config.sync
     if sync.quantize is not None:
         yield Clash(

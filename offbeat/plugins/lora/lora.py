@@ -1,13 +1,13 @@
 """Low-rank adapters of the torch trainer: injection, names, and a merged copy. PEFT makes them.
 
-peft is loaded only here, and only for a recipe with ``trainer.lora``. An adapted module ``X`` has its
-own matrix under ``X.base_layer.weight``, which never changes, and its adapter under
+peft is loaded only here, and only for a recipe with ``trainer.lora``. An adapted module ``X`` keeps
+its matrix under ``X.base_layer.weight``, which never changes. Its adapter is under
 ``X.lora_A.default.weight`` and ``X.lora_B.default.weight``.
 """
 
 # pyright: reportMissingImports=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# peft is an extra, and leaves its functions untyped.
+# peft is an optional package with untyped functions.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -55,17 +55,16 @@ class PeftMissing(PartPackageMissing):
 def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Add adapters to a model, which may be without memory, and freeze everything else.
 
-    The matrices B are 0, so the model computes what it did before. The matrices A are drawn from
-    torch's generator. Adapters have the dtype of the weights beside them.
+    The matrices B are 0, so the model computes the same as before. The matrices A are drawn from
+    torch's generator. Adapters have the dtype of the weights next to them.
 
     Raises:
         PeftMissing: peft cannot be imported.
-        UntrainableModel: A target is no plain linear module with a matrix of its own, or there is
-            no such module.
+        UntrainableModel: A target is missing, is not a plain linear module, or shares its matrix.
     """
     library, name = _peft(), type(model).__name__
     check_targets(model, lora)
-    # By "all-linear" peft means the fused experts of some families, too, which are no linear modules.
+    # peft's "all-linear" includes the fused experts of some families, which are not linear modules.
     targeted = lora.target_modules or [*targeted_modules(model, lora)]
     try:
         library.inject_adapter_in_model(
@@ -88,16 +87,16 @@ def adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def without_adapters(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Return a context in which the model computes what its base does.
+    """Return a context in which the model computes like its base.
 
-    Adapters are scaled by 0, not switched off: peft's switch also freezes them, and FSDP2 would
-    keep the gathered copies that it makes meanwhile without a gradient.
+    It scales adapters by 0 instead of switching them off. peft's switch also freezes them, and
+    FSDP2 would keep the gathered copies that it makes meanwhile without a gradient.
     """
     return _peft(".helpers").rescale_adapter_scale(model, 0.0)
 
 
 def identity(model: PreTrainedModel, lora: LoraConfig, base: str) -> Identity:
-    """Return the identity of the state of these adapters, which only fits this base and this rank."""
+    """Return the identity of these adapters' state, which only fits this base and this rank."""
     digest = xxhash.xxh3_128(f"{base} {lora.rank} {lora.alpha}\n".encode())
     for name, each in model.named_parameters():
         digest.update(f"{name} {tuple(each.shape)} {each.dtype}\n".encode())
@@ -141,14 +140,14 @@ class AdapterWeights:
 
 
 class MergedWeights:
-    """The weights of the base with the adapters added, under their Hugging Face names: copies."""
+    """The weights of the base with the adapters added, as copies under their Hugging Face names."""
 
     def __init__(self, every: Weights, adapter: Adapter) -> None:
         """``every``: all weights of the model, sharded if there are several ranks."""
         self._every, self._scaling = every, adapter.scaling
 
     def local_tensors(self) -> dict[str, Tensor]:
-        """Return nothing: no rank holds a part of what is computed while it is yielded."""
+        """Return nothing: no rank holds a part, because sums are computed when yielded."""
         return {}
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -159,7 +158,7 @@ class MergedWeights:
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by name, in the order of ``metas``. All ranks iterate together."""
-        held = list[tuple[str, Tensor]]()  # a matrix whose adapter follows, and what is between
+        held = list[tuple[str, Tensor]]()  # a matrix, awaiting its adapter, and later ones
         sides = dict[str, Tensor]()
         for name, each in self._every.named():
             if part := part_of_parameter(name):
@@ -192,13 +191,12 @@ def save_adapter(
 
 
 def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Check the targets before peft, which passes over some of these and only warns of others.
+    """Check the targets before peft, which ignores some of these problems and only warns of others.
 
-    The model may be without memory; peft is not needed.
+    The model may be without memory. peft is not needed.
 
     Raises:
-        UntrainableModel: A target is no plain linear module with a matrix of its own, or there is no such
-            module.
+        UntrainableModel: A target is missing, is not a plain linear module, or shares its matrix.
     """
     name, embedding = type(model).__name__, model.get_input_embeddings().weight
     modules = dict(model.named_modules())
@@ -221,7 +219,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
 
 
 def _check_own_matrices(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Check that no two targets share a matrix: a release has it once, and their sums would differ."""
+    """Check that no two targets share a matrix: a release has it once, but their sums differ."""
     paths_by_matrix = dict[Tensor, list[str]]()
     for path, module in targeted_modules(model, lora).items():
         paths_by_matrix.setdefault(module.weight, []).append(path)
@@ -250,7 +248,7 @@ def targeted_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.L
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a module computes what an adapter is added to: some routers answer with more."""
+    """Return whether a module is a plain linear layer. Some routers return more than that."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
@@ -265,18 +263,18 @@ def _linear_names_said(model: PreTrainedModel) -> str:
 
 
 def base_of(model: nn.Module, module: str) -> str:
-    """Return the name of the module that has the matrix of a linear module: itself, if not adapted."""
+    """Return the name of the module that holds a linear module's matrix: itself, if not adapted."""
     children = dict(model.get_submodule(module).named_children())
     return f"{module}.{_BASE_LAYER}" if _BASE_LAYER in children else module
 
 
 def side_of(module: str, side: str) -> str:
-    """Return the name of the module that is a side, A or B, of the adapter of a linear module."""
+    """Return the name of side A or B of a linear module's adapter, which is a module."""
     return f"{module}{_MODULES[side]}"
 
 
 def part_of_parameter(name: str) -> AdapterPart | None:
-    """Return the part of an adapter that a parameter of an adapted model is, if it is one."""
+    """Return the part of an adapter that this parameter is, or None for other parameters."""
     for side, ending in _SIDES.items():
         if name.endswith(ending):
             return AdapterPart(name.removesuffix(ending), side)
@@ -288,7 +286,7 @@ def _config(library: Any, targeted: str | Sequence[str], lora: LoraConfig, base:
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=targeted if isinstance(targeted, str) else list(targeted),
-        lora_dropout=0.0,  # a random forward pass would make log-probabilities random
+        lora_dropout=0.0,  # dropout would make log-probabilities random
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=base or None,

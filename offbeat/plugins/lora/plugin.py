@@ -35,13 +35,13 @@ class Lora(TrainerPart):
     size_key = "trainer.lora.rank"
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that cannot work where adapters are trained."""
+        """Yield settings that cannot work if adapters are trained."""
         from offbeat.plugins.lora.clashes import adapter_clashes
 
         yield from adapter_clashes(config)
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield releases that have no adapters, or gain nothing by them."""
+        """Yield release settings that exclude adapters or gain nothing by them."""
         from offbeat.plugins.lora.clashes import adapter_release_clashes
 
         yield from adapter_release_clashes(config)
@@ -70,7 +70,7 @@ class Lora(TrainerPart):
         return adapter_parameters(model, lora_section(config.trainer))
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Train adapters, not the weights of the model."""
+        """Train adapters instead of the weights of the model."""
         from offbeat.plugins.lora.adapters import Adapters
 
         del config, rank
@@ -92,14 +92,14 @@ class Lora(TrainerPart):
         return AddedModules(base, side_of(module, "A"), side_of(module, "B"))
 
     def name_in_files(self, parameter: str) -> str | None:
-        """Return the name in PEFT's files of a parameter of an adapter."""
+        """Return the name of an adapter's parameter in PEFT's files, or None for other ones."""
         from offbeat.plugins.lora.lora import part_of_parameter
 
         part = part_of_parameter(parameter)
         return None if part is None else part.file_name
 
     def names_addition(self, name: str) -> bool:
-        """Return whether PEFT's files name a matrix of an adapter so."""
+        """Return whether a matrix of an adapter has this name in PEFT's files."""
         from offbeat.plugins.lora.release import part_named
 
         return part_named(name) is not None
@@ -109,7 +109,7 @@ class LoraRelease:
     """Adds the adapters of releases to the weights that an engine loaded."""
 
     def open_base(self, module: "nn.Module", digest: str) -> "BaseWeights":
-        """Return the loaded weights, of which copies are kept."""
+        """Return the loaded weights, which keep copies of adapted matrices."""
         from offbeat.plugins.lora.release import BaseWeights
 
         return BaseWeights(module, digest)

@@ -1,10 +1,10 @@
 """Low-rank adapters of a release: their names, and their sum with the matrices of a base model.
 
-    base_model.model.X.lora_A.weight [r, in]    the names of PEFT's files; X is a linear module, whose
+    base_model.model.X.lora_A.weight [r, in]    names in PEFT's files. X is a linear module. Its
     base_model.model.X.lora_B.weight [out, r]   matrix is X.weight [out, in]
 
-A merged matrix is always computed from the base matrix as it was loaded. In 16 bits, adding an
-adapter and subtracting it again does not restore the bits of the base.
+A merged matrix is always computed from the base matrix as loaded. In 16 bits, adding an adapter and
+subtracting it again does not restore the bits of the base.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -43,7 +43,7 @@ class AdapterPart(NamedTuple):
 
 
 def part_named(name: str) -> AdapterPart | None:
-    """Return the part of an adapter that has this name in PEFT's files, if it is one."""
+    """Return the part of an adapter with this name in PEFT's files, or None for other names."""
     match = _NAME.fullmatch(name)
     return AdapterPart(match["module"], match["side"]) if match else None
 
@@ -64,11 +64,11 @@ class AdapterBase(Protocol):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the files which the model was loaded from."""
+        """Return the digest of the files from which the model was loaded."""
         ...
 
     def matrix(self, module: str) -> tuple[tuple[int, ...], str] | None:
-        """Return shape and dtype of the matrix of a linear module, if there is one."""
+        """Return shape and dtype of the matrix of a linear module, or None if it has none."""
         ...
 
     def of(self, module: str) -> Tensor:
@@ -76,15 +76,15 @@ class AdapterBase(Protocol):
         ...
 
     def write(self, matrices: Mapping[str, Tensor]) -> None:
-        """Put these matrices, by linear module, and all others as they were loaded in place."""
+        """Write these matrices, by linear module, and restore all others as loaded."""
         ...
 
 
 class BaseWeights:
-    """Weights of a module as they were loaded, of which copies are kept where adapters are added."""
+    """Weights of a module as loaded. It keeps copies of the matrices that adapters are added to."""
 
     def __init__(self, module: nn.Module, digest: str) -> None:
-        """``digest``: that of the files which the module was loaded from."""
+        """``digest``: digest of the files from which the module was loaded."""
         self.digest = digest
         self._served = dict(named_weights(module))
         self._kept = dict[str, Tensor]()  # matrices that adapters were added to
@@ -100,16 +100,16 @@ class BaseWeights:
         return self._kept[name]
 
     def served(self, module: str) -> Tensor:
-        """Return the matrix of a linear module as it is served."""
+        """Return the matrix of a linear module as currently served."""
         return self._served[f"{module}.weight"]
 
     def make_target(
         self, epoch: int, manifest: Manifest
     ) -> "tuple[AdapterTarget, Callable[[], ReadBack]]":
-        """Return the target of releases of one layout, and a function that reads back what it loaded.
+        """Return the target of releases of one layout, and a function that reads back its weights.
 
         Raises:
-            TransferRefused: The adapters were trained on another model than this one.
+            TransferRefused: The adapters were trained on another model.
         """
         check_base(epoch, self, manifest)
         target = AdapterTarget(self, manifest)
@@ -123,10 +123,10 @@ class BaseWeights:
 
 
 class AdapterTarget:
-    """Target for releases of one layout that hold adapters alone.
+    """Target for releases of one layout that hold only adapters.
 
-    The sums with the base are computed while the tensors arrive and are served from the commit on.
-    So decoding is as fast as with the base alone.
+    It computes the sums with the base while the tensors arrive, and serves them from the commit on.
+    So decoding is as fast as with only the base.
     """
 
     def __init__(self, base: AdapterBase, manifest: Manifest) -> None:
@@ -166,7 +166,7 @@ class AdapterTarget:
         self._half, self._staged, self._arrived = {}, {}, {}
 
     def read_back(self, base: "BaseWeights") -> ReadBack:
-        """Return the adapters, and where a served matrix is not its base with them added."""
+        """Return the adapters, and each served matrix that is not its base with them added."""
         assert self._adapter is not None  # noqa: S101 -- this target is made for such manifests
         found = list[TensorDifference]()
         for name, a_RI in self._served.items():
@@ -198,7 +198,7 @@ def check_base(epoch: int, base: AdapterBase, manifest: Manifest) -> None:
 
 
 def _expected(base: AdapterBase, manifest: Manifest) -> TensorSpecs:
-    """Return both matrices of every adapter whose module the base has, in the shapes it requires."""
+    """Return both matrices of every adapter of a module in the base, in the required shapes."""
     assert manifest.adapter is not None  # noqa: S101 -- this target is made for such manifests
     rank, specs = manifest.adapter.rank, dict[str, tuple[tuple[int, ...], str]]()
     parts = [part_named(each.name) for each in manifest.tensors]
