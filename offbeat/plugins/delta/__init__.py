@@ -1,1 +1,1 @@
-"""Sends a release by what it changes: the option ``sync.delta``."""
+"""Sends only the changes of a release: the option ``sync.delta``."""

@@ -5,7 +5,7 @@ from offbeat.messages.finding import Finding, ok, warning
 
 
 def check_delta_settings(config: RunConfig) -> Finding:
-    """Say what deltas need, and warn where they can hardly save a byte."""
+    """Report the requirements of deltas, and warn if they can hardly save a byte."""
     served = config.sync.wire_dtype or config.model.dtype
     if "float32" in served and config.sync.quantize is None:
         return warning(
@@ -33,7 +33,8 @@ def check_delta_settings(config: RunConfig) -> Finding:
 def _sixteen_bits(config: RunConfig) -> str:
     """Return the setting with which engines serve bfloat16 weights.
 
-    Embedded engines serve the type of the trainer's model; engines of plug-ins may serve another.
+    Embedded engines serve the type of the trainer's model. Engines of plug-ins may serve another
+    type.
     """
     if config.generator.backend == "embedded":
         unset = "" if config.sync.wire_dtype is None else " and sync.wire_dtype to null"

@@ -1,6 +1,6 @@
-"""Encoding of what changed in a chunk of weights: positions and steps of single words. Pure, numpy.
+"""Encodes the changes in a chunk of weights as positions and steps of single words. Pure, numpy.
 
-A *word* is as wide as the narrowest type in the chunk; words are compared and restored as unsigned
+A *word* is as wide as the narrowest type in the chunk. Words are compared and restored as unsigned
 integers, so every bit pattern survives: NaNs with their payload, negative zeros, infinities.
 
     header     uint64 [word bytes, changed words, wide steps]; word bytes 0: the chunk itself follows
@@ -39,16 +39,16 @@ def whole_nbytes(new: Bytes) -> int:
 
 
 def whole(new: Bytes) -> Bytes:
-    """Return a chunk as a part of a delta that does not depend on the base."""
+    """Return a chunk as a delta part that does not depend on the base."""
     return np.concatenate((np.array([_WHOLE, 0, 0], np.uint64).view(np.uint8), new))
 
 
 def encode(base: Bytes, new: Bytes, width: int) -> Bytes | None:
-    """Return what changes ``base`` into ``new``; None where ``whole(new)`` is not longer.
+    """Return the changes from ``base`` to ``new``, or None if ``whole(new)`` is not longer.
 
     Args:
         base: Bytes of a chunk.
-        new: As many bytes.
+        new: The same number of bytes.
         width: Bytes of a word, a divisor of the size of the chunk.
     """
     old_words, new_words = base.view(_UNSIGNED[width]), new.view(_UNSIGNED[width])
@@ -72,7 +72,7 @@ def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
     """Write ``base`` with the changes into ``into``, which has the size of ``base``.
 
     Raises:
-        ValueError: The bytes are no encoding of changes of such a chunk.
+        ValueError: The bytes do not encode changes of such a chunk.
     """
     if data.nbytes < _HEADER * 8:
         raise ValueError(f"{data.nbytes} bytes, fewer than the {_HEADER * 8} of a header")
@@ -98,7 +98,7 @@ def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
 def _differing(
     old: NDArray[np.unsignedinteger], new: NDArray[np.unsignedinteger]
 ) -> NDArray[np.bool_] | None:
-    """Return which words differ; None as soon as more than half do: their positions are too many."""
+    """Return which words differ, or None as soon as more than half do, too many to list."""
     differs, count = np.empty(new.size, np.bool_), 0
     for begin in range(0, new.size, _BLOCK):
         block = slice(begin, begin + _BLOCK)

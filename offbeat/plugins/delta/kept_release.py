@@ -1,11 +1,11 @@
-"""Delta releases: what a release changes against the one before it, its *base*.
+"""Delta releases: changes of a release relative to the one before it, its *base*.
 
     sender   packs a release, compares each chunk with the same chunk of the base (``shard_deltas``)
-    engine   compares the base by digest with what it serves, rebuilds the chunks of the release from
-             the chunks of the base, and keeps them
+    engine   compares the base's digest with its served release, rebuilds the chunks of the release
+             from the chunks of the base, and keeps them
 
-The rebuilt chunks go the way of received ones: digests, coverage, commit and canary are the same.
-Imports torch with the first delta only.
+Rebuilt chunks then pass the same checks as received ones: digests, coverage, commit and canary.
+The first delta imports torch.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transaction import Transaction
 
 MOST_SHARE: Final = 0.5
-"""Largest delta, in bytes of the full release: above it, the saving is not worth the rebuilding."""
+"""Largest delta, as a share of the full release's bytes. Larger ones are not worth rebuilding."""
 
 
 @dataclass(slots=True)
 class HeldRelease:
-    """A release of which the content is kept."""
+    """A release with its content."""
 
     digest: str
     manifest: Manifest
@@ -40,13 +40,13 @@ class HeldRelease:
 def delta_manifest(
     base: str, digest: str, sizes: tuple[int, ...], digests: tuple[str, ...]
 ) -> Manifest:
-    """Return the sealed manifest of the changes that make the release ``digest`` of ``base``."""
+    """Return the sealed manifest of the delta that turns ``base`` into the release ``digest``."""
     about = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((base, digest, sizes)))
     return Manifest((), sizes, about, digests)
 
 
 def word_bytes(manifest: Manifest) -> list[int]:
-    """Return the size of a word of each chunk: that of the narrowest type in it."""
+    """Return the word size of each chunk, which is its narrowest type's."""
     dtypes = [set[str]() for _ in manifest.chunk_nbytes]
     for piece in manifest.pieces:
         dtypes[piece.chunk].add(manifest.tensors[piece.tensor].dtype)
@@ -61,10 +61,10 @@ class KeptBase:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._held: HeldRelease | None = None
-        self._buffers: Any = None  # made for the first delta: its module imports torch
+        self._buffers: Any = None  # made for the first delta, because its module imports torch
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory to rebuild a chunk in, used again once nothing refers to it."""
+        """Return memory to rebuild a chunk in. It is reused once nothing refers to it."""
         if self._buffers is None:
             from offbeat.weight_sync.buffers import Buffers  # noqa: PLC0415 -- imports torch
 
@@ -74,12 +74,12 @@ class KeptBase:
     def serves(self, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]) -> None:
         """Keep the chunks of the release that the engine serves from now on.
 
-        None, where its workers keep theirs, and rebuild them.
+        They are empty if the engine's workers keep and rebuild theirs.
         """
         self._held = HeldRelease(digest, manifest, list(chunks))
 
     def forget(self) -> None:
-        """Forget the release: the next delta is refused."""
+        """Forget the release, so that the next delta is refused."""
         self._held = None
 
     def check(self, version: int, base: str, served: str | None) -> "CheckedRelease":
@@ -88,7 +88,8 @@ class KeptBase:
         Args:
             version: Version that the delta makes.
             base: Digest of the release that the delta was made against.
-            served: Digest of the release that the engine serves; None: none of this run.
+            served: Digest of the release that the engine serves, or None if it serves none of this
+                run.
 
         Raises:
             BaseRefused: The engine serves another release, or has not kept it.
@@ -101,7 +102,7 @@ class KeptBase:
 
 
 class CheckedRelease(NamedTuple):
-    """Base of a delta, which stays as it is while the engine loads another release."""
+    """Base of a delta. It stays unchanged while the engine loads another release."""
 
     held: HeldRelease
     lend: Callable[[int], Bytes]
@@ -109,10 +110,10 @@ class CheckedRelease(NamedTuple):
     def rebuild(
         self, epoch: int, release: WeightRelease, delta: WeightDelta, parts: tuple[Bytes, ...]
     ) -> tuple[Bytes, ...]:
-        """Verify the chunks of a delta, and return those of its release.
+        """Verify the chunks of a delta and return the chunks of its release.
 
         Raises:
-            TransferRefused: A part is missing or another one, or the base has another layout.
+            TransferRefused: A part is missing or wrong, or the base has another layout.
         """
         check_delta(epoch, delta, parts)
         return rebuilt(epoch, self.held, release.manifest, parts, self.lend)
@@ -129,10 +130,10 @@ def check_base(engine: str, version: int, base: str, served: str | None) -> None
 
 
 def check_delta(epoch: int, delta: WeightDelta, chunks: tuple[Bytes, ...]) -> None:
-    """Check that the chunks of a delta are those that were sent.
+    """Check that the chunks of a delta arrived as they were sent.
 
     Raises:
-        TransferRefused: One is missing, or another one.
+        TransferRefused: One is missing or wrong.
     """
     arrived = Transaction("delta")
     arrived.begin(epoch, delta.manifest, {})
@@ -152,17 +153,18 @@ def rebuilt(
     parts: tuple[Bytes, ...],
     lend: Callable[[int], Bytes] = _new,
 ) -> tuple[Bytes, ...]:
-    """Return the chunks of a release, from those of its base and its checked delta.
+    """Return the chunks of a release, rebuilt from its base and its checked delta.
 
     Args:
         epoch: Epoch of the transfer.
-        base: Release that the delta was made against; it is not changed.
+        base: Release that the delta was made against. It is not changed.
         manifest: Manifest of the new release.
         parts: Chunks of the delta.
-        lend: Returns memory for as many bytes; new memory by default.
+        lend: Returns memory of the given size. Default: new memory.
 
     Raises:
-        TransferRefused: The base has another layout, or a part is no change of its chunk.
+        TransferRefused: The base has another layout, or a part does not encode changes of its
+            chunk.
     """
     if not base.manifest.describes_as(manifest) or len(base.chunks) != len(parts):
         digests = base.manifest.digest, manifest.digest
@@ -175,10 +177,10 @@ def rebuilt(
 
 
 def rebuilt_chunk(epoch: int, index: int, base: Bytes, part: Bytes, into: Bytes) -> Bytes:
-    """Write a chunk of a release into ``into``, from that of its base and its changes; return it.
+    """Rebuild a chunk of a release in ``into``, from its base and its changes, and return it.
 
     Raises:
-        TransferRefused: The part is no change of this chunk.
+        TransferRefused: The part does not encode changes of this chunk.
     """
     try:
         apply(part, base, into)

@@ -1,4 +1,4 @@
-"""Releases by what they change: what the core asks of them."""
+"""Delta releases: the interface for the core."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,19 +18,19 @@ class Deltas(DeltaPlugin):
     """Sends changed words, and rebuilds chunks from them."""
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
-        """Say what deltas need, and warn where they can hardly save a byte."""
+        """Report the requirements of deltas, and warn if they can hardly save a byte."""
         from offbeat.plugins.delta.checks import check_delta_settings
 
         yield check_delta_settings(config)
 
     def make_packer(self) -> "ShardDeltas":
-        """Return what packs the releases of a trainer rank with their deltas."""
+        """Return a packer of a trainer rank's releases and their deltas."""
         from offbeat.plugins.delta.shard_deltas import ShardDeltas
 
         return ShardDeltas()
 
     def keep_release(self, engine: str) -> "KeptBase":
-        """Return what keeps the release that an engine serves; at first there is none."""
+        """Return a holder of the release that an engine serves, initially empty."""
         from offbeat.plugins.delta.kept_release import KeptBase
 
         return KeptBase(engine)
@@ -43,10 +43,10 @@ class Deltas(DeltaPlugin):
         base: "Sequence[BucketMemory]",
         parts: "Sequence[BucketMemory]",
     ) -> "tuple[Bytes, ...]":
-        """Return some buckets of a release, verified, from those of its base and their changes.
+        """Return verified buckets of a release, rebuilt from the base's buckets and changes.
 
         Raises:
-            TransferRefused: The changes are not of these buckets.
+            TransferRefused: The changes are of other buckets.
         """
         from offbeat.plugins.delta.shard_deltas import rebuilt_buckets
 

@@ -1,10 +1,10 @@
-"""Senders' side of deltas: what the buckets of each rank change of the release before, their *base*.
+"""Senders' side of deltas: changes of each rank's buckets since the last release, their *base*.
 
-    pack    a rank compares each bucket that it packs with that of the base, and keeps it in its place
+    pack    a rank compares each bucket that it packs with the base's bucket, which it then replaces
     agree   ranks exchange sizes and digests of the changes: all have the same delta, or none
 
-Every rank that holds a bucket offers its changes, so that copies stand in for each other there too.
-Over the object store one rank has all buckets: the chunks.
+Every rank that holds a bucket offers its changes, so copies can replace each other here too. Over
+the object store one rank has all buckets, which are the chunks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _HeldShard:
-    """A release of which this rank keeps its buckets."""
+    """A release with this rank's buckets of it."""
 
     digest: str
     layout: str  # digest of the plan
@@ -43,14 +43,14 @@ class _HeldShard:
 class ShardDeltas:
     """Packs the releases of one rank, each with its changes since the one before.
 
-    Bucket by bucket the new release takes the place of its base. A failure leaves no base.
+    The new release replaces its base bucket by bucket. A failure leaves no base.
     """
 
     def __init__(self) -> None:
         self._base: _HeldShard | None = None
 
     def forget(self) -> None:
-        """Forget the base: the next release has no delta."""
+        """Forget the base, so that the next release has no delta."""
         self._base = None
 
     def pack(self, source: ShardSource, room: BucketRoom) -> PackedShard:
@@ -78,7 +78,7 @@ class ShardDeltas:
         Args:
             digest: Digest of the release that all ranks have published.
             layout: Digest of its plan.
-            buckets: What this rank holds of it.
+            buckets: This rank's buckets of the release.
         """
         self._base = _HeldShard(digest, layout, dict(buckets))
 
@@ -89,7 +89,7 @@ class ShardDeltas:
         digest: str,
         names: Callable[[int], str],
     ) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta of all ranks, or why there is none, as ``agreed_delta``."""
+        """Return the delta of all ranks, or the reason for none, as ``agreed_delta``."""
         return agreed_delta(by_rank, release, digest, names)
 
 
@@ -104,7 +104,7 @@ def _encoded(old: Bytes, new: Bytes, width: int) -> tuple[Bytes, int]:
 def agreed_delta(
     by_rank: Sequence[ShardChanges], release: Manifest, digest: str, names: Callable[[int], str]
 ) -> tuple[WeightDelta | None, FullReason | None]:
-    """Return the delta of all ranks, without handles, or why there is none. The same on every rank.
+    """Return the delta of all ranks, without handles, or the reason for none; equal on all ranks.
 
     Args:
         by_rank: Changes of each rank's buckets.
@@ -113,7 +113,7 @@ def agreed_delta(
         names: Returns the names of the tensors of a bucket, for the error.
 
     Raises:
-        ReplicasDiverged: Two ranks have other changes of the same bucket.
+        ReplicasDiverged: Two ranks have different changes of the same bucket.
     """
     base = by_rank[0].base
     if not base or any(each.base != base for each in by_rank):
@@ -142,17 +142,17 @@ def rebuilt_buckets(
     base: "Sequence[BucketMemory]",
     parts: "Sequence[BucketMemory]",
 ) -> tuple[Bytes, ...]:
-    """Return some buckets of a release, verified, from those of its base and their changes.
+    """Return verified buckets of a release, rebuilt from the base's buckets and changes.
 
     Args:
         epoch: Epoch of the transfer.
         release: Its sealed manifest.
-        buckets: Which of its buckets.
-        base: These buckets of the base; they are not changed.
+        buckets: Indices of the buckets.
+        base: These buckets of the base. They are not changed.
         parts: Their changes, verified.
 
     Raises:
-        TransferRefused: The changes are not of these buckets: what they make is not of the release.
+        TransferRefused: The changes are of other buckets: a rebuilt digest is not the release's.
     """
 
     def made() -> Iterator[Bytes]:
