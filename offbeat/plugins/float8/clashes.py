@@ -1,4 +1,4 @@
-"""Settings that do not go together with releases in float8 blocks."""
+"""Finds settings that releases in float8 blocks cannot work with."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from offbeat.config.run import RunConfig
 
 
 def float8_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield quantized releases that no engine of the recipe takes."""
+    """Yield quantized releases that no engine of the recipe can load."""
     scheme, generator = config.sync.quantize, config.generator
     served = config.sync.wire_dtype or config.model.dtype
     is_16_bit = served in ("bfloat16", "float16")
@@ -29,6 +29,6 @@ def float8_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _or_quantized_engines(and_wire: str) -> str:
-    """Return the advice to use engines that take quantized weights; empty if there are none."""
+    """Return the advice to use engines that load quantized weights, or nothing if none exist."""
     names = [name for name, each in known_engines().items() if each.section.takes_quantized]
     return f", or set generator.backend to {' or '.join(names)}{and_wire}" if names else ""

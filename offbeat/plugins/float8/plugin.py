@@ -1,4 +1,4 @@
-"""Releases in float8 blocks: what the core asks of them."""
+"""Releases in float8 blocks: the interface for the core."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -22,16 +22,16 @@ class Float8Blocks(WireFormat):
     """Rounds matrices to float8_e4m3fn, with a scale for each block of 128 x 128."""
 
     dtype = "float8_e4m3fn"
-    canary_prompts = 16  # one wrong matrix of 210 moves some by less than rounding moves others
+    canary_prompts = 16  # one wrong matrix of 210 moves some less than rounding moves others
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield quantized releases that no engine of the recipe takes."""
+        """Yield quantized releases that no engine of the recipe can load."""
         from offbeat.plugins.float8.clashes import float8_clashes
 
         yield from float8_clashes(config)
 
     def converts(self, name: str, shape: "Shape") -> bool:
-        """Return whether the tensor with this name is a matrix that engines compute layers with."""
+        """Return whether this tensor is a matrix of a layer that engines compute."""
         from offbeat.plugins.float8.precision import is_quantized
 
         return is_quantized(name, shape)
@@ -48,7 +48,7 @@ class Float8Blocks(WireFormat):
         """Yield every tensor of a release: a quantized matrix, then its scales.
 
         Raises:
-            PrecisionRefused: For all tensors together that have no such format.
+            PrecisionRefused: For all tensors together that cannot have this format.
         """
         from offbeat.plugins.float8.precision import quantized_metas
 
@@ -67,7 +67,7 @@ class Float8Blocks(WireFormat):
     def regions(
         self, held: "Iterable[TensorRegion]", shapes: "Mapping[str, Shape]"
     ) -> "Iterator[TensorRegion]":
-        """Yield the regions of one rank as ``tensors`` yields whole tensors.
+        """Yield the regions of one rank, like ``tensors`` for whole tensors.
 
         Raises:
             UnalignedBlocks: A region of a matrix to quantize cuts a block.
@@ -90,7 +90,7 @@ class Float8Blocks(WireFormat):
         return quantized_held(held, shapes)
 
     def rounded(self, name: str, matrix: "Tensor") -> "Tensor":
-        """Return a matrix as it is after quantization, in its own dtype.
+        """Return a matrix with its values after quantization, in its own dtype.
 
         Raises:
             UnquantizableWeights: A block holds an infinity or a NaN.
@@ -100,7 +100,7 @@ class Float8Blocks(WireFormat):
         return rounded(name, matrix)
 
     def trained_pass(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """Return a context in which a model computes as engines do that hold quantized matrices."""
+        """Return a context in which a model computes like engines with quantized matrices."""
         from offbeat.plugins.float8.trained_pass import quantized_matrices
 
         return quantized_matrices(model)

@@ -1,14 +1,14 @@
-"""The format ``fp8_block``: which matrices have it, their scales, and its place in a model's config. Pure.
+"""The format ``fp8_block``: its matrices, their scales, and its place in a model's config. Pure.
 
-``fp8_block`` is the form of DeepSeek-V3's files, which vLLM loads: a matrix ``X.weight`` [N, K] in
-float8_e4m3fn, and ``X.weight_scale_inv`` [ceil(N / 128), ceil(K / 128)] in float32, the factor of
+``fp8_block`` is the form of DeepSeek-V3's files, which vLLM loads. A matrix ``X.weight`` [N, K] is
+in float8_e4m3fn. ``X.weight_scale_inv`` [ceil(N / 128), ceil(K / 128)] in float32 is the factor of
 each block of 128 x 128. Other formats of engines are refused by name before anything starts.
 
-Refusals of tensors that cannot be sent in the format that engines hold. Pure.
+Also defines refusals of tensors that cannot be sent in the engines' format. Pure.
 
 A quantized matrix has a scale for each block of 128 x 128. vLLM refuses parts of matrices that end
-inside a block, be they cut over its ranks or joined with others; a trainer's rank that holds part of
-a block does not know its scale.
+inside a block, if it cuts them over its ranks or joins them with others. A trainer's rank that
+holds part of a block does not know its scale.
 """
 
 import enum
@@ -29,8 +29,8 @@ BLOCK: Final = 128  # rows and columns that share a scale
 _QUANTIZABLE: Final = frozenset({"float32", "bfloat16", "float16"})
 _NAMED: Final = 3  # tensor names listed of each kind of refusal
 
-# What engines compute as linear layers of a decoder. What is not listed stays as it is: routers,
-# whose rounding changes decisions, embeddings, heads, convolutions, and layers nobody has tried.
+# Linear layers of a decoder in engines. Unlisted matrices stay unchanged: routers, because
+# rounding changes their decisions, embeddings, heads, convolutions, and untested layers.
 _MATRIX: Final = re.compile(
     r"(?:.*\.)?layers\.\d+\.(?:.*\.)?"
     r"(?:(?:q|k|v|o|q_a|q_b|kv_b|gate|up|down)_proj|kv_a_proj_with_mqa)\.weight"
@@ -39,7 +39,7 @@ _TOWER: Final = re.compile(r"(?:^|\.)(?:vision|visual|audio)[^.]*\.")
 
 
 class UnalignedBlocks(OffbeatError):
-    """Regions that cut blocks of 128 x 128 in two, so that no rank alone knows their scale."""
+    """Regions that cut blocks of 128 x 128 in two, so that no single rank knows their scale."""
 
     regions: tuple[str, ...]  # as in name[0:64, 0:64]
 
@@ -70,7 +70,7 @@ class RefusedPair(NamedTuple):
 
 
 class PrecisionRefused(OffbeatError):
-    """All tensors of a model whose formats in trainer and engine do not go together."""
+    """All tensors of a model with incompatible formats in trainer and engine."""
 
     pairs: tuple[RefusedPair, ...]
 
@@ -91,7 +91,7 @@ def is_quantized(name: str, shape: Shape) -> bool:
 
 
 def unquantized_modules(tensors: Iterable[tuple[str, Shape]]) -> list[str]:
-    """Return the modules with a matrix that ``fp8_block`` leaves as it is, sorted."""
+    """Return the modules with a matrix that ``fp8_block`` leaves unchanged, sorted."""
     return sorted(
         name.removesuffix(".weight")
         for name, shape in tensors
@@ -105,7 +105,7 @@ def scale_shape(shape: Shape) -> Shape:
 
 
 def scale_region(region: Region, shape: Shape) -> Region | None:
-    """Return the scales of a region of a matrix; None if it cuts a block."""
+    """Return the scales of a region of a matrix, or None if the region cuts a block."""
     ends = zip(region.stop, shape, strict=True)
     if any(start % BLOCK for start in region.start) or any(
         stop % BLOCK and stop != size for stop, size in ends
@@ -121,7 +121,7 @@ def quantized_metas(
     """Yield every tensor of a release in its wire format: a quantized matrix, then its scales.
 
     Raises:
-        PrecisionRefused: For all tensors together that have no such format.
+        PrecisionRefused: For all tensors together that cannot have this format.
     """
     refused, found = list[RefusedPair](), list[TensorMeta]()
     for name, shape, dtype in metas:
@@ -142,7 +142,7 @@ def scheme_of(quantization: object) -> str:
     """Return the name of a model config's ``quantization_config``.
 
     Returns:
-        Empty without one, ``fp8_block``, or a description of a scheme that nothing here makes.
+        Empty without one, ``fp8_block``, or a description of a scheme that offbeat does not make.
     """
     if not quantization:
         return ""
@@ -174,7 +174,7 @@ def quantization_config(tensors: Iterable[tuple[str, Shape]]) -> dict[str, objec
 
 
 def conversion_problem(dtype: str) -> str:
-    """Return why a matrix of this dtype cannot be quantized; empty if it can."""
+    """Return why a matrix of this dtype cannot be quantized, or an empty string if it can."""
     return "" if dtype in _QUANTIZABLE else "is not converted"
 
 
@@ -189,18 +189,18 @@ _EXPERT: Final = re.compile(r".*\.experts\.\d+\..*")
 _HEADS: Final = re.compile(r".*\.[kv]_proj\.weight")
 _BY_ROWS: Final = re.compile(r".*\.(?:q|k|v|q_b|kv_b|gate|up)_proj\.weight")
 _BY_COLUMNS: Final = re.compile(r".*\.(?:o|down)_proj\.weight")
-# Matrices that vLLM joins with the next one: each of them has to end with a block
+# Matrices that vLLM joins with the next one. Each must end with a block
 _JOINED: Final = re.compile(r".*\.(?:q|k|gate|q_a)_proj\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCuts:
-    """Ranks of one side that matrices are cut over."""
+    """Numbers of ranks that share the matrices of one side."""
 
     tensor: int = 1
     expert: int = 1  # of the matrices of an expert
     key_value_heads: int = 0  # ranks that share a head have the same rows; 0: each has its own
-    shards: int = 1  # of the rows that a tensor rank has, as torch.chunk cuts them
+    shards: int = 1  # of the rows of a tensor rank, as torch.chunk cuts them
 
 
 def refused_pairs(
@@ -216,9 +216,9 @@ def refused_pairs(
     Args:
         tensors: Name, shape and dtype of each tensor of the model's files.
         trainer: Dtype in which the trainer holds weights.
-        scheme: How the engines' weights are quantized, as ``scheme_of`` names it.
-        engine: How an engine cuts matrices.
-        senders: How the trainer cuts them, if each rank sends what it holds.
+        scheme: Quantization of the engines' weights, named as by ``scheme_of``.
+        engine: Cuts of matrices in an engine.
+        senders: Cuts of matrices in the trainer, if each rank sends its own part.
     """
     pairs = list[RefusedPair]()
     for name, shape, stored in tensors:
@@ -239,7 +239,7 @@ def _problems(
     engine: MatrixCuts,
     senders: MatrixCuts | None,
 ) -> Iterator[tuple[str, Refusal]]:
-    """Yield what refuses a tensor, the most basic first."""
+    """Yield the reasons to refuse a tensor, the most basic first."""
     if held not in _PLAIN:
         problem = "is not converted: the trainer takes no steps in the format of these files"
         yield problem, Refusal.FORMAT
@@ -262,7 +262,7 @@ def _problems(
 
 
 def _cut_block(name: str, shape: Shape, cuts: MatrixCuts) -> str:
-    """Return which cut ends inside a block; empty if none does."""
+    """Return the cut that ends inside a block, or an empty string."""
     is_expert = bool(_EXPERT.fullmatch(name))
     ranks = cuts.expert if is_expert else cuts.tensor
     if cuts.key_value_heads and _HEADS.fullmatch(name):

@@ -1,13 +1,13 @@
-"""Quantization of weights to float8 in blocks of 128 x 128, each with a scale of its own.
+"""Quantization of weights to float8 in blocks of 128 x 128, each with its own scale.
 
-``values = round(weight / scale)`` with ``scale = largest / 448``, where ``largest`` is the largest
-magnitude of the block and 448 that of float8_e4m3fn, so a value differs from ``weight / scale`` by
-at most half a unit in its last place. A block depends on nothing outside of it: a region that ends
-at borders of blocks has the bytes that it has in the whole tensor.
+``values = round(weight / scale)`` with ``scale = largest / 448``. ``largest`` is the largest
+magnitude of the block, and 448 is that of float8_e4m3fn. So a value differs from ``weight / scale``
+by at most half a unit in its last place. A block depends only on its own weights: a region that
+ends at block borders has the same bytes as in the whole tensor.
 
 Legend: N rows, K columns; R, C the same in blocks.
 
-Regions of quantized matrices: what a rank holds of the values, and of their scales.
+Also quantizes regions of matrices: a rank's part of the values, and of their scales.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ def quantize(name: str, weight: Tensor) -> Quantized:
         weight: [N, K] float32, bfloat16 or float16; strided or not.
 
     Returns:
-        Values, and the factor by which each block of values is multiplied: 1 for a block of zeros.
+        Values, and the factor that multiplies each block of values: 1 for a block of zeros.
 
     Raises:
         UnquantizableWeights: A block holds an infinity or a NaN.
@@ -87,7 +87,7 @@ def dequantize(quantized: Quantized, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(name: str, weight: Tensor) -> Tensor:
-    """Return a matrix as it is after quantization, in its own dtype.
+    """Return a matrix with its values after quantization, in its own dtype.
 
     Raises:
         UnquantizableWeights: A block holds an infinity or a NaN.
@@ -96,7 +96,7 @@ def rounded(name: str, weight: Tensor) -> Tensor:
 
 
 def quantized_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the order and form of ``quantized_metas``, but for the rounding of packing.
+    """Yield tensors in the order and form of ``quantized_metas``, before the rounding of packing.
 
     Raises:
         UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
@@ -111,11 +111,11 @@ def quantized_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str
 
 
 def _slab(name: str, weight: Tensor, first_row: int) -> Quantized:
-    """Quantize some rows, of which the first is the first of a block."""
+    """Quantize some rows. The first of them begins a block."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.view(-(-rows // BLOCK), BLOCK, -(-columns // BLOCK), BLOCK)
-    largest_RC = blocks.abs().amax(dim=(1, 3))  # a NaN is the largest
+    largest_RC = blocks.abs().amax(dim=(1, 3))  # a NaN counts as the largest
     if not bool(torch.isfinite(largest_RC).all()):
         row, column = (int(each) for each in (~torch.isfinite(largest_RC)).nonzero()[0])
         start = first_row + row * BLOCK, column * BLOCK
@@ -131,11 +131,11 @@ def _slab(name: str, weight: Tensor, first_row: int) -> Quantized:
 def quantized_regions(
     held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
 ) -> Iterator[TensorRegion]:
-    """Yield the regions of one rank as ``quantized_tensors`` yields whole tensors.
+    """Yield the regions of one rank, like ``quantized_tensors`` for whole tensors.
 
     Args:
         held: Regions, under the names of the release.
-        shapes: Shapes of the whole tensors, by those names.
+        shapes: Shapes of the whole tensors, by the same names.
 
     Raises:
         UnalignedBlocks: A region of a matrix to quantize cuts a block.

@@ -1,4 +1,4 @@
-"""Forward passes with the weights that engines of ``sync.quantize`` compute with."""
+"""Forward passes with the weights of engines under ``sync.quantize``."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -23,7 +23,7 @@ def has_quantized(name: str, shape: Shape) -> bool:
 
 
 def as_quantized(name: str, weight: Tensor) -> Tensor:
-    """Return a copy of a whole weight with each matrix that releases quantize rounded as they are.
+    """Return a copy of a whole weight, with its quantized matrices rounded as in releases.
 
     Raises:
         UnquantizableWeights: A block holds an infinity or a NaN.
@@ -36,9 +36,9 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
 
 
 def quantized_matrices(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which a model computes as engines do that hold quantized matrices.
+    """Return a context in which a model computes like engines with quantized matrices.
 
-    Without gradients. All ranks enter it together.
+    Gradients are off. All ranks enter it together.
     """
     return exchanged_weights(
         (module, module, key, partial(as_quantized, f"{prefix}.{key}"))
