@@ -1,6 +1,6 @@
 """Checks that tensor ranks can divide a model, and that a rank can hold its part.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
+It imports torch, which needs seconds, so only recipes with a model import it.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ _SUBJECT: Final = "tensor ranks"
 def check_tensor_ranks(
     config: RunConfig, trainer: TorchTrainerConfig, gpu: int | None = None
 ) -> Iterator[Finding]:
-    """Check the model's plan against ``trainer.tensor_parallel``, and what a rank holds against ``gpu``.
+    """Check the plan against ``trainer.tensor_parallel``, and a rank's memory against ``gpu``.
 
-    ``check_encoder`` does so for a model whose tower has separate ranks.
+    ``check_encoder`` does so for a model with separate ranks for its tower.
 
     Args:
         config: The recipe.
         trainer: Its trainer.
-        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+        gpu: Memory of a rank's GPU in bytes. None: unknown, or the ranks are on the CPU.
     """
     if encoder_of(trainer) is not None or (model := unfilled_model(config)) is None:
         return

@@ -1,4 +1,4 @@
-"""Finds settings that do not go with tensor ranks of the torch trainer (``trainer.tensor_parallel``)."""
+"""Finds settings that contradict the torch trainer's tensor ranks (``trainer.tensor_parallel``)."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from offbeat.config.trainer_parts import model_is_frozen
 
 
 def tensor_clashes(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
-    """Yield settings that cannot work where several ranks share each matrix."""
+    """Yield settings that cannot work if several ranks share each matrix."""
     ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
     if moe_of(config) is not None:
         yield Clash(

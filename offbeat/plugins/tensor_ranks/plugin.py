@@ -33,7 +33,7 @@ class TensorRanks(TrainerPart):
         return isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that cannot work where several ranks share each matrix."""
+        """Yield settings that cannot work if several ranks share each matrix."""
         from offbeat.config.sections.trainer import TorchTrainerConfig
         from offbeat.plugins.tensor_ranks.clashes import tensor_clashes
 
@@ -46,7 +46,7 @@ class TensorRanks(TrainerPart):
 
         yield from check_tensor_ranks(config, of_kind(TorchTrainerConfig, config.trainer), gpu)
 
-    # --- what the torch trainer asks -------------------------------------------------------------
+    # --- interface for the torch trainer ----------------------------------------------------------
 
     def plan(
         self,
@@ -59,7 +59,7 @@ class TensorRanks(TrainerPart):
         """Return the kind of division by module name.
 
         Raises:
-            UntrainableModel: So many ranks cannot divide the model.
+            UntrainableModel: This number of ranks cannot divide the model.
         """
         from offbeat.plugins.tensor_ranks.tensor_parallel import tensor_plan
         from offbeat.trainers.torch.matrix_division import RECIPE_NAMES
@@ -67,7 +67,7 @@ class TensorRanks(TrainerPart):
         return tensor_plan(model, ranks, holds_tower=holds_tower, names=names or RECIPE_NAMES)
 
     def cut_axis(self, plan: Mapping[str, str], weight: str, axes: int) -> int | None:
-        """Return the axis along which a plan divides a weight; None: each rank has it whole."""
+        """Return the axis along which a plan divides a weight, or None if it stays whole."""
         from offbeat.plugins.tensor_ranks.tensor_parallel import cut_axis
 
         return cut_axis(plan, weight, axes)
@@ -84,7 +84,7 @@ class TensorRanks(TrainerPart):
         """Check that the tensor ranks of each replica read the same microbatches.
 
         Raises:
-            ReplicaRowsDiffer: Ranks of a replica do not; on all ranks.
+            ReplicaRowsDiffer: Ranks of a replica read different ones. Raised on all ranks.
         """
         from offbeat.plugins.tensor_ranks.tensor_proof import check_same_rows
 
@@ -98,10 +98,10 @@ class TensorRanks(TrainerPart):
         mesh: "RankMesh",
         peers: "Peers",
     ) -> None:
-        """Prove that tensor ranks get the whole gradient of weights of which each has a copy.
+        """Prove that tensor ranks get the whole gradient of each weight that all of them hold.
 
         Raises:
-            UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+            UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
         """
         from offbeat.plugins.tensor_ranks.tensor_proof import prove_copies
 

@@ -1,10 +1,11 @@
-"""Tensor parallelism of a transformers model: matrices that several ranks divide among themselves.
+"""Tensor parallelism of a transformers model: several ranks divide its matrices among themselves.
 
-Which matrices, and how, is what the model's own config says (``base_model_tp_plan``). A model without
-such a plan, or with a plan of other kinds, is refused by name. Embedding and output head are divided
-by rows (``vocabulary_rows``). What is left out is whole on every rank: norms of the hidden state, and
-a vocabulary that cannot be divided. A part of the trainer that adds two matrices to a matrix has them
-divided with it: the last one with a matrix that is divided by columns, the first one with rows.
+The model's own config (``base_model_tp_plan``) decides which matrices are split, and how. A model
+without such a plan, or with unknown kinds in it, is refused by name. Embedding and output head are
+divided by rows (``vocabulary_rows``). Unlisted weights are whole on every rank: norms of the hidden
+state, and a vocabulary that cannot be divided. A part of the trainer may add two matrices to a
+matrix. One of them is then divided too: the last one if the matrix is divided by columns, the first
+one if by rows.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -44,12 +45,12 @@ SPLIT: Final = "rowwise_split_input"
 VOCABULARY: Final = "vocabulary"
 _KINDS: Final = (COLUMNS, ROWS, HEADS)
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
-"""Keys of configs with layers of experts, which a plan may leave out: they would be whole on each rank."""
+"""Config keys of expert layers. A plan may omit experts, and each rank would hold them whole."""
 
 _HEADS_AXIS: Final = 2
-"""Axis of the heads in what norms of queries and keys read, [R, T, heads, D].
+"""Axis of the heads in the input of query and key norms, [R, T, heads, D].
 
-Where a model swaps it with the tokens nothing changes: a norm reduces the last axis only.
+A model may swap it with the tokens without effect, because a norm only reduces the last axis.
 """
 
 
@@ -60,22 +61,23 @@ def tensor_plan(
     holds_tower: bool = True,
     names: SizeNames = RECIPE_NAMES,
 ) -> dict[str, str]:
-    """Return the kind of division by module name. Reads names and sizes only: no memory is needed.
+    """Return the kind of division by module name. Only names and sizes are read, no memory.
 
-    ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs; ``HEADS`` is a norm of queries or
-    keys, whole on every rank, each of which has the gradient of its own heads. ``VOCABULARY`` divides
-    embedding and output head by tokens, in parts that may differ by some rows. An image-text model
-    keeps both whole, whatever its class says: some do so since transformers 5.24.
+    ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs. ``HEADS`` is a norm of queries
+    or keys. It is whole on every rank, and each rank has the gradient of its heads.
+    ``VOCABULARY`` divides embedding and output head by tokens, in parts that may differ by some
+    rows. An image-text model keeps both whole, even if its class divides them, as some do since
+    transformers 5.24.
 
     Args:
         model: A causal LM.
         ranks: Number of tensor ranks.
-        holds_tower: Whether its ranks hold the vision tower, too, if it has one.
-        names: Names of the sizes that are to be changed.
+        holds_tower: Whether its ranks also hold the vision tower, if it has one.
+        names: Names of the sizes that the user can change.
 
     Raises:
-        UntrainableModel: The model has no plan, one of other kinds, or sizes that ``ranks`` do not
-            divide.
+        UntrainableModel: The model has no plan, one of unknown kinds, or sizes that ``ranks`` does
+            not divide.
     """
     name, fix = type(model).__name__, f"Set {names.tensor} to 1"
     has_tower = media_rules(model.config).reads_media
@@ -99,18 +101,18 @@ def tensor_plan(
 
 
 def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: str) -> None:
-    """Check that ranks have equal parts of everything that is counted.
+    """Check that ``ranks`` divides every count.
 
     Args:
         model: Name of the model's class.
-        counts: How many there are of what.
+        counts: Number of each kind of thing.
         ranks: Number of tensor ranks.
-        setting: Key of the recipe that says so.
+        setting: Key of the recipe that sets ``ranks``.
 
     Raises:
         UntrainableModel: ``ranks`` does not divide one of the counts.
     """
-    common = gcd(*counts.values())  # zero is divided by all
+    common = gcd(*counts.values())  # every number divides zero
     for what, count in counts.items():
         if count % ranks:
             fitting = ", ".join(str(each) for each in range(1, common + 1) if not common % each)
@@ -119,7 +121,7 @@ def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: st
 
 
 def widths(model: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
-    """Return how many columns or rows of each matrix of a plan are divided."""
+    """Return the number of divided columns or rows of each matrix of a plan."""
     found = dict[str, int]()
     for name, kind in plan.items():
         module = model.get_submodule(name)
@@ -131,7 +133,7 @@ def widths(model: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
 
 
 def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
-    """Return the axis along which tensor ranks divide a weight or bias; None: each has it whole."""
+    """Return the axis along which tensor ranks divide a weight or bias, or None if it is whole."""
     kind = plan.get(weight.rpartition(".")[0])
     if kind in (COLUMNS, GATHERED, VOCABULARY):
         return 0
@@ -141,13 +143,13 @@ def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
 def divide(model: PreTrainedModel, mesh: DeviceMesh | None, plan: Mapping[str, str]) -> None:
     """Divide the matrices of a plan over the ranks of a mesh, in place. All of its ranks call it.
 
-    Divided matrices become DTensors. What goes into a pair of ``COLUMNS`` and ``ROWS``, and what comes
-    out, is whole and equal on all ranks, as is its gradient; so is what goes into, and comes out of, a
-    matrix of ``GATHERED`` or ``SPLIT``. Call it before the model is sharded over data ranks.
+    Divided matrices become DTensors. The input and output of a pair of ``COLUMNS`` and ``ROWS``,
+    and their gradients, are whole and equal on all ranks. The same holds for a matrix of
+    ``GATHERED`` or ``SPLIT``. Call it before the model is sharded over data ranks.
 
     Args:
         model: Its weights are without memory, or whole and equal on all ranks.
-        mesh: The tensor ranks; None: there is one, and nothing is divided.
+        mesh: The tensor ranks. None: a single rank, and nothing is divided.
         plan: Kind of division by module name, as ``tensor_plan`` returns it.
     """
     if mesh is None:
@@ -158,7 +160,7 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh | None, plan: Mapping[str, s
     parallelize_module(model, mesh, styles, src_data_rank=None)
     divide_vocabulary(model, mesh, rows)
     for name, each in model.named_parameters():
-        each.requires_grad_(is_trained[name])  # torch's style of norms makes trained parameters
+        each.requires_grad_(is_trained[name])  # torch's style of norms makes all trained
 
 
 def _style(kind: str) -> ParallelStyle:
@@ -174,7 +176,7 @@ def _style(kind: str) -> ParallelStyle:
 
 
 def _problems(model: PreTrainedModel) -> Iterator[str]:
-    """Yield why no number of ranks divides a model; nothing if some do."""
+    """Yield why no number of ranks divides a model, or nothing if some number does."""
     config = model.config.get_text_config(decoder=True)
     for key in _EXPERTS:
         if count := getattr(config, key, None):
@@ -196,25 +198,25 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _left_out(model: PreTrainedModel) -> Iterator[str]:
-    """Yield what a plan leaves out inside an attention or feed-forward layer that it divides."""
+    """Yield parameters that a plan omits in an attention or feed-forward layer that it divides."""
     for name in beside_plan(model, {name for name, _ in _divided(model)}):
         yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
 
 
 def beside_plan(model: PreTrainedModel, named: AbstractSet[str]) -> Iterator[str]:
-    """Yield the parameters of a layer of divided modules that are in none of them."""
+    """Yield the parameters in layers of divided modules that belong to none of these modules."""
     around = {name.rpartition(".")[0] for name in named}
     for name, _ in model.named_parameters():
         module = name.rpartition(".")[0]
         within = list(accumulate(module.split("."), "{}.{}".format))
-        # A decoder layer, whose name is a number, has norms of the hidden state, which is whole.
+        # A decoder layer, named by a number, has norms of the hidden state, which is whole.
         is_beside = any(each in around and not each.rpartition(".")[2].isdigit() for each in within)
         if is_beside and named.isdisjoint(within):
             yield name
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the kinds by pattern that the config names, without the embedding: it has other rules."""
+    """Return the config's kinds by pattern, without the embedding, which has other rules."""
     plan: dict[str, str] = model.config.get_text_config(decoder=True).base_model_tp_plan or {}
     embedding, decoder = model.get_input_embeddings(), model.get_decoder()
     (name,) = (name for name, each in decoder.named_modules() if each is embedding)
@@ -231,7 +233,7 @@ def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of what is divided: a module of the plan, or the matrix of one and an addition."""
+    """Yield name and kind of each divided module: of the plan, or its matrix and one addition."""
     for name, kind in _divided(model):
         added = _added(model, name)
         yield name if added is None else added.matrix, kind
@@ -240,18 +242,18 @@ def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _added(model: PreTrainedModel, module: str) -> AddedModules | None:
-    """Return the modules that a part of the trainer put in the place of a linear module, if any."""
+    """Return the modules by which a part of the trainer replaced a linear module, or None."""
     found = (part.find_added(model, module) for part in known_parts())
     return next((added for added in found if added is not None), None)
 
 
 def _names_in_decoder(model: PreTrainedModel) -> dict[str, str]:
-    """Return the name within the decoder, which plans are of, by name in the whole model."""
+    """Return each module's name within the decoder, as plans use it, by name in the whole model."""
     decoder = model.get_decoder()
     prefix = next(name for name, each in model.named_modules() if each is decoder)
     return {f"{prefix}.{name}": name for name, _ in decoder.named_modules() if name}
 
 
 def _is_named(within: str, pattern: str) -> bool:
-    """Return whether a module has a name of a plan, whose ``*`` is the index of a layer."""
+    """Return whether a plan's pattern matches a module. Its ``*`` is the index of a layer."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), within) is not None

@@ -1,8 +1,8 @@
-"""Checks that tensor-parallel ranks of a replica compute one step: the same rows, the same gradients.
+"""Checks that a replica's tensor-parallel ranks compute one step: same rows, same gradients.
 
-A model's plan says which weights stay whole, and where their gradients have to be summed over the
-tensor ranks. If it left one out, the logprobs would still be right, and the ranks' copies of a weight
-would get another part of the gradient each.
+A model's plan determines which weights stay whole, and where their gradients must be summed over
+the tensor ranks. If it missed a sum, the logprobs would still be right. But each rank's copy of a
+weight would get a different part of the gradient.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -27,10 +27,10 @@ from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.sharding import RankMesh, class_name, own
 
 _TOLERANCE: Final = 0.1
-"""Largest difference between copies of a gradient, over the largest value of the first.
+"""Largest difference between copies of a gradient, relative to the largest value of the first.
 
-Copies differ by the rounding of kernels that add in no fixed order, a percent in 16 bits at most.
-Parts of a sum that nobody has added up differ by as much as they are large.
+Copies differ by the rounding of kernels that add in no fixed order, at most a percent in 16 bits.
+Parts of a sum that was never added up differ by as much as their own size.
 """
 
 _GAPS: Final = msgspec.msgpack.Decoder(tuple[float, str])
@@ -38,7 +38,7 @@ _DIGESTS: Final = msgspec.msgpack.Decoder(str)
 
 
 class ReplicaRowsDiffer(OffbeatError):
-    """Tensor-parallel ranks of one replica were given other groups: their sums would be of neither."""
+    """Tensor-parallel ranks of a replica got different groups: their sums would fit neither."""
 
     during: str
     first: int
@@ -57,7 +57,7 @@ def check_same_rows(
     """Check that the tensor ranks of each replica read the same microbatches. All ranks call it.
 
     Raises:
-        ReplicaRowsDiffer: Those of a replica do not; on all ranks.
+        ReplicaRowsDiffer: Ranks of a replica read different ones. Raised on all ranks.
     """
     digest = xxhash.xxh3_128()
     for packed in microbatches:
@@ -74,25 +74,25 @@ def check_same_rows(
 def prove_copies(
     model: PreTrainedModel, witness: Witness, dtype: torch.dtype, mesh: RankMesh, peers: Peers
 ) -> None:
-    """Prove that all tensor ranks get the whole gradient of the weights they have copies of.
+    """Prove that all tensor ranks get the whole gradient of the weights that each of them holds.
 
-    All ranks call it together, before there is an optimizer; it leaves no gradient.
+    All ranks call it together, before the optimizer is created. It leaves no gradient.
 
     Raises:
-        UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+        UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
     """
     total = packed_logprobs(model, witness.packed(model), 1.0, dtype).sum()
     check_copies(class_name(model), copies_gap(model, total, mesh), peers)
 
 
 def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[float, str]:
-    """Return how far copies of a gradient are apart at most, over its largest value, and of what.
+    """Return the largest gap between a gradient's copies, over its largest value, and its name.
 
-    All ranks of the mesh call it together, before there is an optimizer; it leaves no gradient.
+    All ranks of the mesh call it together, before the optimizer is created. It leaves no gradient.
 
     Args:
         model: Divided over the tensor ranks of ``mesh``.
-        total: What ``model`` has computed, as one number.
+        total: Result of ``model`` as one number.
         mesh: The ranks.
     """
     total.backward()
@@ -114,16 +114,16 @@ def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[f
 def check_copies(
     model: str, worst: tuple[float, str], peers: Peers, setting: str = "trainer.tensor_parallel"
 ) -> None:
-    """Check what ``copies_gap`` returned on every rank. All ranks of the world call it together.
+    """Check the result of ``copies_gap`` on every rank. All ranks of the world call it together.
 
     Args:
         model: Name of the model's class.
-        worst: On this rank; nothing is apart on one that has no copies.
+        worst: Result on this rank. The gap is 0 on a rank without copies.
         peers: The ranks of the world.
         setting: Key of the recipe that divides the model.
 
     Raises:
-        UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+        UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
     """
     gap, name = max(peers.all_gather(worst, _GAPS))
     if not gap <= _TOLERANCE:
