@@ -1,1 +1,1 @@
-"""``offbeat verify-weights``: which weight differs first between a checkpoint and the engines."""
+"""``offbeat verify-weights``: finds the first weight that differs between checkpoint and engine."""

@@ -1,12 +1,12 @@
-"""Compares a run's weights over every leg from its checkpoint to the engines, as far as asked.
+"""Compares a run's weights over the requested legs from its checkpoint to the engines.
 
 Locates a wrong weight between a trainer's checkpoint and an engine, by the leg that changed it.
 
     checkpoint --export--> Hugging Face directory
     checkpoint --wire----> release that the engine verified --load--> tensors that the engine serves
 
-A release is known by the digests of its chunks, which the engine compared with what arrived. So the
-load leg needs no checkpoint: the engine packs what it serves once more. The wire leg packs the
+The digests of its chunks identify a release. The engine compared them with the received chunks. So
+the load leg needs no checkpoint: the engine packs its served tensors again. The wire leg packs the
 checkpoint as the trainer packs a release.
 """
 
@@ -58,7 +58,7 @@ from offbeat.weight_sync.wire_format import formats_by_dtype
 
 
 class Leg(enum.StrEnum):
-    """A part of the way from a checkpoint to what an engine computes with."""
+    """A part of the way from a checkpoint to the served weights of an engine."""
 
     EXPORT = "export"
     WIRE = "wire"
@@ -69,10 +69,10 @@ class LegResult(NamedTuple):
     """Outcome of the comparison over one leg."""
 
     leg: Leg
-    between: str  # what was compared, for people
+    between: str  # the two sides, for people
     difference: TensorDifference | None = None
     problem: str = ""  # why it could not be compared; empty: it was
-    was_asked: bool = True  # False: it would have been compared if it could be
+    was_asked: bool = True  # False: compared only if possible
 
     @property
     def is_equal(self) -> bool:
@@ -87,12 +87,12 @@ class LegResult(NamedTuple):
 def compare_export(
     between: str, saved: Iterable[tuple[str, Tensor]], files: Mapping[str, Callable[[], Tensor]]
 ) -> LegResult:
-    """Compare the weights of a checkpoint with tensors of files, rounded as those are.
+    """Compare the weights of a checkpoint with tensors of files, rounded like the files.
 
     Args:
-        between: What is compared.
+        between: The two sides, for people.
         saved: Weights of the checkpoint, under the names of the files.
-        files: Reads each tensor of the files, by name; what ties to another one is left out.
+        files: Reads each tensor of the files, by name, without tensors tied to another one.
     """
     first: TensorDifference | None = None
     seen = set[str]()
@@ -112,12 +112,12 @@ def compare_export(
 def compare_served(
     served: ServedWeights, named: Callable[[Manifest], Iterator[tuple[str, Tensor]]] | str
 ) -> list[LegResult]:
-    """Compare a checkpoint with a release, and the release with what an engine serves.
+    """Compare a checkpoint with a release, and the release with the engine's served weights.
 
     Args:
         served: Answer of the engine.
-        named: Iterates over the checkpoint's weights under the names of the release; or why there
-            is no checkpoint of this version.
+        named: Iterates over the checkpoint's weights under the names of the release. Or a string:
+            why this version has no checkpoint.
     """
     manifest, where = served.manifest, f"{served.engine}, version {served.version}"
     if manifest is None or served.version is None:
@@ -134,7 +134,7 @@ def compare_served(
 def _saved(
     manifest: Manifest, named: Iterator[tuple[str, Tensor]]
 ) -> tuple[PackedWeights, tuple[str, ...]]:
-    """Pack a checkpoint's weights in whatever order they come; return the names it lacks, too."""
+    """Pack a checkpoint's weights in any order. Also return the names that it lacks."""
     chunks, held = list(walk(manifest)), dict[str, Tensor]()
     specs, seen = {spec.name: spec for spec in manifest.tensors}, set[str]()
     parts = dict[str, list[ReleasePart]]()
@@ -164,7 +164,7 @@ def _saved(
 def _as_released(
     named: Iterator[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a release has, in the trainer's types, or quantized as it was."""
+    """Yield the tensors of a release in the trainer's types, or quantized like the release."""
     formats = formats_by_dtype()
     for name, tensor in named:
         spec = specs.get(name)
@@ -230,7 +230,7 @@ def _first(
 
 
 def _of_chunk(chunk: WeightChunk, got: str, want: str) -> TensorDifference:
-    """Return the difference of a chunk whose tensors cannot be compared one by one."""
+    """Return the difference of a chunk, if its tensors cannot be compared one by one."""
     return TensorDifference(
         chunk.tensors, "", f"digest {got} of chunk {chunk.index}, expected {want}"
     )
@@ -241,7 +241,7 @@ _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
 class NothingToCompare(FixableError):
-    """``offbeat verify-weights`` was given one side of a comparison alone."""
+    """``offbeat verify-weights`` got only one side of a comparison."""
 
     form = "{} {}. {}"
 
@@ -250,10 +250,10 @@ class VerifiedRun:
     """The checkpoints of a run, or one checkpoint, to compare with."""
 
     def __init__(self, what: Path, *, checkpoint_needed: bool = True) -> None:
-        """Find the newest checkpoint of a run, or take the named directory.
+        """Find the newest checkpoint of a run, or use the named directory.
 
         Raises:
-            NoSavedWeights: There is none, and one is needed.
+            NoSavedWeights: No checkpoint exists, and one is needed.
         """
         is_run = (what / CONFIG).is_file()
         self.root = what / "checkpoints" if is_run else what.absolute().parent
@@ -271,7 +271,7 @@ class VerifiedRun:
         return next((path for path in found if path.is_dir()), None)
 
     def config(self) -> RunConfig | None:
-        """Return the resolved recipe of the run, if the checkpoint lies in one."""
+        """Return the resolved recipe of the run, or None if the checkpoint is not in a run."""
         path = self.run_dir / CONFIG
         return load_recipe(path, []).config if path.is_file() else None
 
@@ -285,7 +285,7 @@ class VerifiedRun:
 
 
 def version_of(checkpoint: Path) -> int | None:
-    """Return the weight version in the name of a checkpoint; None for any other directory."""
+    """Return the weight version in the name of a checkpoint, or None for any other directory."""
     for kind in (_STATE, _STEP):
         number = checkpoint.name.removeprefix(kind)
         if checkpoint.name.startswith(kind) and number.isdigit():
@@ -299,9 +299,9 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     The directory of a run of adapters is compared twice: its adapters, and the merged model.
 
     Raises:
-        NothingToCompare: There is no directory to compare with.
+        NothingToCompare: No directory to compare with was given or exported.
         NoSavedWeights: A side holds no weights.
-        CheckpointCorrupt: A file of the checkpoint is not what was written.
+        CheckpointCorrupt: A file of the checkpoint differs from the written one.
     """
     assert run.checkpoint is not None  # noqa: S101 -- the caller has looked
     saved = _intact(run.checkpoint)
@@ -330,7 +330,7 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
 
 
 def verify_engines(run: VerifiedRun, served: Sequence[ServedWeights]) -> list[LegResult]:
-    """Compare what each engine serves with its release, and that with the checkpoint of its version."""
+    """Compare each engine's weights with its release, and that with its version's checkpoint."""
     results = list[LegResult]()
     for each in served:
         results += compare_served(each, _reference(run, each.version))
@@ -340,13 +340,13 @@ def verify_engines(run: VerifiedRun, served: Sequence[ServedWeights]) -> list[Le
 
 
 def _intact(path: Path) -> SavedWeights:
-    """Return the weights of a directory; the files of a training state are verified first.
+    """Return the weights of a directory. Verify the files of a training state first.
 
-    A damaged one would be reported as a weight that differs, or by whatever torch finds in it.
+    Otherwise a damaged file would be reported as a differing weight, or by an error of torch.
 
     Raises:
         NoSavedWeights: It holds none.
-        CheckpointCorrupt: A file is missing, or has another digest than when it was written.
+        CheckpointCorrupt: A file is missing, or its digest has changed since it was written.
     """
     if (path / MANIFEST).is_file():
         verify(path, read_manifest(path).files)
@@ -354,7 +354,7 @@ def _intact(path: Path) -> SavedWeights:
 
 
 def _rounded_at_random(run: VerifiedRun, checkpoint: Path) -> str | None:
-    """Say why float32 masters cannot be compared with what was made of them; None: they can."""
+    """Return why float32 masters cannot be compared with weights made of them, else None."""
     config = run.config()
     if config is None or config.trainer.backend == "stub" or not checkpoint.name.startswith(_STATE):
         return None
@@ -398,7 +398,7 @@ def _export(between: str, target: Path, named: Iterator[tuple[str, Tensor]]) -> 
 def _merged_export(
     run: VerifiedRun, checkpoint: Path, target: Path, adapters: SavedWeights
 ) -> LegResult:
-    """Compare a directory with the base model and the adapters added, as the trainer exports them."""
+    """Compare a directory with the base model plus adapters, merged as the trainer exports them."""
     from offbeat.plugins.lora.release import merged, part_named  # noqa: PLC0415 -- likewise
     from offbeat.plugins.lora.section import lora_section  # noqa: PLC0415 -- brings these weights
 
@@ -429,9 +429,9 @@ def _merged_export(
 def legs_or_exit(
     what: Path, against: Path | None, *, engine: bool, wait_s: float
 ) -> list[LegResult]:
-    """Compare weights over every leg; if nothing can be compared, end the command with code 2.
+    """Compare weights over every leg. If nothing can be compared, end the command with code 2.
 
-    With ``engine`` an export is compared if there is one, and a missing one is no failure.
+    With ``engine`` an export is compared if it exists. A missing export is no failure then.
     """
     results = list[LegResult]()
     try:

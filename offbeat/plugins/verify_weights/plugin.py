@@ -1,4 +1,4 @@
-"""``offbeat verify-weights``. Torch is loaded when it runs, not before."""
+"""``offbeat verify-weights``. It loads torch only when it runs."""
 
 from pathlib import Path
 from typing import Annotated, Final
