@@ -44,7 +44,7 @@ class GroupWork:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Times of a run's parts. One of ``n`` sequences needs ``alone + shared * n`` s per work unit."""
+    """Times of a run's parts. One of ``n`` sequences needs ``alone + shared * n`` s per unit."""
 
     alone: float
     shared: float
