@@ -105,7 +105,7 @@ def _substitutes(config: RunConfig) -> str:
     """Return lines about the stand-ins for the user's code; empty without user code."""
     environments = {view.environment.name for view in environment_views(config).values()}
     mine = {target: _SUBSTITUTES.get(key, _MADE_UP) for key, target in targets(config).items()}
-    # A recipe names its code.
+    # Code that the recipe names is listed under that name.
     nameless = {name for name in environments if not find_traits(name).user_code}
     of_others = {name for name in nameless if name not in known_environments()}
     mine |= dict.fromkeys(sorted(of_others), _MADE_UP)

@@ -300,7 +300,7 @@ class Cluster:
         return True
 
     def _lose_machine(self, kind: str, machine: str) -> bool:
-        """Kill a machine or cut it off. It is replaced when Ray reports it lost.
+        """Kill a machine or cut it off. It is given up and replaced when Ray reports it lost.
 
         Its actors do not return.
         """

@@ -317,7 +317,7 @@ def _give_images(
     without = RunConfig.model_validate(_merged(_with_engines(base), changes))
     step_bytes = without.groups_per_step * max_group_bytes(without)
     capacity_mib = rng.choice(steps) * step_bytes / 2**20
-    changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # exact, against rounding
+    changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # so that rounding costs no byte
 
 
 _FIXED: Final[dict[str, Any]] = {

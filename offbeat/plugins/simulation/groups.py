@@ -92,7 +92,7 @@ class Content:
         self.media_bytes = _media_bytes(task, config, dice)
 
     def tokens_of_turn(self, turn: int) -> tuple[tuple[int, int], ...]:
-        """Return the samples that have this turn, counted from 0, and their tokens in it."""
+        """Return the samples that have this turn, counted from 0, with token counts."""
         if self.most_turns == 1:
             return tuple(enumerate(self.lengths)) if turn == 0 else ()
         samples = enumerate(zip(self.lengths, self.turns, strict=True))
