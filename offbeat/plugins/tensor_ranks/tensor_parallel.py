@@ -61,7 +61,7 @@ def tensor_plan(
     holds_tower: bool = True,
     names: SizeNames = RECIPE_NAMES,
 ) -> dict[str, str]:
-    """Return the kind of division by module name. Only names and sizes are read, no memory.
+    """Return the kind of division by module name. It needs only names and sizes, no memory.
 
     ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs. ``HEADS`` is a norm of queries
     or keys. It is whole on every rank, and each rank has the gradient of its heads.

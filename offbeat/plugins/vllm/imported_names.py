@@ -1,4 +1,4 @@
-"""The vLLM names that the actor's process uses. Importing this module takes seconds."""
+"""The vLLM names that the actor's process uses. Importing this module needs seconds."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # ruff: noqa: F401 -- names of vLLM; ``lazy_import`` returns this module
