@@ -14,12 +14,9 @@ decoded lengths. Here the frequencies are fixed to the values for a row of ``max
 vLLM does the same with longrope.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
 

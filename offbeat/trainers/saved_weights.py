@@ -14,8 +14,6 @@ plug-in may load the names of the model's files, which may contain more than is 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 # safetensors declares its files without types.
 
 import json

@@ -3,8 +3,6 @@
 Weights of a model of which each rank holds a part of one side.
 """
 
-# pyright: reportUnknownMemberType=false
-# torch declares some functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 

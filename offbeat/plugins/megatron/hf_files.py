@@ -12,8 +12,6 @@ their shapes, as it is done here.
 Legend: E experts, I columns of one, H hidden.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# safetensors declares its files without types.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # safetensors declares its files without types.

@@ -5,10 +5,10 @@ Dropout is off: nothing random happens in a step, so that it can be repeated.
 Specification of a model's layers: the library's modules, and a norm for every layout.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnnecessaryComparison=false
-# megatron-core has no types.
 # pyright: reportIncompatibleVariableOverride=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnnecessaryComparison=false
+# megatron-core has no types.
 # megatron-core has no types; its ``forward`` is wrapped.
 
 import math

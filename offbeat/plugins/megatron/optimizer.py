@@ -10,12 +10,10 @@ gathered. A part is a range of a flattened parameter, not a box: states are gath
 saved and split when they are loaded, so they equal those of ``MainGradAdamW`` and fit any layout.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# megatron-core has no types.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
+# megatron-core has no types.
 # megatron-core has no types, and annotates None away where it allows it.
 
 import math

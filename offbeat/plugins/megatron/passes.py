@@ -6,8 +6,6 @@ Alignment of a rank's microbatches with those of the ranks that it computes with
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # megatron-core has no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# megatron-core has no types.
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager

@@ -40,8 +40,6 @@ the copy is for models that are not quantized (``obstacle``).
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
 # vllm lives in an environment of its own (docs/vllm.md).
 # ruff: noqa: SLF001 -- torch and vLLM have no public name for a module's tensors and their loading
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

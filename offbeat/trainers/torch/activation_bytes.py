@@ -10,7 +10,6 @@ Bytes of a model that a rank holds if tensor ranks divide it and data ranks shar
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch and transformers declare some functions without types.
-# pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

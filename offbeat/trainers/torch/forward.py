@@ -12,8 +12,6 @@ from its own logits, and computes the logits again in backward.
 Legend: U places that predict, V vocabulary, N wanted tokens.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch declares some functions without types.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 

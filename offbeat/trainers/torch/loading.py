@@ -9,7 +9,6 @@ read the files. It broadcasts tensor by tensor, and each rank copies its part.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
-# pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
 from collections.abc import Mapping

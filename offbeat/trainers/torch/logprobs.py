@@ -20,8 +20,6 @@ Legend: U places with logits, V this rank's rows of the vocabulary, N tokens, T 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch declares some functions without types, and transformers its models.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
 import math

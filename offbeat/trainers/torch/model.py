@@ -16,7 +16,6 @@ and FSDP2 keeps its shards in the dtype of the model.
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
-# pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
 import functools

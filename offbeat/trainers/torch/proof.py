@@ -8,10 +8,9 @@ on a tiny model of the class and on the model.
 Packed rows of a startup proof, and the proof of rows behind media.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
-# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch declares some functions without types. Private names are explained where they are used.
 
 from collections.abc import Sequence

@@ -12,9 +12,8 @@ Rank ``d * tensor + t`` is tensor rank ``t`` of replica ``d``. Every collective 
 one axis: FSDP2 gathers and reduces over ``data``, divided matrices over ``tensor``.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-# torch declares some functions without types.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
 import itertools

@@ -16,10 +16,6 @@ them as msgpack.
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its functions untyped. Private names are explained where they are
 # used.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# torch declares some functions without types.
-# pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
 import pickle
