@@ -22,10 +22,10 @@ class Checkpoints:
         self._tried = 0  # newest version whose save was begun, well or not
 
     def is_due(self, version: int) -> bool:
-        """Return whether a multiple of the interval has passed since the newest save up to ``version``.
+        """Return whether a multiple of the interval was passed since the newest save before it.
 
-        So a save that a controller missed by dying is made up for; one that the disk refused is not,
-        before the next multiple.
+        If a controller died before a save, the next controller saves instead. If the disk refused a
+        save, the next try is at the next multiple.
         """
         interval = self._state.config.checkpoint.interval
         if not interval:
@@ -37,10 +37,10 @@ class Checkpoints:
     async def save(self, version: int) -> None:
         """Save this version.
 
-        A full or broken disk costs a checkpoint, not the run: earlier ones are kept.
+        A full or broken disk costs a checkpoint, not the run: earlier checkpoints are kept.
 
         Raises:
-            TrainerLost: It has another version: its process was replaced without notice.
+            TrainerLost: It has another version, because its process was replaced unnoticed.
         """
         state, waiter = self._state, f"checkpoint of version {version}"
         self._tried = version
@@ -59,7 +59,7 @@ class Checkpoints:
         state.ledger.checkpointed(made.version, made.digest)
 
     async def save_model(self) -> None:
-        """Save the trained model; a run without an applied step has none."""
+        """Save the trained model, if any step was applied."""
         state, checkpoint = self._state, self._state.config.checkpoint
         version = state.ledger.trainer_version
         if not (checkpoint.final and version):
@@ -69,5 +69,5 @@ class Checkpoints:
             try:
                 save = partial(self._trainer_client.trainer.save, state.fence, version)
                 await self._trainer_client.call(waiter, save, checkpoint.deadline_s)
-            except TrainStepFailed as failure:  # it holds other weights: started anew, unasked
+            except TrainStepFailed as failure:  # it restarted by itself with other weights
                 raise TrainerLost(waiter, str(failure)) from failure

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """Start no rollout and no step; work in progress is finished."""
+    """Start no rollout and no step. Work in progress is finished."""
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
@@ -12,14 +12,14 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End normally: after the step in progress if its batch is complete, else without that step."""
+    """Stop after the step in progress if its batch is complete, else at once, without that step."""
 
     reason: str = "offbeat control stop"
     """Cause of the early end, for ``Summary.ended_by``."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End now; groups in flight are lost."""
+    """End now. Groups in flight are lost."""
 
     reason: str
 

@@ -13,8 +13,8 @@
     watchdog    a time without progress            its background timer
     control     a command                          ``control()``
 
-When the train pump returns, the run is over. When any pump raises, all are cancelled and the error
-leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
+The run ends when the train pump returns. If a pump raises, all pumps are cancelled and
+``Controller.run`` raises the error. No pump polls, and no pump catches an error that it cannot fix.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ log = structlog.stdlib.get_logger()
 
 
 class Controller:
-    """The only owner of run state. Actors are called and reply; they never call back."""
+    """Owns all run state. Actors are called and reply, but never call back."""
 
     def __init__(  # noqa: PLR0913 - the seams of a run, by name
         self,
@@ -92,23 +92,23 @@ class Controller:
     ) -> None:
         """Create the controller on the event loop that runs it.
 
-        All its times are of that loop's clock.
+        All its times are read from that loop's clock.
 
         Args:
-            config: The run.
-            fence: Run id and incarnation of this controller; actors refuse lower incarnations.
+            config: Recipe of the run.
+            fence: Run id and incarnation of this controller. Actors refuse lower incarnations.
             ports: Everything outside the controller.
             sampler: The staleness policy.
             advantages: Function from the rewards of a group to its samples' advantages.
-            advantages_within_s: Seconds that it may block for a chunk; None: it never blocks.
+            advantages_within_s: Seconds that it may block for a chunk, or None if it never blocks.
             loss: Loss of every step.
             max_group_bytes: Maximum bytes of one group's columns.
             rng: Random numbers for the jitter of back-offs.
             ledger: Fold of the journal, if the run has had a controller before.
             driver: Name of the process that started this incarnation, for the journal.
             groups_per_turn: Groups that a rewind returns between two turns of the event loop.
-            evaluates_only: Nothing is trained, so evaluations may have every engine.
-            spares_prompts: Evaluations keep prompts whose samples have all failed.
+            evaluates_only: Nothing is trained, so evaluations may use every engine.
+            spares_prompts: Evaluations tolerate prompts of which every sample failed.
         """
         self._config, self._ports, self._driver = config, ports, driver
         state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
@@ -171,9 +171,10 @@ class Controller:
         """Train to the end. The actors are closed on return, also after an error.
 
         Args:
-            on_ended: Called with the error to be raised, or None, before the actors are closed:
-                closing may take long, and the outcome should be on disk by then. It returns True
-                if a newer controller owns the run: its checkpoints and actors are left alone.
+            on_ended: Called with the error to be raised, or None, before the actors are closed,
+                because closing may be slow and the outcome should be on disk by then. It returns
+                True if a newer controller owns the run. Then its checkpoints and actors stay
+                untouched.
 
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
@@ -222,7 +223,7 @@ class Controller:
         self.state.operator.send(command)
 
     def abort(self, reason: str) -> None:
-        """End now; groups in flight are lost. Call from the event loop."""
+        """End now. Groups in flight are lost. Call from the event loop."""
         self.control(Abort(reason))
 
     async def _open(self) -> None:
@@ -298,10 +299,10 @@ class Controller:
                     raise RunAborted(command.reason)
 
     async def _wait_for_open_step(self) -> None:
-        """Wait for a step that is being finished, within the time reserved for a last checkpoint.
+        """Wait for the step in progress to finish, within the time reserved for a last checkpoint.
 
-        If the trainer had applied a step that is unknown to the ledger, no saved version would be
-        known.
+        If the trainer had applied a step that is unknown to the ledger, no checkpoint could be
+        trusted.
         """
         state, clock = self.state, asyncio.get_running_loop().time
         grace_s = _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
@@ -342,7 +343,7 @@ class Controller:
     async def _recorded(
         self, pump: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Run ``pump``; record its error before the task group cancels the others."""
+        """Run ``pump``. Record its error before the task group cancels the other pumps."""
         try:
             await pump(*args, **kwargs)
         except Exception as error:
@@ -350,7 +351,7 @@ class Controller:
             raise
 
     def _ended(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
-        """Enter the last phase; return the error that ``run`` raises."""
+        """Enter the last phase, and return the error that ``run`` raises."""
         cause, state = self._cause, self.state
         is_requested = isinstance(cause, RunAborted | asyncio.CancelledError)
         state.lifecycle.enter(RunPhase.ABORTED if is_requested else RunPhase.FAILED)
@@ -362,7 +363,7 @@ class Controller:
 
     async def _keep_state(self) -> None:
         """Save a checkpoint of a run that ends early, if its trainer is healthy."""
-        # A pump with tasks of its own raises a group.
+        # A pump with subtasks raises an exception group.
         match self._cause and next(leaves(self._cause)):
             case RunAborted():
                 within_s = self._keep_until - asyncio.get_running_loop().time()

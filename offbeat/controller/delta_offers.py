@@ -1,7 +1,7 @@
-"""Decides which engines get a delta of a release, and which the full release. Pure.
+"""Decides which engines get a delta of a release, and which get the full release. Pure.
 
-A delta is offered to an engine whose living process last acked the base, by digest. The engine
-compares again, with what it serves: this choice saves bytes, that comparison is the guarantee.
+An engine is offered a delta if its living process last acked the base, compared by digest. The
+engine compares the base with its own weights again. The choice here only saves bytes.
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ log = structlog.stdlib.get_logger()
 
 
 class DeltaOffers:
-    """Record of what each engine is known to serve, and figures of what was sent."""
+    """Records the release that each engine serves, and metrics of the bytes sent."""
 
     def __init__(self, *, enabled: bool) -> None:
-        """``enabled``: whether the trainer publishes deltas."""
+        """Create the record. ``enabled``: whether the trainer publishes deltas."""
         self._enabled = enabled
         self._acked = dict[str, tuple[str, str]]()  # incarnation and digest by engine
         self._refused = set[str]()  # engines that refused a base, until they are offered a release
@@ -43,15 +43,15 @@ class DeltaOffers:
         self._changed = None if release.delta is None else release.delta.changed
 
     def took(self, ack: WeightsAck) -> None:
-        """Record the release that an engine serves by its own ack."""
+        """Record the release that an engine serves, according to its ack."""
         self._acked[ack.engine] = ack.incarnation, ack.digest
 
     def lost(self, name: str) -> None:
-        """Record that an engine may serve anything: its next release is a full one."""
+        """Record that an engine's weights are unknown, so its next release is a full one."""
         self._acked.pop(name, None)
 
     def refused(self, name: str) -> None:
-        """Record that an engine does not serve the base that it had acked."""
+        """Record that an engine does not serve the base that it acked."""
         self.lost(name)
         self._refused.add(name)
 
@@ -60,7 +60,7 @@ class DeltaOffers:
         self._acked.clear()
 
     def take_figures(self) -> dict[str, float]:
-        """Return the metrics of what was sent since the last call."""
+        """Return the transfer metrics since the last call."""
         figures: dict[str, float] = {"sync/sent_bytes": self._nbytes}
         if self._enabled:
             figures |= {f"sync/full_{reason}": self._full[reason] for reason in FullReason}

@@ -76,14 +76,14 @@ class EngineRecord:
 
     @property
     def is_given_up(self) -> bool:
-        """Return whether no process of it is known to live: what it still answers counts for nothing."""
+        """Return whether no process of it is known to live, so that its replies are ignored."""
         return self.health in (Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
     @property
     def is_on_trial(self) -> bool:
         """Return whether its last request failed and one is open.
 
-        It gets no other one meanwhile.
+        Meanwhile it gets no other request.
         """
         return self.strikes > 0 and self.outstanding > 0
 

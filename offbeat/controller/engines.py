@@ -2,7 +2,7 @@
 
 RESTARTING -> STALE (it answered) -> HEALTHY (it acked a verified sync) -> SUSPECT -> DEAD -> ...
 
-An engine that fails again and again is retired: the run goes on with the others.
+An engine that fails again and again is retired. The run continues with the other engines.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class EnginePump:
         self._probe_interval_s = max(self._config.probe_interval_s, fleet_size / _PROBES_PER_S)
 
     async def run(self) -> None:
-        """Return once the engine is retired; at once if a former controller has retired it.
+        """Keep the engine in service until it is retired. Return at once if it already was.
 
         Raises:
-            EngineBudgetSpent: It needs more restarts than the budget allows, and the run needs it.
+            EngineBudgetSpent: The engine needs more restarts than the budget, and the run needs it.
             EngineNotStarted: It does not start, and no other engine is alive.
         """
         if self._name in self._state.costs.retired:
@@ -65,7 +65,7 @@ class EnginePump:
             await self._restart()
 
     async def _join(self) -> bool:
-        """Wait until the engine has replied and is STALE; return False if it has to be replaced.
+        """Wait until the engine has replied and is STALE. Return False if it must be replaced.
 
         Raises:
             EngineNotStarted: It did not reply within ``generator.start_deadline_s``, and no other
@@ -103,7 +103,7 @@ class EnginePump:
             await asyncio.sleep(RETRY_S)  # the process that was given up still answers
 
     async def _catch_up(self) -> bool:
-        """Sync a STALE engine to the current release; return False if it has to be replaced."""
+        """Sync a STALE engine to the current release. Return False if it must be replaced."""
         state, engine = self._state, self._state.fleet.engines[self._name]
         strikes = 0
         while strikes < _SYNC_STRIKES:
@@ -124,9 +124,9 @@ class EnginePump:
         return False
 
     async def _catch_up_unless_lost(self) -> bool:
-        """Sync the engine once; return False if that failed, or if it was lost meanwhile.
+        """Sync the engine once. Return False if the sync failed or the engine was lost meanwhile.
 
-        The transfer may hold the lock of all syncs, so a loss must not wait for its deadline.
+        The transfer may hold the lock of all syncs, so a loss ends it before its deadline.
         """
         watch = asyncio.ensure_future(self._give_up_if_lost())
         try:
@@ -137,7 +137,7 @@ class EnginePump:
             watch.cancel()
 
     async def _give_up_if_lost(self) -> None:
-        """Probe the engine until it is lost; end its transfer then."""
+        """Probe the engine until it is lost, then end its transfer."""
         while True:
             await asyncio.sleep(self._probe_interval_s)
             if not await self._probe():
@@ -146,7 +146,7 @@ class EnginePump:
         self._state.waits.give_up(self._name, self._last_failure)
 
     async def _until_lost(self) -> None:
-        """Wait until the engine is dead, or stale beyond repair."""
+        """Wait until the engine is dead, or stale and beyond repair."""
         engine = self._state.fleet.engines[self._name]
         while True:
             await self._doubt_or_timer()
@@ -175,9 +175,9 @@ class EnginePump:
             pass  # the background probe timer
 
     async def _probe(self) -> bool:
-        """Probe the engine's state; return False if it is gone, broken, or silent for too long.
+        """Probe the engine's state. Return False if it is gone, broken, or silent for too long.
 
-        An engine that misses a single probe may be compiling or short of CPU: it gets no work and
+        An engine that misses a single probe may be compiling or short of CPU. It gets no work and
         is probed again, unless its requests fail as well.
         """
         for probe in range(1, self._config.probe_strikes + 1):
@@ -202,7 +202,7 @@ class EnginePump:
         return False
 
     async def _send_probe(self) -> None:
-        """Send one probe; raises the errors of the call."""
+        """Send one probe. Raises the errors of the call."""
         state = self._state
         answer = await state.waits.call(
             f"probe of {self._name}",
@@ -218,7 +218,7 @@ class EnginePump:
     # --- the end of a process --------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Mark the engine as dead; later messages of this process are ignored."""
+        """Mark the engine as dead. Later messages of this process are ignored."""
         reason = self._last_failure or "its requests or weight syncs failed"
         self._state.fleet.dead(self._name)
         self._state.waits.give_up(self._name, reason)
@@ -227,10 +227,10 @@ class EnginePump:
         self._state.ledger.note(EngineLost(engine=self._name, reason=reason))
 
     def _is_retired(self) -> bool:
-        """Return whether the dead engine stays down for good instead of being restarted.
+        """Return True if the dead engine stays down, or False if it is restarted.
 
         Raises:
-            EngineBudgetSpent: It may not be restarted, and the run needs it.
+            EngineBudgetSpent: Its restart budget is spent, and the run needs it.
         """
         state, budget = self._state, self._config.restart_budget
         if state.fleet.replaced >= budget:
@@ -243,7 +243,7 @@ class EnginePump:
         return self._is_hopeless()
 
     def _is_hopeless(self) -> bool:
-        """Return whether the engine fails after every restart, and the run does not need it."""
+        """Return whether the engine fails after every restart and the run does not need it."""
         fruitless = self._state.fleet.engines[self._name].fruitless
         return fruitless > self._config.retire_after and self._can_be_spared()
 

@@ -16,7 +16,7 @@ class RunAborted(OffbeatError):
 
 
 class RunStalled(OffbeatError):
-    """Nothing changed for ``stall_timeout_s``, and no call is within its own deadline."""
+    """Nothing changed for ``stall_timeout_s``, and no open call is within its deadline."""
 
     quiet_s: float
     where: str
@@ -27,7 +27,7 @@ class RunStalled(OffbeatError):
 
 
 class BudgetSpent(OffbeatError):
-    """A failure that the run survives happened more often than its budget allows."""
+    """A tolerated kind of failure happened more often than its budget allows."""
 
     what: str
     budget: int
@@ -43,7 +43,7 @@ class BudgetSpent(OffbeatError):
 
 
 class EveryRolloutFailed(BudgetSpent):
-    """No rollout was answered, and a budget of dropped groups would be spent on that."""
+    """No rollout was answered, and the failures would spend a budget of dropped groups."""
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ class EveryRolloutFailed(BudgetSpent):
 
 
 class RewardCallBudgetSpent(BudgetSpent):
-    """The calls of reward functions that are left do not cover one more group."""
+    """The remaining calls of reward functions do not cover one more group."""
 
     def __str__(self) -> str:
         return (
@@ -63,7 +63,7 @@ class RewardCallBudgetSpent(BudgetSpent):
 
 
 class EveryCanaryFailed(OffbeatError):
-    """No engine computes from the released weights what the trainer computes."""
+    """No engine reproduces the trainer's log-probabilities from the released weights."""
 
     engines: int
     last: str
@@ -98,7 +98,7 @@ class EngineBudgetSpent(BudgetSpent):
 
 
 class TrainerBudgetSpent(BudgetSpent):
-    """The trainer failed more often than its budget allows: its state is not worth a checkpoint."""
+    """The trainer failed more often than its budget allows, so its state is not saved."""
 
 
 class EngineNotStarted(DeadlineExceeded):
@@ -106,7 +106,7 @@ class EngineNotStarted(DeadlineExceeded):
 
 
 class TrainerLost(OffbeatError):
-    """A trainer rank is gone, late, or in another state than the ledger; all ranks are replaced."""
+    """A trainer rank is gone, late, or disagrees with the ledger. All ranks are replaced."""
 
     during: str
     detail: str
@@ -158,7 +158,7 @@ class EmptyBatch(OffbeatError):
 
 
 class RunFailed(OffbeatError):
-    """The run ended on an error; ``causes`` are the original exceptions, the first one first."""
+    """The run ended on an error. ``causes`` are the original exceptions, the first one first."""
 
     phase: str
     step: int
@@ -167,7 +167,7 @@ class RunFailed(OffbeatError):
 
     @property
     def is_of_user_code(self) -> bool:
-        """Return whether code of the user failed first, or spent a budget by failing."""
+        """Return whether user code failed first, or spent a budget by failing."""
         first = self.causes[0]
         if any(isinstance(each, UserCodeRefused) for each in (first, first.__cause__)):
             return True

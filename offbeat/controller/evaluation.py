@@ -1,12 +1,13 @@
 """Evaluation pump: scores sets of held-out prompts, all at one weight version.
 
-An evaluation is recorded whole, when its last sample is in. A controller that takes over, or
-resumes the run, repeats one that was due and is not recorded, at the version served by then.
+An evaluation is recorded as one record, after its last sample. A controller that starts or resumes
+the run repeats an evaluation that was due but not recorded. It then scores the version served.
 
-A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
-afterwards. With one engine only, no newer weights are served meanwhile: training continues as far
-as ``max_staleness`` allows, then waits, at most until the evaluation's deadline. Where engines share
-the trainer's weights, a step is finished before or after an evaluation, with any number of engines.
+A pinned engine is skipped by weight syncs, so each metric belongs to one version. The engine
+catches up afterwards. If there is only one engine, no newer weights are served meanwhile. Training
+continues until ``max_staleness`` stops it, then waits, at most until the evaluation's deadline. If
+engines share the trainer's weights, no step is finished during an evaluation, whatever the engine
+count.
 """
 
 import asyncio
@@ -46,11 +47,11 @@ _STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the d
 
 
 PREVIEW_BYTES: Final = 64 * 2**20
-"""Bytes of small copies of media that one evaluation keeps; prompts that end later have none."""
+"""Bytes of media previews that one evaluation keeps. Prompts that end later have none."""
 
 
 class EvaluationFailed(OffbeatError):
-    """A version could not be scored; training is not affected."""
+    """A version could not be scored. Training is not affected."""
 
     version: int
     detail: str
@@ -60,12 +61,12 @@ class EvaluationFailed(OffbeatError):
 
 
 class Evaluation:
-    """Runs at most one evaluation at a time; a version requested meanwhile is scored after it.
+    """Runs one evaluation at a time. A version requested meanwhile is scored afterwards.
 
     consumes   versions that the train pump asks it to score, held-out prompts
     produces   the metrics ``eval/*``, records of evaluations
-    waits for  a version to score, an engine that serves it, pinned to it until the end; or all of
-               them, in a run that trains nothing
+    waits for  a version to score, an engine that serves it, pinned to it until the end (or all
+               engines, in a run that trains nothing)
     woken by   the train pump every ``eval.interval`` steps, the sync pump
     """
 
@@ -80,10 +81,10 @@ class Evaluation:
         on_all_engines: bool = False,
         spares_prompts: bool = False,
     ) -> None:
-        """Score nothing yet.
+        """Create the pump without a requested evaluation.
 
-        ``on_all_engines``: nothing is trained meanwhile, and nobody else needs an engine.
-        ``spares_prompts``: a prompt whose samples have all failed does not fail the evaluation.
+        ``on_all_engines``: nothing is trained, so every engine can be used.
+        ``spares_prompts``: an evaluation succeeds even if all samples of a prompt fail.
         """
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
@@ -101,7 +102,7 @@ class Evaluation:
         return bool(self._sets and interval) and version % interval == 0
 
     def _due_at_start(self) -> int | None:
-        """Return the version whose evaluation the run owes when this controller begins."""
+        """Return the version that still needs an evaluation when this controller starts."""
         version = self._state.ledger.trainer_version
         interval = self._state.config.eval.interval
         last = version - version % interval if interval else 0
@@ -109,15 +110,15 @@ class Evaluation:
         return last if self._sets and wanted and not self._record.has(last) else None
 
     def request(self, version: int) -> None:
-        """Request the score of this version, or of a newer one if no engine serves it any more."""
+        """Request an evaluation of this version, or of a newer one if no engine serves it now."""
         pending = self._state.evaluation
         pending.requested_version, pending.newest_due = version, version
 
     def arrived_at_version(self) -> None:
-        """Request what is owed for the version that a recovery or a rewind has led to.
+        """Request the evaluation that is due at the version after a recovery or rewind.
 
-        A step whose outcome only the trainer knew is trained without anybody having requested its
-        evaluation; a version that a rewind has undone is owed once more.
+        If only the trainer knew that a step was applied, nobody has requested its evaluation. If a
+        rewind has undone a version, its evaluation is due again.
         """
         pending, version = self._state.evaluation, self._state.ledger.trainer_version
         pending.newest_due = min(pending.newest_due, version)
@@ -125,7 +126,7 @@ class Evaluation:
             self.request(version)
 
     async def finished(self) -> None:
-        """Wait until nothing is left to score; an evaluation ends by its deadline."""
+        """Wait until nothing is left to score. An evaluation ends by its deadline."""
         pending = self._state.evaluation
         await self._state.waits.until(
             Pump.TRAIN,
@@ -137,7 +138,7 @@ class Evaluation:
         """Score the requested versions, one after another."""
         state, pending = self._state, self._state.evaluation
         if pending.requested_version is not None:
-            # The deadline is for scoring: how long the first weights may take has limits of its own
+            # The deadline covers only scoring. Waiting for the first weights has other limits.
             fleet = state.fleet
             await state.waits.until(
                 Pump.EVALUATION, "the first weights", lambda: fleet.can_pin(fleet.serving_version)
@@ -164,9 +165,10 @@ class Evaluation:
                 pending.is_busy = False
 
     async def _pinned(self, version: int) -> int | None:
-        """Pin an engine that serves the requested version or a newer one; return which it serves.
+        """Pin an engine that serves the requested version or a newer one. Return its version.
 
-        None if that version was undone by a rewind: it is requested again once it is trained again.
+        Return None if a rewind has undone the requested version. It is requested again once it is
+        trained again.
         """
         state, fleet = self._state, self._state.fleet
 
@@ -217,7 +219,7 @@ class Evaluation:
         self._report(EvaluatedVersion(due, version, tuple(_samples(receipts, correct_from))))
 
     def _tasks(self) -> Iterator[RolloutTask]:
-        """Yield the rollouts to make; the engine of each is chosen when there is room for it."""
+        """Yield the rollouts to run. Each engine is chosen when it has room."""
         config = self._state.config
         for name, one in evaluation_sets(config).items():
             samples, count = one.samples or 1, one.prompts or 0
@@ -241,7 +243,7 @@ class Evaluation:
     async def _one(
         self, task: RolloutTask, version: int, room: asyncio.Semaphore
     ) -> Receipt | EvaluationFailed:
-        """Sample a prompt at the engine with the fewest of them."""
+        """Sample a prompt on the pinned engine with the fewest open prompts."""
         place = f"prompt {task.prompt_index}{f' of {task.eval_set}' if task.eval_set else ''}"
         try:
             async with room:
@@ -292,9 +294,9 @@ class Evaluation:
 
 
 def _in_flight(config: RunConfig) -> int:
-    """Return how many prompts are sampled at once: what the engine decodes, and as many waiting.
+    """Return how many prompts to sample at once: twice as many as the engine decodes at once.
 
-    A prompt that waits longer in the engine would spend its deadline there.
+    A prompt that waited longer in the engine would use up its deadline there.
     """
     samples = max(each.samples or 1 for each in evaluation_sets(config).values())
     generator = config.generator

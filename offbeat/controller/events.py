@@ -1,11 +1,12 @@
 """Journal records: each move of prompt groups, and what happened to the processes of a run.
 
-The group table is their fold, the journal their file. Records are encoded as arrays with the time
-as last item. New fields with defaults may be added at the end of a struct inside a record, such as
-the receipt, and new kinds of records may be added. Any other change raises ``SCHEMA``.
+The group table is the fold of these records, and the journal is their file. A record is encoded as
+an array with the time as last item. New kinds of records, and new fields with defaults at the end
+of a struct inside a record (such as the receipt), need no new version. Any other change raises
+``SCHEMA``.
 
-Unless a field says otherwise, ``version`` counts optimizer steps applied, ``step`` is from 1,
-``attempt`` is from 1 and of the step or of the group, and ``digest`` is that of weights.
+Unless a field says otherwise, ``version`` is the number of optimizer steps applied, ``step`` and
+``attempt`` count from 1, ``attempt`` is of the step or of the group, and ``digest`` is of weights.
 """
 
 import enum
@@ -17,11 +18,11 @@ from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 
 SCHEMA: Final = 4
-"""Version of these records; journals of other versions are refused."""
+"""Version of these records. Journals of other versions are refused."""
 
 
 class ReturnKind(enum.StrEnum):
-    """Reason to roll out a group again; it decides which budget the return counts against."""
+    """Reason to roll out a group again. It decides which budget the return counts against."""
 
     INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
     DATA = "data"  # this prompt could not be rolled out, or trained
@@ -62,7 +63,7 @@ class Opened(Event, frozen=True):
 
 
 class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An applied step that a rewind undoes, with everything that is needed to revert it."""
+    """An applied step that a rewind undoes, with all data needed to revert it."""
 
     version: int  # version that the step led to
     prompt_indices: tuple[int, ...]
@@ -75,12 +76,12 @@ class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Rewound(Event, frozen=True):
     """The trainer was restored to an older version: a new lineage begins.
 
-    Groups trained since then return to admitted. So does a ready group with a token of an abandoned
-    version, whose number will refer to other weights. The record contains what it undoes, so that
-    neither the group table nor a snapshot has to keep the groups of each step.
+    Groups trained since then return to admitted. A ready group returns, too, if it has a token of
+    an undone version, because that number will refer to other weights. The record contains the
+    undone steps, so neither the group table nor a snapshot has to keep the groups of each step.
 
-    A long rewind is split into several records, newest steps first and all of one lineage, so that
-    none of them takes the controller long. If a controller dies between them, the next one
+    A long rewind is split into several records of one lineage, newest steps first, so that no
+    record blocks the controller for long. If a controller dies between them, the next controller
     continues.
     """
 
@@ -95,7 +96,7 @@ class Rewound(Event, frozen=True):
 
     @property
     def target(self) -> int:
-        """Version that the whole rewind leads to."""
+        """Return the version that the whole rewind leads to."""
         return self.to_version if self.rewinding_to is None else self.rewinding_to
 
 
@@ -145,14 +146,14 @@ class Claimed(Event, frozen=True):
 
 
 class Unclaimed(Event, frozen=True):
-    """An open step was aborted: its groups move from training to ready."""
+    """An open step was aborted. Its groups move from training to ready."""
 
     step: int
     attempt: int
 
 
 class Dropped(Event, frozen=True):
-    """A prompt is dropped: its group leaves the table for good."""
+    """A prompt is dropped. Its group leaves the table for good."""
 
     prompt_index: int
     reason: DropReason
@@ -171,7 +172,7 @@ class Dropped(Event, frozen=True):
 class StepIntent(Event, frozen=True):
     """Intent to finish a step, durable before the trainer is called.
 
-    After a crash its groups may or may not be trained: recovery asks the trainer.
+    After a crash its groups may or may not be trained. Recovery asks the trainer.
     """
 
     step: int
@@ -180,9 +181,9 @@ class StepIntent(Event, frozen=True):
 
 
 class StepApplied(Event, frozen=True):
-    """A step was applied: its groups leave the table, and the trainer version is ``version``.
+    """A step was applied: its groups leave the table, and ``version`` is the trainer version.
 
-    The record is self-contained: no earlier one is needed to undo the step or to report it.
+    The record is self-contained. Undoing or reporting the step needs no earlier record.
     """
 
     step: int
@@ -212,9 +213,9 @@ class StepApplied(Event, frozen=True):
 
 
 class StepRefused(Event, frozen=True):
-    """The optimizer did not apply the step; its groups are dropped as STEP_NOT_APPLIED.
+    """The optimizer did not apply the step. Its groups are dropped as STEP_NOT_APPLIED.
 
-    The batch is used up: groups bound to later steps are from now on bound to the step before.
+    The batch is used up. Groups bound to later steps are now bound to the step before theirs.
     """
 
     step: int
@@ -230,14 +231,14 @@ class Checkpointed(Event, frozen=True):
 
 
 class Released(Event, frozen=True):
-    """The trainer published a version; generators that serve it have acked this digest."""
+    """The trainer published a version. Generators that serve it have acked this digest."""
 
     version: int
     digest: str
 
 
 class Served(Event, frozen=True):
-    """An engine acked a release: from here on it may get work."""
+    """An engine acked a release and may now get work."""
 
     engine: str
     incarnation: str
@@ -252,7 +253,7 @@ class Served(Event, frozen=True):
 class Joined(Event, frozen=True):
     """A process of an engine, a worker or the trainer answered for the first time.
 
-    A worker's also after each ``WorkerLost``: the same incarnation is back, another one replaces it.
+    A worker's reply is also recorded after each ``WorkerLost``: it is back, or was replaced.
     """
 
     component: Component
@@ -262,16 +263,16 @@ class Joined(Event, frozen=True):
 
 
 class EngineLost(Event, frozen=True):
-    """An engine's process was given up: dead, silent or failing. ``Served`` says that it is back."""
+    """An engine's process was given up: dead, silent or failing. ``Served`` records its return."""
 
     engine: str
     reason: str
 
 
 class WorkerLost(Event, frozen=True):
-    """An environment worker's process died, hangs or was replaced. ``Joined`` says that it is back.
+    """An environment worker's process died, hangs or was replaced. ``Joined`` records its return.
 
-    There is one such record before each ``Joined`` of a process that replaces another one.
+    Each ``Joined`` of a replacement process has one such record before it.
     """
 
     worker: str
@@ -279,21 +280,21 @@ class WorkerLost(Event, frozen=True):
 
 
 class Retired(Event, frozen=True):
-    """An engine was retired: no process of it is started until the run is resumed."""
+    """An engine was retired. None of its processes is started until the run is resumed."""
 
     engine: str
     reason: str  # its last failure
 
 
 class TrainerReplaced(Event, frozen=True):
-    """The trainer's ranks were lost, and others take their place."""
+    """The trainer's ranks were lost and are replaced."""
 
     reason: str
     found: bool = False  # by a new controller: they were lost before it started
 
 
 class Spent(Event, frozen=True):
-    """Attribution of the time since the previous such record of this incarnation; one per step."""
+    """Time by cause since the previous such record of this incarnation. One per step."""
 
     trainer: dict[str, float]  # seconds by TrainerTime
     engines: dict[str, float]  # of all engines together, by GeneratorTime
@@ -310,7 +311,7 @@ class RewardCallsMade(Event, frozen=True):
 
 
 CostEvent = Joined | EngineLost | WorkerLost | Retired | TrainerReplaced | Spent | RewardCallsMade
-"""Records of what the run costs: no group moves."""
+"""Records of the run's costs. They move no group."""
 
 AnyEvent = (
     Opened

@@ -1,4 +1,4 @@
-"""Named moments at which a test may inject a fault; no effect in production."""
+"""Named moments at which a test may inject a fault. They have no effect in production."""
 
 import enum
 from collections.abc import Callable
@@ -36,4 +36,4 @@ Failpoints = Callable[[Failpoint], None]
 
 
 def no_failpoints(point: Failpoint) -> None:
-    """Do nothing; the production implementation."""
+    """Do nothing (the production implementation)."""

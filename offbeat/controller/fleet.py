@@ -1,6 +1,6 @@
 """Health and routing of engines: which may serve, and which one gets the next group. Pure.
 
-Engines that may be given work, by how much they have. Pure: no I/O, no clock, no asyncio.
+Also orders the engines that may get work by their load. Pure: no I/O, no clock, no asyncio.
 """
 
 from collections import Counter, OrderedDict
@@ -27,11 +27,11 @@ M = TypeVar("M", bound=EngineLoad)
 
 
 class EnginePool(Generic[M]):
-    """Orders engines by load, and those of one load by the time they came to it.
+    """Orders engines by load. Engines of equal load are ordered by the time they reached it.
 
-    So equals take turns. A member is removed before its version changes and added again after;
-    ``reorder`` is called after its load has changed. Each of that, and ``idlest``, costs the same
-    with three members as with ten thousand.
+    So engines of equal load are used in turn. Remove a member before its version changes and add
+    it again afterwards. Call ``reorder`` after its load has changed. The cost of these calls and of
+    ``idlest`` does not depend on the number of members.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class EnginePool(Generic[M]):
 
     @property
     def idlest(self) -> M | None:
-        """Return the member with the least outstanding groups, of equals the one that came first."""
+        """Return the member with the fewest outstanding groups. Of equals, the first one wins."""
         return next(iter(self._by_load[self._least].values())) if self._size else None
 
     @property
     def oldest_version(self) -> int:
-        """Return the lowest version of a member; there must be one."""
+        """Return the lowest version of a member. There must be one."""
         return min(self._versions)
 
     def add(self, member: M) -> None:
@@ -65,7 +65,7 @@ class EnginePool(Generic[M]):
         self._size += 1
 
     def reorder(self, member: M, former_load: int) -> None:
-        """Move a member, whose load has changed, behind the others of its load."""
+        """Move a member behind the others of its load, after its load has changed."""
         self._leave(member, former_load)
         self._enter(member)
 
@@ -103,7 +103,7 @@ _ALIVE: Final = _UP | {Health.STALE}
 
 
 class NothingOutstanding(OffbeatError):
-    """A group was returned by an engine that never had it, or that had returned it already."""
+    """An engine returned a group that it never had, or had returned already."""
 
     engine: str
 
@@ -112,20 +112,20 @@ class NothingOutstanding(OffbeatError):
 
 
 def _ignore(engine: EngineRecord) -> None:
-    """Do nothing: outside a controller nobody waits for an engine."""
+    """Do nothing: outside a controller no task waits for an engine."""
 
 
 class Fleet:
     """Health and routing of all engines.
 
-    STALE becomes HEALTHY only by ``acked``: a completed, verified sync of the living incarnation.
-    Late messages, of a former incarnation or of an engine given up, change nothing; an illegal
+    Only ``acked`` makes a STALE engine HEALTHY: the living process completed a verified sync. Late
+    messages, of a former incarnation or of an engine given up, change nothing. An illegal
     transition raises ``IllegalHealth``.
 
-    ``serving_version`` is the lowest version acked by a HEALTHY engine, pinned engines excluded
-    while others serve; while none serves it is unchanged. The only methods with a cost linear in
-    the number of engines are ``in_sync_set``, ``is_another_alive``, ``serving``, ``retired``,
-    ``pin``, ``rewound`` and ``str``.
+    ``serving_version`` is the lowest version acked by a HEALTHY engine. Pinned engines count only
+    if no other engine serves. While no engine serves, the number stays unchanged. The only methods
+    with a cost linear in the number of engines are ``in_sync_set``, ``is_another_alive``,
+    ``serving``, ``retired``, ``pin``, ``rewound`` and ``str``.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Fleet:
         on_change: Callable[[EngineRecord], None] = _ignore,
         on_report: Callable[[EngineRecord], None] = _ignore,
     ) -> None:
-        """Create the fleet; no engine has replied yet.
+        """Create the fleet, before any engine has replied.
 
         Args:
             names: The engines.
             request_strikes: Failed requests in a row after which an engine is replaced.
             on_change: Called with an engine after its health, version, pin or strikes have changed.
-            on_report: Called with an engine after its figures have changed, or after it has got its
-                first group or returned its last one.
+            on_report: Called with an engine after its figures have changed, its first group was
+                assigned, or its last group was returned.
         """
         self._on_change, self._on_report = on_change, on_report
         self.replaced = 0  # processes that were given up, but those of retired engines
@@ -181,7 +181,7 @@ class Fleet:
 
     @property
     def is_any_pinned(self) -> bool:
-        """Return whether an engine is kept at its version, for an evaluation."""
+        """Return whether any engine is pinned to its version, for an evaluation."""
         return bool(self._pinned)
 
     def is_another_alive(self, name: str) -> bool:
@@ -192,12 +192,12 @@ class Fleet:
         return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
     def pick(self, avoid: str = "") -> EngineRecord | None:
-        """Return the HEALTHY engine with the fewest outstanding groups; None if there is none.
+        """Return the HEALTHY engine with the fewest outstanding groups, or None if there is none.
 
-        Ties are broken in turns. An engine that fails requests immediately would always have the
-        fewest, so one whose last request failed gets a single group until a request succeeds.
-        ``avoid`` names an engine to skip. Both rules apply only while another engine serves. A
-        pinned engine is picked only if no other serves.
+        Engines of equal load are picked in turn. An engine that fails requests at once would always
+        have the fewest groups. So after a failed request it gets a single group until a request
+        succeeds. ``avoid`` names an engine to skip. Both rules apply only while another engine
+        serves. A pinned engine is picked only if no other engine serves.
         """
         pool = self._routed or self._pinned
         idlest = pool.idlest
@@ -219,7 +219,7 @@ class Fleet:
         self._load(self.engines[name], 1)
 
     def gave_back(self, name: str) -> None:
-        """Record that a group of this engine was completed, failed, or was cancelled.
+        """Record that a group of this engine was completed, failed or cancelled.
 
         Raises:
             NothingOutstanding: It has no outstanding group.
@@ -232,11 +232,11 @@ class Fleet:
     # --- news of one engine ----------------------------------------------------------------------
 
     def probe_answered(self, state: EngineState) -> bool:
-        """Process the reply to a probe; return False if it came too late and changed nothing.
+        """Process the reply to a probe. Return False if it came too late and changed nothing.
 
-        A new incarnation is STALE whatever version it reports. The same one is no longer SUSPECT if
-        it still serves what it acked. Replies of a dead engine are ignored until ``restarting``,
-        and then only those of a new incarnation count.
+        A new incarnation is STALE at any reported version. The same incarnation is no longer
+        SUSPECT if it still serves the version that it acked. Replies of a dead engine are ignored
+        until ``restarting``. After that, only replies of a new incarnation count.
         """
         engine = self.engines[state.name]
         given_up = engine.health in (Health.DEAD, Health.RETIRED)
@@ -254,11 +254,11 @@ class Fleet:
         return True
 
     def acked(self, ack: WeightsAck) -> bool:
-        """Mark an engine as HEALTHY: it has verified and serves a version.
+        """Mark an engine as HEALTHY, because it has verified and serves a version.
 
-        Returns False without a change if the ack is of another incarnation, of a dead engine, or of
-        a version below one that this incarnation has acked since the last rewind. A pin to another
-        version ends.
+        Returns False without a change if the ack is from another incarnation or a dead engine. So
+        it does for a version below one that this incarnation acked since the last rewind. A pin to
+        another version ends.
         """
         engine = self.engines[ack.engine]
         if (
@@ -283,14 +283,14 @@ class Fleet:
             self._become(engine, Health.SUSPECT)
 
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
-        """Count a failed or late request to this engine; True when its process must be replaced.
+        """Count a failed or late request. Return True if the engine's process must be replaced.
 
-        That is the case once ``request_strikes`` have failed in a row, even if probes succeed; see
-        ``is_failing``. Requests to a former incarnation, or to an engine given up, do not count.
+        It must after ``request_strikes`` failures in a row, even if probes succeed: ``is_failing``.
+        Requests to a former incarnation, or to an engine given up, do not count.
 
         Args:
             name: The engine.
-            incarnation: The incarnation that the request was sent to; default: the present one.
+            incarnation: The incarnation that got the request. Default: the present one.
         """
         engine = self.engines[name]
         if engine.health not in _ALIVE or incarnation not in (None, engine.incarnation):
@@ -301,17 +301,17 @@ class Fleet:
         return self.is_failing(name)
 
     def is_failing(self, name: str) -> bool:
-        """Return whether too many requests in a row failed: the process must be replaced."""
+        """Return whether too many requests in a row failed. Then the process must be replaced."""
         return self.engines[name].strikes >= self._request_strikes
 
     def request_answered(self, name: str, incarnation: str | None = None) -> None:
-        """Record a successful request: failures in a row count from 0 again."""
+        """Record a successful request. Failures in a row count from 0 again."""
         engine = self.engines[name]
         if incarnation in (None, engine.incarnation):
             engine.strikes = engine.fruitless = 0
 
     def stale(self, name: str) -> None:
-        """Record a failed sync: the engine must not serve until one succeeds."""
+        """Record a failed sync. The engine must not serve until a sync succeeds."""
         engine = self.engines[name]
         if engine.health in _UP:
             self._become(engine, Health.STALE)
@@ -319,7 +319,7 @@ class Fleet:
     def sync_timed_out(self, name: str) -> None:
         """Record a transfer past its deadline.
 
-        The next ones run separately until the engine acks.
+        Later transfers to it run separately until the engine acks.
         """
         engine = self.engines[name]
         engine.syncs_apart = True
@@ -343,13 +343,13 @@ class Fleet:
         self._on_change(self.engines[name])
 
     def dead(self, name: str) -> None:
-        """Mark this engine as DEAD, whatever its state was."""
+        """Mark this engine as DEAD, from any state."""
         engine = self.engines[name]
         engine.fruitless += engine.health is not Health.DEAD
         self._become(engine, Health.DEAD)
 
     def retire(self, name: str) -> None:
-        """Take this engine out of service for good.
+        """Retire this engine permanently.
 
         Raises:
             IllegalHealth: The engine is not DEAD: its groups would be lost unnoticed.
@@ -358,7 +358,7 @@ class Fleet:
 
     @property
     def retired(self) -> list[str]:
-        """Return the names of the engines that are given up for good. Linear in engines."""
+        """Return the names of the retired engines. Linear in engines."""
         return [e.name for e in self.engines.values() if e.health is Health.RETIRED]
 
     def restarting(self, name: str) -> None:
@@ -378,12 +378,12 @@ class Fleet:
         return self._pinnable(version) is not None
 
     def pin(self, version: int) -> str | None:
-        """Keep an engine at exactly ``version``; return None if there is none to pin.
+        """Pin an engine to exactly ``version``. Return its name, or None if no engine qualifies.
 
-        One that is HEALTHY, unpinned and loads no other release qualifies.
-        It gets no training groups and does not count for ``serving_version``, unless no other
-        engine serves, and is excluded from syncs. The pin ends by ``unpin``, or as soon as the
-        engine may no longer serve that version; see ``EngineRecord.pinned``.
+        An engine qualifies if it is HEALTHY, unpinned and loads no other release.
+        It is excluded from syncs. Unless no other engine serves, it gets no training groups and
+        does not count for ``serving_version``. The pin ends by ``unpin``, or as soon as the
+        engine may no longer serve that version. See ``EngineRecord.pinned``.
         """
         engine = self._pinnable(version)
         if engine is None:
@@ -392,16 +392,16 @@ class Fleet:
         return engine.name
 
     def can_pin_all(self, version: int) -> bool:
-        """Return whether ``pin`` finds every engine that is not given up for good. Linear in engines."""
+        """Return whether ``pin`` finds every engine that is not retired. Linear in engines."""
         ready = sum(e.version == version and not e.loads for e in self._routed)
         return 0 < ready == len(self.engines) - len(self.retired)
 
     def _pinnable(self, version: int) -> EngineRecord | None:
-        """Return an engine to pin. One that loads a release would change its version soon."""
+        """Return an engine to pin. Skip engines that load a release: their version will change."""
         return next((e for e in self._routed if e.version == version and not e.loads), None)
 
     def unpin(self, name: str) -> None:
-        """End a pin; one that has ended already is ignored.
+        """End a pin. A pin that has already ended is ignored.
 
         An engine behind the newest release or ack is STALE, because the syncs have skipped it.
         """
@@ -412,14 +412,14 @@ class Fleet:
                 self._become(engine, Health.STALE)
 
     def released(self, version: int) -> None:
-        """Record that a version was published, which engines pinned below it need on unpinning."""
+        """Record that a version was published. Engines pinned below it load it after unpinning."""
         self._newest = max(self._newest, version)
 
     def rewound(self, to_version: int) -> None:
-        """Return to an older version: version numbers refer to other weights from here on.
+        """Return to an older version. From now on version numbers refer to other weights.
 
-        No engine serves until it acks a new release, whatever it acked before; pins end.
-        ``serving_version`` is ``to_version``. The caller must not pass acks of earlier releases any
+        No engine serves until it acks a new release, and pins end. ``serving_version`` is
+        ``to_version``. The caller must not pass acks of earlier releases any
         more.
         """
         for engine in self.engines.values():
@@ -440,7 +440,7 @@ class Fleet:
         self._on_change(engine)
 
     def _become(self, engine: EngineRecord, health: Health) -> None:
-        """Change an engine's health by a legal transition; an unchanged health is a no-op."""
+        """Change an engine's health by a legal transition. An unchanged health is a no-op."""
         if health is engine.health:
             return
         if health not in MOVES[engine.health]:

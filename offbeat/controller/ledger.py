@@ -160,7 +160,7 @@ class Ledger(GroupTable):
         self._do(Checkpointed(version, digest))
 
     def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
-        """Return to an older version; return the prompt indices to be rolled out again.
+        """Return to an older version, and return the prompt indices to be rolled out again.
 
         No group may be in flight any more: the caller has cancelled them.
 
@@ -212,7 +212,7 @@ class Ledger(GroupTable):
         )
 
     def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
-        """Record one part of a rewind; return the prompt indices to be rolled out again."""
+        """Record one part of a rewind, and return the prompt indices to be rolled out again."""
         buffered = [*self.training.values(), *self.ready.values()]
         self._do(event)
         again = [group.prompt_index for group in buffered if group.place is Place.ADMITTED]
@@ -266,7 +266,7 @@ class Ledger(GroupTable):
         return group
 
     def claim(self, prompt_indices: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
-        """Move ready groups into the open step, in this order; return their records.
+        """Move ready groups into the open step, in this order, and return their records.
 
         Raises:
             IllegalMove: One is not ready, or is named twice; then none has moved.
@@ -296,7 +296,7 @@ class Ledger(GroupTable):
         self._do(StepIntent(step, attempt, tuple(self.training)))
 
     def applied(self, step: int, attempt: int) -> int:
-        """Record that the step over the groups in training was applied; return its version."""
+        """Record that the step over the groups in training was applied, and return its version."""
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
         rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]

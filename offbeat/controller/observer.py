@@ -239,13 +239,13 @@ class TimeAttribution:
 
 
 def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """Return the time that an account leaves unattributed; empty where that is only rounding."""
+    """Return the time that an account leaves unattributed, or nothing if that is only rounding."""
     left_s = elapsed_s - sum(seconds.values())
     return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
 
 
 def _category(engine: EngineRecord, seen: _Seen) -> GeneratorTime | None:
-    """Return the category of the engine's time; None when it serves and is without work."""
+    """Return the category of the engine's time, or None if it serves and is without work."""
     if not seen.served:
         return GeneratorTime.STARTING
     if engine.health in _INCIDENTS:

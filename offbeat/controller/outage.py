@@ -57,7 +57,7 @@ class OutageBreaker:
         return self._failures_in_row >= self._limits.outage_failures
 
     def describe(self) -> str:
-        """Return what is awaited while it is open, in a few words; empty while it is closed."""
+        """Return what is awaited while it is open, in a few words, or nothing if it is closed."""
         if not self.is_open:
             return ""
         return (

@@ -50,7 +50,7 @@ class Rollouts(Protocol):
     """All environment workers, seen as one."""
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        """Roll out one group; return its receipt and the opaque handle of its payload.
+        """Roll out one group, and return its receipt and the opaque handle of its payload.
 
         Cancelling the call cancels the work on the other side.
 
@@ -315,7 +315,7 @@ class Payloads(Protocol):
     """Payloads that have survived the process that owned them."""
 
     def readable(self, receipt: Receipt) -> object | None:
-        """Return a handle of the payload of this receipt; None if it is lost.
+        """Return a handle of the payload of this receipt, or None if it is lost.
 
         Prompt index and attempt do not identify it, because a dispatch lost in a crash is repeated.
         """

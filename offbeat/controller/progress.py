@@ -88,7 +88,7 @@ class Progress:
         self._ended_at = self._clock()
 
     def step_done(self, measures: StepMetricsBuilder) -> Mapping[str, float]:
-        """Add one step, its weight sync included; return its metrics."""
+        """Add one step, its weight sync included, and return its metrics."""
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
         if measures.sync is not None:

@@ -9,7 +9,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     receipt: Receipt, task: RolloutTask, oldest_version: int, trainer_version: int
 ) -> str | None:
-    """Return why this receipt must not enter the buffer; None when it may.
+    """Return why this receipt must not enter the buffer, or None if it may.
 
     Args:
         receipt: Receipt of the producer.

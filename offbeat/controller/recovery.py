@@ -127,7 +127,7 @@ class Recovery:
         state.observer.reached(Failpoint.REWOUND)
 
     async def _undo(self, to_version: int, reason: str) -> int:
-        """Undo the steps after ``to_version``; return the number of groups to roll out again.
+        """Undo the steps after ``to_version``, and return the number of groups to roll out again.
 
         Other tasks run in between. No engine serves and no step is open, so nothing is dispatched
         or trained.
@@ -233,7 +233,7 @@ class Recovery:
             ledger.unclaim(key.step, key.attempt)
 
     def _take_payloads(self) -> list[int]:
-        """Reference the payloads of ready groups; return the groups without a payload.
+        """Reference the payloads of ready groups, and return the groups without a payload.
 
         Groups that were sampled under other settings than the run's are rolled out again: the recipe
         of a resumed run may have changed.

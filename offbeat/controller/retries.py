@@ -59,7 +59,7 @@ class RetryPolicy:
         self._state.fleet.request_answered(task.engine, incarnation)
 
     def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
-        """Return the seconds until the group may be dispatched again; None if it was dropped.
+        """Return the seconds until the group may be dispatched again, or None if it was dropped.
 
         Args:
             task: The rollout that was requested.

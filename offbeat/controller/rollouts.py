@@ -223,7 +223,7 @@ class RolloutPump:
         return self._buffer.has_room(self._state, waiting)
 
     def _next_admission(self) -> Admission | None:
-        """Return the admission of one more prompt; None when none is needed or admitted."""
+        """Return the admission of one more prompt, or None if none is needed or admitted."""
         state, config, ledger = self._state, self._state.config, self._state.ledger
         if state.prompts.is_exhausted:
             return None
@@ -265,7 +265,7 @@ class RolloutPump:
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
     def _draw(self, admission: Admission) -> Prompt | None:
-        """Admit the next prompt; return None at the end of the prompts."""
+        """Admit the next prompt, and return None at the end of the prompts."""
         state = self._state
         prompt = self._prompts.prompt(state.ledger.totals.drawn)
         if prompt is None:
@@ -327,7 +327,7 @@ class RolloutPump:
             await self._commit(task, receipt, payload, incarnation)
 
     def _release_engine(self, prompt_index: int) -> str:
-        """Release the engine from this group; return the incarnation it was sent to."""
+        """Release the engine from this group, and return the incarnation it was sent to."""
         running = self._running.pop(prompt_index)
         self._state.fleet.gave_back(running.engine)
         return running.incarnation

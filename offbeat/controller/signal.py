@@ -21,7 +21,7 @@ class Signal:
         self._look_is_due = False
 
     async def wait_for(self, predicate: Callable[[], T | None]) -> T:
-        """Wait until ``predicate`` holds; return its value, at once if it holds now.
+        """Wait until ``predicate`` holds, and return its value, at once if it holds now.
 
         It holds if its value is true. Its exceptions are raised here.
         """
@@ -35,7 +35,7 @@ class Signal:
         return value
 
     def notify(self) -> bool:
-        """Have every waiter check its predicate again; return False if that was due already.
+        """Have every waiter check its predicate again, and return False if that was due already.
 
         Call it after the change, from the event loop.
         """

@@ -98,7 +98,7 @@ class Operator:
 
     @property
     def ended_by(self) -> str:
-        """Return what stops the run before its last step; empty if nothing does."""
+        """Return what stops the run before its last step, or nothing if nothing does."""
         return self._ended_by
 
     def send(self, command: Command) -> None:
@@ -111,7 +111,7 @@ class Operator:
         return bool(self._inbox)
 
     def next_command(self) -> Command:
-        """Take out the oldest command; there must be one."""
+        """Take out the oldest command. There must be one."""
         return self._inbox.popleft()
 
     def pause(self) -> None:

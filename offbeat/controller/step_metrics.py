@@ -236,7 +236,7 @@ class StepMetricsBuilder:
 
 
 def _served_versions(fleet: Fleet) -> dict[str, float]:
-    """Return the metrics of served versions; empty while no engine serves."""
+    """Return the metrics of served versions, or nothing if no engine serves."""
     versions = [engine.version for engine in fleet.serving]
     if not versions:
         return {}

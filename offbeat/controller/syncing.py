@@ -130,7 +130,7 @@ class WeightSync:
         await self._until("the weight sync", lambda: sync.is_settled)
 
     def take_report(self) -> SyncReport | None:
-        """Return the report of the last sync, once; None if none has ended since."""
+        """Return the report of the last sync, once, or None if none has ended since."""
         report, self._report = self._report, None
         return report
 
@@ -234,7 +234,7 @@ class WeightSync:
         )
 
     async def catch_up(self, name: str) -> bool:
-        """Sync one engine to the current release; return False if that failed."""
+        """Sync one engine to the current release, and return False if that failed."""
         engine, sync = self._state.fleet.engines[name], self._state.sync
         if engine.syncs_apart and sync.release is not None and not sync.is_lost:
             acks = await self._sync([name], sync.release)
@@ -397,7 +397,7 @@ def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
 
 
 def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport | None:
-    """Return the report of a sync; None if no engine loaded the release."""
+    """Return the report of a sync, or None if no engine loaded the release."""
     done = [ack for ack in acks if ack is not None]
     if not done:
         return None

@@ -227,7 +227,7 @@ class TrainStep:
         return due
 
     def _due(self) -> "_Due | None":
-        """Return what the step takes now; None while it is to wait. Changes nothing."""
+        """Return what the step takes now, or None if it is to wait. Changes nothing."""
         state, ledger = self._state, self._state.ledger
         groups_needed = state.groups_needed
         if groups_needed <= 0:

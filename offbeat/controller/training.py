@@ -294,7 +294,7 @@ class TrainPump:
 
 
 def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:
-    """Return the failure that an abort and a retry may fix; None if there are others.
+    """Return the failure that an abort and a retry may fix, or None if there are others.
 
     Raises:
         TrainerLost: Only new ranks can fix it.

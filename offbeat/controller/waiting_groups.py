@@ -85,7 +85,7 @@ class WaitingGroups:
         return group if state.sampler.may_dispatch(state.view, group) else None
 
     def pop_due(self) -> int:
-        """Remove and return the next due group; there must be one.
+        """Remove and return the next due group. There must be one.
 
         Those before it that have left admitted meanwhile are discarded.
         """
@@ -115,7 +115,7 @@ class WaitingGroups:
         return None
 
     def pop_trial(self, has_room: Callable[[int], bool]) -> int:
-        """Remove and return that group; there must be one."""
+        """Remove and return that group. There must be one."""
         prompt_index = self.next_trial(has_room)
         if prompt_index is None:
             raise LookupError("no group that was tried in the outage may be tried again")

@@ -273,7 +273,7 @@ def open_journal(
     disk: Disk = DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
-    """Start a new incarnation; return the state so far and the journal that continues it.
+    """Start a new incarnation, and return the state so far and the journal that continues it.
 
     Every event of the ledger is recorded in the journal. From here on no barrier of a former
     incarnation's journal succeeds. Blocks until everything before is read.

@@ -174,7 +174,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
 
 
 def _frame_end(view: memoryview, offset: int) -> int | None:
-    """Return the end of the frame at ``offset``; None when no whole frame begins there.
+    """Return the end of the frame at ``offset``, or None if no whole frame begins there.
 
     Zeros, as a crash may leave, are none.
     """

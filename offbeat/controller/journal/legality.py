@@ -27,7 +27,7 @@ from offbeat.messages.groups import group_id
 
 
 def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C901, PLR0911, PLR0912 - the table of all events
-    """Return why the event cannot follow on this table; None when it can."""
+    """Return why the event cannot follow on this table, or None if it can."""
     match event:
         case Admitted():
             if event.prompt_index != table.totals.drawn:
@@ -65,7 +65,7 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
 def _group(
     table: GroupTable, prompt_index: int, attempt: int | None, places: Collection[Place | GroupEnd]
 ) -> str | None:
-    """Return why a group is not at one of these places in this attempt; None when it is."""
+    """Return why a group is not at one of these places in this attempt, or None if it is."""
     group = table.groups.get(prompt_index)
     if group is None:
         return f"{group_id(prompt_index)} was never drawn, or has ended"
@@ -86,7 +86,7 @@ def _trained(table: GroupTable, event: StepApplied) -> str | None:
 
 
 def _rewind(table: GroupTable, event: Rewound) -> str | None:
-    """Return why the steps that a rewind claims to undo are wrong; None when they are right."""
+    """Return why the steps that a rewind claims to undo are wrong, or None if they are right."""
     now, to_version = table.trainer_version, event.to_version
     if to_version > now:
         return f"version {now} is rewound to {to_version}"
@@ -104,14 +104,14 @@ def _rewind(table: GroupTable, event: Rewound) -> str | None:
 
 
 def _attempts(step: UndoneStep) -> str | None:
-    """Return why the attempts of an undone step are wrong; None when they are right."""
+    """Return why the attempts of an undone step are wrong, or None if they are right."""
     if len(step.attempts) != len(step.prompt_indices):
         return f"version {step.version} has {len(step.prompt_indices)} groups, {len(step.attempts)} attempts"
     return None
 
 
 def _samples(table: GroupTable, undone: Iterable[UndoneStep]) -> str | None:
-    """Return why the samples of undone steps are wrong; None when they are right."""
+    """Return why the samples of undone steps are wrong, or None if they are right."""
     samples = Counter[int]()
     for step in undone:
         for behind, count in step.staleness:

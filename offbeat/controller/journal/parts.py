@@ -75,7 +75,7 @@ class JournalParts:
                     number += 1
 
     def state_before(self, part: int) -> JournalState | None:
-        """Return the state before the first record of a part; None if no snapshot has it."""
+        """Return the state before the first record of a part, or None if no snapshot has it."""
         if part == 0:
             return JournalState(Ledger())
         saved = snapshot_before(self.directory, self.parts[part].aggregates.first_segment)

@@ -283,7 +283,7 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
 
 
 def snapshot_before(directory: Path, number: int) -> SavedState | None:
-    """Return the state before a segment; None if its snapshot is missing or damaged."""
+    """Return the state before a segment, or None if its snapshot is missing or damaged."""
     try:
         return _read_snapshot(directory, number)
     except (OSError, JournalCorrupt, JournalVersion, ValueError):  # msgspec's is one

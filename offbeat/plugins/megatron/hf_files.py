@@ -62,7 +62,7 @@ class FusedPlace:
 def fused_place(
     name: str, whole: Shape, region: Region, shapes: Mapping[str, Shape]
 ) -> FusedPlace | None:
-    """Return where a region of an expert's matrix stands in files; None if in no fused tensor.
+    """Return where a region of an expert's matrix stands in files, or None if in no fused tensor.
 
     Args:
         name: Name of the matrix.

@@ -65,7 +65,7 @@ def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
 
 
 def tower_of(model: GPTModel) -> PreTrainedModel | None:
-    """Return the tower of a stage; None if it has none."""
+    """Return the tower of a stage, or None if it has none."""
     return cast("PreTrainedModel | None", dict(model.named_children()).get(_ATTRIBUTE))
 
 
