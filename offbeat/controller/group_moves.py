@@ -1,7 +1,7 @@
-"""Moves of a prompt group: the places that an event takes it from, and where to. Pure.
+"""Legal moves of a prompt group: from which places and to which place each event moves it. Pure.
 
 The guards of the ledger, the check of a journal and the diagram of docs/journal.md all use this
-table. The auditor of the simulator has a table of its own, so that an error here is detected.
+table. The simulator's auditor has a separate table, so that it detects an error in this one.
 """
 
 import enum
@@ -42,7 +42,7 @@ class GroupEnd(enum.StrEnum):
 
 
 class GroupMove(NamedTuple):
-    """A legal move: ``event`` takes a group from one of ``leaves`` to ``enters``."""
+    """A legal move: ``event`` moves a group from one of ``leaves`` to ``enters``."""
 
     event: type[Event]
     leaves: frozenset[Place | GroupEnd]  # empty: the group is new

@@ -1,9 +1,9 @@
-"""Place of every prompt group, as the fold of the journal's events.
+"""Place of every prompt group, computed from the journal's events.
 
 Pure: no I/O, no clock, no asyncio. An event changes only its own groups, so ``GroupTable.apply``
-takes constant time per group, however long the run is.
+needs constant time per group, at any length of the run.
 
-Records of which a group table consists, as a snapshot of the journal encodes them.
+Also defines the records of a group table, as a snapshot of the journal encodes them.
 """
 
 from collections import Counter, OrderedDict
@@ -47,8 +47,8 @@ from offbeat.telemetry.applied_steps import AppliedStepHistory
 class GroupRecord(msgspec.Struct, gc=False):
     """State of one prompt group between its admission and its end.
 
-    It is exempt from garbage collection: after a long rewind there are millions, and the collector
-    would stop the event loop to traverse them.
+    It is exempt from garbage collection. After a long rewind there are millions of groups, and the
+    collector would stop the event loop to traverse them.
     """
 
     prompt_index: int
@@ -64,7 +64,7 @@ class GroupRecord(msgspec.Struct, gc=False):
 
 
 class Totals(msgspec.Struct):
-    """Counts over the whole run; groups undone by a rewind do not count as trained."""
+    """Counts over the whole run. Groups undone by a rewind do not count as trained."""
 
     drawn: int = 0
     trained: int = 0
@@ -79,10 +79,10 @@ class Totals(msgspec.Struct):
 
 
 class TableSnapshot(msgspec.Struct, frozen=True):
-    """Content of a group table at one moment, from which a fold continues.
+    """Content of a group table at one moment, from which applying events continues.
 
-    Its size depends on the outstanding groups and not on the number of steps: the groups of trained
-    steps are in the journal's segments only.
+    Its size depends on the outstanding groups, not on the number of steps. The groups of trained
+    steps are only in the journal's segments.
     """
 
     run_id: str
@@ -103,13 +103,13 @@ class TableSnapshot(msgspec.Struct, frozen=True):
 
 K = TypeVar("K")
 MOST_REASONS: Final = 100
-"""Number of distinct reasons counted separately; a reason may come from user code."""
+"""Number of distinct reasons counted separately, because user code may supply a reason."""
 OTHER_REASON: Final = "other"
 """Key under which reasons beyond the limit are counted."""
 
 
 def count(counts: dict[K, int], key: K, change: int) -> None:
-    """Add to a count and remove zeros, so that the size stays that of the described state."""
+    """Add to a count. Remove zeros, so that the mapping stays as small as the state it counts."""
     total = counts.get(key, 0) + change
     if total:
         counts[key] = total
@@ -131,13 +131,13 @@ An OrderedDict, because reading a plain dict from the front skips all its remove
 
 
 class GroupTable:
-    """State that a journal's events lead to.
+    """State that results from a journal's events.
 
     Between two events every drawn prompt index is in exactly one place::
 
         drawn = admitted + in_flight + ready + training + trained + dropped
 
-    ``trainer_version`` rises by one per applied step, falls by a rewind, and never moves otherwise.
+    ``trainer_version`` rises by one per applied step, falls by a rewind, and changes only so.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class GroupTable:
         return held
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups by place; with trained and dropped they sum to drawn."""
+        """Return the number of groups by place. With trained and dropped they sum to drawn."""
         return {
             "drawn": self.totals.drawn,
             "admitted": self.admitted,
@@ -198,9 +198,9 @@ class GroupTable:
         )
 
     def snapshot(self) -> TableSnapshot:
-        """Return the state from which a fold continues.
+        """Return the state from which applying events continues.
 
-        The snapshot shares parts with this table: encode it before the table changes again.
+        The snapshot shares objects with this table. Encode it before the table changes again.
         """
         first = {**self.training, **self.ready}
         for dispatched in self.in_flight_at.values():
@@ -224,7 +224,7 @@ class GroupTable:
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Take over a decoded snapshot, and its parts; this table must be empty."""
+        """Load a decoded snapshot into this empty table, which then owns the snapshot's parts."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
@@ -238,7 +238,7 @@ class GroupTable:
             self._add(group)
 
     def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        """Apply one event; the ledger has checked it, and it is not checked again."""
+        """Apply one event. The ledger has checked it, so there is no check here."""
         match event:
             case Admitted():
                 self.totals.drawn += 1
@@ -322,8 +322,8 @@ class GroupTable:
     def _refused(self, step: int) -> None:
         """Drop the batch in training. Every later batch is trained one step earlier.
 
-        So the batch is used up although it made no version: the next step trains what is there for
-        the one after it, and no prompt that this batch went without is missing from another.
+        The batch is used up although it made no version. The next step trains the groups of the
+        step after it. Groups missing from this batch are missing from no other batch.
         """
         reason = DropReason.STEP_NOT_APPLIED
         count_reason(self.totals.dropped, reason, len(self.training))
@@ -372,7 +372,7 @@ class GroupTable:
             self._add(GroupRecord(prompt_index, target_step, attempt=attempt))
 
     def _unclaim(self) -> None:
-        """Move the groups in training back to ready; a known receipt stays theirs."""
+        """Move the groups in training back to ready. They keep a known receipt."""
         for group in list(self.training.values()):
             self._move(group, Place.READY, group.oldest_version)
         self.intent = None
@@ -398,7 +398,7 @@ class GroupTable:
         self._enter(group)
 
     def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
-        """Move a group to another place; it arrives there last."""
+        """Move a group to another place, as the last one there."""
         self._leave(group)
         group.place, group.oldest_version = place, oldest_version
         if place is Place.READY:
@@ -448,7 +448,7 @@ class GroupTable:
 
 
 def _take(groups_at: dict[K, OrderedGroups], key: K, prompt_index: int) -> None:
-    """Remove a group from the index at ``key``; an index without groups is removed as well."""
+    """Remove a group from the index at ``key``. Remove the index if it is then empty."""
     groups = groups_at[key]
     del groups[prompt_index]
     if not groups:

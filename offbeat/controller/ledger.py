@@ -1,6 +1,6 @@
 """Checks and records every move of a prompt group. Pure: no I/O, clock, asyncio.
 
-Steps that a rewind undoes, from the journal's events. Pure.
+Also finds the steps that a rewind undoes, from the journal's events.
 """
 
 import statistics
@@ -57,7 +57,7 @@ def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
         newest_first: Events of the journal, backwards from the last one.
     """
     undone, rewards = list[UndoneStep](), list[float]()
-    standing: int | None = None  # no step that made a later version stands; None: none was seen yet
+    standing: int | None = None  # no later version's step stands; None: none was seen yet
     for event in newest_first:
         if isinstance(event, Rewound):
             standing = event.to_version if standing is None else min(standing, event.to_version)
@@ -75,7 +75,7 @@ def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
 
 
 class IllegalMove(OffbeatError):
-    """A group was asked to leave a place where it is not."""
+    """A group was told to leave a place where it is not."""
 
     move: str
     prompt_index: int
@@ -87,7 +87,7 @@ class IllegalMove(OffbeatError):
 
 
 class CannotRewind(OffbeatError):
-    """The trainer was restored to a version that the journal does not vouch for."""
+    """The trainer was restored to a version that the journal does not confirm."""
 
     trainer_version: int
     to_version: int
@@ -115,11 +115,11 @@ def _nobody_waits(event: type[AnyEvent]) -> None:
 
 
 class Ledger(GroupTable):
-    """Follows each group from admission to its end. It records; the sampler decides.
+    """Follows each group from admission to its end. It records, while the sampler decides.
 
-    Every mutation is one event, handed to ``record`` after it was applied: the state is the fold of
-    the events. Then ``changed`` is called with the type of the event. An illegal move raises
-    ``IllegalMove`` and changes nothing.
+    Every change is one event, passed to ``record`` after it was applied. So the state can be
+    computed from the events. Then ``changed`` is called with the type of the event. An illegal
+    move raises ``IllegalMove`` and changes nothing.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Ledger(GroupTable):
 
     @classmethod
     def fold(cls, events: Iterable[AnyEvent], snapshot: TableSnapshot | None = None) -> Self:
-        """Return the ledger that these events lead to, from a snapshot on if there is one."""
+        """Return the ledger that results from these events, starting from a snapshot if given."""
         ledger = cls()
         if snapshot is not None:
             ledger.load(snapshot)
@@ -152,7 +152,7 @@ class Ledger(GroupTable):
     # --- incarnations of the controller, versions of the trainer ---------------------------------------
 
     def open(self, run_id: str, incarnation: int, driver: str = "") -> None:
-        """Record that a controller takes over: its first event."""
+        """Record, as the controller's first event, that it continues the run."""
         self._do(Opened(run_id, incarnation, driver))
 
     def checkpointed(self, version: int, digest: str) -> None:
@@ -160,17 +160,19 @@ class Ledger(GroupTable):
         self._do(Checkpointed(version, digest))
 
     def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
-        """Return to an older version, and return the prompt indices to be rolled out again.
+        """Return to an older version. Return the prompt indices of the groups to roll out again.
 
-        No group may be in flight any more: the caller has cancelled them.
+        No group may be in flight: the caller has cancelled them.
 
         Args:
             to_version: The version that the trainer holds.
             reason: Shown to people.
-            after: The steps that the journal has after that version.
+            after: The steps in the journal after that version.
 
         Raises:
-            CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
+            CannotRewind: The version is older than the last checkpoint but one, or ``after`` does
+                not
+                fit it.
         """
         parts = self.rewind_in_parts(to_version, reason, after, groups_per_part=sys.maxsize)
         return sorted(prompt_index for part in parts for prompt_index in part)
@@ -178,20 +180,23 @@ class Ledger(GroupTable):
     def rewind_in_parts(
         self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
     ) -> Iterator[list[int]]:
-        """Rewind like ``rewind``, part by part; yield the prompt indices to be rolled out again.
+        """Rewind like ``rewind``, part by part. Yield the prompt indices to be rolled out again.
 
-        After each part the ledger is in the state of a rewind to a version in between, so other tasks
-        may run. Nobody may dispatch, claim or apply before the last one: the trainer holds
+        After each part the ledger is in the state of a rewind to a version in between, so other
+        tasks may run. No task may dispatch, claim or apply before the last part: the trainer holds
         ``to_version``. A rewind that the last incarnation left unfinished is continued.
 
         Args:
             to_version: The version that the trainer holds.
             reason: Shown to people.
-            after: The steps that the journal has after that version.
-            groups_per_part: Trained groups that one part gives back, but at least one step's.
+            after: The steps in the journal after that version.
+            groups_per_part: Maximum trained groups to return per part. A part has at least one
+                step.
 
         Raises:
-            CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
+            CannotRewind: The version is older than the last checkpoint but one, or ``after`` does
+                not
+                fit it.
         """
         made = [step.version for step in after.undone]
         if (
@@ -212,7 +217,7 @@ class Ledger(GroupTable):
         )
 
     def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
-        """Record one part of a rewind, and return the prompt indices to be rolled out again."""
+        """Record one part of a rewind. Return the prompt indices to be rolled out again."""
         buffered = [*self.training.values(), *self.ready.values()]
         self._do(event)
         again = [group.prompt_index for group in buffered if group.place is Place.ADMITTED]
@@ -221,25 +226,25 @@ class Ledger(GroupTable):
     # --- prompt groups ---------------------------------------------------------------------------
 
     def admit(self, target_step: int | None) -> int:
-        """Draw the next prompt, for this step or, with None, for any; return its prompt index."""
+        """Draw the next prompt, for this step, or for any step if None. Return its prompt index."""
         prompt_index = self.totals.drawn
         self._do(Admitted(prompt_index, target_step))
         return prompt_index
 
     def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
-        """Send the group to an engine that serves ``version``; return the number of the attempt."""
+        """Send the group to an engine that serves ``version``. Return the number of the attempt."""
         group = self._at("dispatch", prompt_index, LEAVES[Dispatched])
         self._do(Dispatched(prompt_index, group.attempt + 1, engine, version))
         return group.attempt
 
     def retry(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
-        """Admit a group again whose rollout failed or was cancelled; count the return by its kind."""
+        """Readmit a group after a failed or cancelled rollout. Count the return by its kind."""
         group = self._at("retry", prompt_index, RETURNS_FROM[kind] - {Place.READY})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
     def recover(self, prompt_index: int, reason: str) -> None:
-        """Admit a group again that a former controller had in flight or ready and that is lost."""
+        """Readmit a lost group that a former controller had in flight or ready."""
         group = self._at("recover", prompt_index, RETURNS_FROM[ReturnKind.RECOVERED])
         self._do(Returned(prompt_index, group.attempt, ReturnKind.RECOVERED, reason))
 
@@ -255,12 +260,12 @@ class Ledger(GroupTable):
         self._do(Committed(receipt))
 
     def evict(self, prompt_index: int, reason: str) -> None:
-        """Admit a ready group again that has grown too old."""
+        """Readmit a ready group that has grown too old."""
         group = self._at("evict", prompt_index, RETURNS_FROM[ReturnKind.EVICTED])
         self._do(Returned(prompt_index, group.attempt, ReturnKind.EVICTED, reason))
 
     def refuse(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
-        """Admit a ready group again that cannot be trained as it is; count the return by its kind."""
+        """Readmit a ready group that cannot be trained as it is. Count the return by its kind."""
         group = self._at("refuse", prompt_index, RETURNS_FROM[kind] - {Place.IN_FLIGHT})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
@@ -269,7 +274,7 @@ class Ledger(GroupTable):
         """Move ready groups into the open step, in this order, and return their records.
 
         Raises:
-            IllegalMove: One is not ready, or is named twice; then none has moved.
+            IllegalMove: A group is not ready, or is named twice. Then no group has moved.
         """
         claimed = dict[int, GroupRecord]()
         for prompt_index in prompt_indices:
@@ -281,22 +286,22 @@ class Ledger(GroupTable):
         return list(claimed.values())
 
     def unclaim(self, step: int, attempt: int) -> None:
-        """Make all groups of the open step ready again: it was aborted."""
+        """Make all groups of the open step ready again, because it was aborted."""
         self._do(Unclaimed(step, attempt))
 
     def drop(
         self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
     ) -> None:
-        """Give a prompt up, from wherever it is but training. Step ``shrinks`` goes without it."""
+        """Drop a prompt from any place but training. Step ``shrinks`` is trained without it."""
         self._at("drop", prompt_index, LEAVES[Dropped])
         self._do(Dropped(prompt_index, reason, detail, shrinks))
 
     def intend(self, step: int, attempt: int) -> None:
-        """Record that the step over the groups in training is about to be finished."""
+        """Record that the step with the groups in training is about to be finished."""
         self._do(StepIntent(step, attempt, tuple(self.training)))
 
     def applied(self, step: int, attempt: int) -> int:
-        """Record that the step over the groups in training was applied, and return its version."""
+        """Record that the step with the groups in training was applied. Return its version."""
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
         rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
@@ -322,7 +327,7 @@ class Ledger(GroupTable):
         return version
 
     def refused(self, step: int, attempt: int, reason: str) -> None:
-        """Drop the groups in training: the trainer did not apply their step, for ``reason``."""
+        """Drop the groups in training, because the trainer refused their step for ``reason``."""
         self._do(StepRefused(step, attempt, reason))
 
     def released(self, version: int, digest: str) -> None:
@@ -334,7 +339,7 @@ class Ledger(GroupTable):
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
     def note(self, event: CostEvent) -> None:
-        """Record what moves no group: what the run costs."""
+        """Record a cost of the run. It moves no group."""
         self._do(event)
 
     def _at(
@@ -356,7 +361,7 @@ class Ledger(GroupTable):
 def _newest_first(
     steps: Sequence[UndoneStep], groups_per_part: int
 ) -> list[tuple[UndoneStep, ...]]:
-    """Cut steps into parts of so many groups, from the last step on; at least one part."""
+    """Cut steps into parts of at most so many groups, last step first. No part is empty."""
     parts, part, groups = list[tuple[UndoneStep, ...]](), list[UndoneStep](), 0
     for step in reversed(steps):
         if part and groups + len(step.prompt_indices) > groups_per_part:

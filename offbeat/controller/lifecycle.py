@@ -14,31 +14,31 @@ class RunPhase(enum.StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
-    SYNCING = "syncing"  # generators take new weights
+    SYNCING = "syncing"  # generators load new weights
     REWINDING = "rewinding"  # the trainer is replaced and restored
     FINISHED = "finished"
-    ABORTED = "aborted"  # someone asked
-    FAILED = "failed"  # something broke
+    ABORTED = "aborted"  # an operator or a signal requested it
+    FAILED = "failed"  # an error ended it
 
 
 _ENDED: Final = frozenset({RunPhase.ABORTED, RunPhase.FAILED})
 _MOVES: Final[Mapping[RunPhase, frozenset[RunPhase]]] = {
     RunPhase.STARTING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING},
     RunPhase.RUNNING: _ENDED | {RunPhase.SYNCING, RunPhase.REWINDING, RunPhase.FINISHED},
-    # The end of a run waits for no release that is made again because a machine took the last one.
+    # The end of a run does not wait for the repeated release of one that was lost with a machine.
     RunPhase.SYNCING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING, RunPhase.FINISHED},
     RunPhase.REWINDING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING},
 }
 
 
 class Lifecycle:
-    """Phase of one run. An illegal move raises; every other one notifies who waits for a change."""
+    """Phase of one run. An illegal move raises. Every legal move notifies the waiting tasks."""
 
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float]) -> None:
         self._changed, self._clock = changed, clock
         self._history = [RunPhase.STARTING]
         self.running_since: float | None = None
-        """Time of the first RUNNING, from which on this incarnation has served weights."""
+        """Time of the first RUNNING. From then on this incarnation has served weights."""
 
     @property
     def phase(self) -> RunPhase:

@@ -1,4 +1,4 @@
-"""The moves of a group in ``docs/journal.md``: ``python -m offbeat.controller.moves_doc``."""
+"""Writes the group moves into ``docs/journal.md``: ``python -m offbeat.controller.moves_doc``."""
 
 from argparse import ArgumentParser
 from pathlib import Path
@@ -24,13 +24,13 @@ def _places(move: GroupMove) -> str:
 
 
 def updated(page: str) -> str:
-    """Return the page with its generated section as the table of moves has it."""
+    """Return the page with a section generated from the table of moves."""
     before, _, rest = page.partition(BEGIN)
     return before + section() + rest.partition(END)[2]
 
 
 def main() -> None:
-    """Write the section into the page; refuse arguments."""
+    """Write the section into the page. Refuse arguments."""
     ArgumentParser(description=__doc__).parse_args()
     page = Path("docs/journal.md")
     page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Passes what happens in a run to its timeline, its time accounts and the faults of a test.
+"""Passes the events of a run to its timeline, its time accounts and the faults of a test.
 
-Attributes the time of trainer and engines to the work or the wait it was spent on.
+Attributes the time of trainer and engines to their work or to the cause of a wait.
 
-Events that the controller sees are attributed at once; the actors report how long they computed. So
-the time of an open call splits into compute and calls, and the time in which an engine had groups
-out into compute, sync and episodes: environment, reward, transport.
+The controller attributes events at once. The actors report how long they computed. These reports
+split the time of an open call into compute and calls. They split the time in which an engine had
+groups into compute, sync and episodes (environment, reward, transport).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from offbeat.telemetry.time_accounting import (
     serving_shares,
 )
 
-_OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
+_OUT = GeneratorTime.COMPUTE  # groups are out, until an engine reports its decoding time
 _ROUNDING: Final = 1e-3  # of a lap: accounts are read one after the other
 _WORK: Final = (
     TrainerTime.INCIDENT,
@@ -38,7 +38,7 @@ _WORK: Final = (
     TrainerTime.SYNC,
     TrainerTime.COMPUTE,  # a call is open
 )
-"""Work of the trainer that the controller sees, by rank."""
+"""Work of the trainer that the controller observes, by rank."""
 _INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
 
@@ -58,8 +58,8 @@ class _Seen:
 class TimeAttribution:
     """Time accounts of the trainer and of the whole fleet, since their creation.
 
-    ``trainer_seconds`` sums to the time since then, ``engine_seconds`` to that of all engines. A
-    change costs the same for ten engines and for ten thousand.
+    ``trainer_seconds`` sums to the time since then, and ``engine_seconds`` to that time summed over
+    all engines. The cost of a change does not depend on the number of engines.
     """
 
     def __init__(self, clock: Callable[[], float], engines: Mapping[str, EngineRecord]) -> None:
@@ -86,7 +86,7 @@ class TimeAttribution:
     def trainer_waits(self, category: TrainerTime) -> None:
         """Set what the trainer waits for while no call to it is open.
 
-        Until the first call of this, it is starting.
+        Until the first call of this method, the trainer counts as starting.
         """
         self._idle = category
         self._judge()
@@ -99,7 +99,7 @@ class TimeAttribution:
     def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
         """Count the block as this work of the trainer: one of ``_WORK``.
 
-        Blocks overlap. The one whose work comes first in ``_WORK`` counts.
+        Blocks overlap. Time counts for the block whose category is first in ``_WORK``.
         """
         self._blocks[category] += 1
         self._judge()
@@ -120,7 +120,7 @@ class TimeAttribution:
         }
 
     def _judge(self) -> None:
-        """Select the category. A trainer that starts is starting, whatever else but an incident."""
+        """Select the category. A starting trainer counts as starting, except during an incident."""
         if self._idle is TrainerTime.STARTING and not self._blocks[TrainerTime.INCIDENT]:
             category = TrainerTime.STARTING
         else:
@@ -131,7 +131,7 @@ class TimeAttribution:
     # --- engines ---------------------------------------------------------------------------------
 
     def engine_changed(self, engine: EngineRecord) -> None:
-        """Process a change of an engine's health, outstanding groups, pin, or report."""
+        """Process a change of an engine's health, outstanding groups, pin or report."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         if engine.busy_s != seen.busy_s:
@@ -140,9 +140,9 @@ class TimeAttribution:
         self._enter(seen, _category(engine, seen))
 
     def engines_wait(self, category: GeneratorTime) -> None:
-        """Set what engines that serve and have no groups out wait for, from now on.
+        """Set, from now on, the wait category of engines that serve and have no groups out.
 
-        The default is the gate; while a sync drains the fleet, it is weights.
+        The default is the gate. While a sync drains the fleet, it is weights.
         """
         if category is not self._engines_wait:
             self._fleet.switch(self._engines_wait, category, self._without_work)
@@ -165,7 +165,8 @@ class TimeAttribution:
     def paused(self, pause_s: float) -> None:
         """Add the time that an engine reports to have paused for a weight sync.
 
-        Of time in ``syncing`` that it had groups out. Without groups all of that is sync already.
+        Counts within ``syncing`` time with groups out. Without groups, all that time is sync
+        already.
         """
         self._paused_s += pause_s
 
@@ -202,7 +203,7 @@ class TimeAttribution:
             seen.evaluation_s += spent_s
 
     def _reported(self, seen: _Seen, busy_s: float) -> None:
-        """Process a decoding time since the last report; a part of it may be for an evaluation."""
+        """Attribute the decoding time since the last report. Part of it may be for an evaluation."""
         known_s = seen.out_s + seen.evaluation_s
         share = seen.out_s / known_s if known_s else 1.0
         self._engine_compute_s += (busy_s - seen.busy_s) * share
@@ -219,7 +220,7 @@ class TimeAttribution:
     def lap(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the seconds of trainer and engines since the last call, or creation.
 
-        Time that no account knows of is OTHER: there is none, unless an account is wrong.
+        Time that no account attributes is OTHER. There is none unless an account is wrong.
         """
         trainer = self._trainer_laps.take(self.trainer_seconds())
         engines = self._engine_laps.take(self.engine_seconds())
@@ -239,7 +240,7 @@ class TimeAttribution:
 
 
 def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """Return the time that an account leaves unattributed, or nothing if that is only rounding."""
+    """Return the time that an account leaves unattributed, or nothing if it is only rounding."""
     left_s = elapsed_s - sum(seconds.values())
     return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
 
@@ -271,7 +272,7 @@ _POINTS: Final[Mapping[type[events.AnyEvent], Failpoint]] = {
     events.Served: Failpoint.ACKED,
     events.Checkpointed: Failpoint.CHECKPOINTED,
 }
-"""Failpoint that is reached when an event has been recorded, by type of event."""
+"""Failpoint to reach after an event has been recorded, by type of event."""
 
 
 class Observer:

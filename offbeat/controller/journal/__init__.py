@@ -1,9 +1,9 @@
 """Stores the ledger's events on disk, for the next controller, ``replay`` and ``why``.
 
-file_journal   appends on the event loop, barriers; segments and snapshots, off the loop
-frames         the bytes of a record; errors of damaged or refused files
-reading        all events; the ledger they add up to
-parts          sums of stretches of the journal
+file_journal   appends on the event loop, barriers, and, off the loop, segments and snapshots
+frames         the bytes of a record, errors of damaged or refused files
+reading        all events, and the ledger that results from them
+parts          sums over parts of the journal
 legality       which event can follow in which state of the table
 """
 

@@ -5,15 +5,16 @@
                                                                      snapshot-000002.bin
                                                                      events-000002.bin ...
 
-``barrier`` waits for the end of a sync that began after it. All barriers that wait when a sync
-begins share it. Without barriers a sync begins when ``FLUSH_BYTES`` are queued. Lower layers:
+``barrier`` waits for the end of a sync that began after it. One sync serves all barriers that wait
+when it begins. Without barriers a sync begins when ``FLUSH_BYTES`` are queued. Lower layers:
 ``reading``, ``files``, ``frames``.
 
-Writes a journal's files: segments of events, snapshots between them. Blocking; any thread.
+Writes a journal's files, segments of events and snapshots between them. Blocks; works in any
+thread.
 
-A segment is claimed by creating it, its number the next free one. After each fsync a writer looks
-for a successor: one that claimed before has not seen what was written, one that claims later reads
-it. So of two controllers the one that began last goes on, and the other's barrier fails.
+A writer claims a segment by creating the file with the next free number. After each fsync it looks
+for a successor. A successor that claimed before the fsync has not seen the new records. A later one
+reads them. So if two controllers write, the later one continues and the other's barrier fails.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ _UNFINISHED = ".tmp"
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Point in the queue at which a new segment begins, with the state up to it."""
+    """Point in the queue at which a new segment begins, with the state before it."""
 
     snapshot: bytes  # encoded
     aggregates: Aggregates  # of the records since the rotation before; their segment is not known
@@ -70,8 +71,8 @@ class Rotation:
 class Segments:
     """The journal files that one incarnation of a controller writes.
 
-    Encoded records and rotations are put into ``queue`` by one thread; ``sync`` takes them out, in
-    order, in any thread. After a failure nothing is written any more.
+    One thread puts encoded records and rotations into ``queue``. ``sync`` removes and writes them
+    in order, in any thread. After a failure nothing is written any more.
     """
 
     def __init__(self, directory: Path, disk: Disk, number: int, file: int) -> None:
@@ -89,13 +90,13 @@ class Segments:
     def begin(cls, directory: Path, disk: Disk) -> tuple[Self, FoldedJournal]:
         """Begin a new incarnation: return its own segment and the state before it.
 
-        The segment is claimed first and the others are read then: from here on no barrier of a
-        former incarnation succeeds.
+        The segment is claimed before the others are read. From the claim on, no barrier of a former
+        incarnation succeeds.
 
         Raises:
             JournalTaken: Another controller began at the same moment.
             JournalFailed: The disk.
-            JournalCorrupt: What came before cannot be read.
+            JournalCorrupt: An earlier file cannot be read.
             JournalVersion: Another version of offbeat wrote it.
         """
         try:
@@ -122,17 +123,18 @@ class Segments:
         return segments, folded
 
     def sync(self, patience_s: float = -1) -> int:
-        """Write and fsync what is queued now.
+        """Write and fsync the queued records and rotations.
 
         Return how many records of this incarnation are durable.
 
         Args:
-            patience_s: How long to wait for another thread that is at it, then do nothing; -1: as
-                long as it takes.
+            patience_s: Maximum wait for a sync in another thread, after which nothing is done. -1
+                waits without a limit.
 
         Raises:
-            JournalFailed: The disk refused. What it holds is not known, so every later call raises.
-            JournalTaken: Another controller has begun. The same.
+            JournalFailed: The disk refused. The file's content is unknown, so later calls raise
+                too.
+            JournalTaken: Another controller has begun. Later calls raise too.
         """
         if not self._lock.acquire(timeout=patience_s):
             return self._durable
@@ -200,9 +202,9 @@ class Segments:
         self._size += len(data)
 
     def _rotate(self, rotation: Rotation) -> None:
-        """Switch to the next segment once all of this one is durable.
+        """Switch to the next segment once this segment is durable.
 
-        A crash from here on finds the older snapshot.
+        After a crash before the end of this call, readers use the older snapshot.
         """
         follows, follows_bytes = self._number, self._size
         file = _claim(self._disk, self.directory, follows + 1)
@@ -214,7 +216,7 @@ class Segments:
             first = self._aggregated_from
             aggregates = msgspec.structs.replace(rotation.aggregates, first_segment=first)
             self._aggregated_from = self._number
-            # The aggregates are first: wherever a reader finds a snapshot, it finds them.
+            # The aggregates are first, so every readable snapshot has its aggregates.
             path = aggregates_path(self.directory, self._number)
             head = header(AGGREGATES, follows, follows_bytes)
             self._write_whole(path, head, msgspec.msgpack.encode(aggregates))
@@ -229,7 +231,7 @@ class Segments:
         self._disk.sync(self.directory)
 
     def _write_whole(self, final: Path, head: bytes, payload: bytes) -> None:
-        """Write a file of one frame, or none under this name."""
+        """Write a file of one frame completely, or leave no file under this name."""
         unfinished = final.with_name(final.name + _UNFINISHED)
         file = self._disk.create(unfinished)
         try:
@@ -273,17 +275,17 @@ def open_journal(
     disk: Disk = DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
-    """Start a new incarnation, and return the state so far and the journal that continues it.
+    """Start a new incarnation. Return the state so far and the journal that continues it.
 
-    Every event of the ledger is recorded in the journal. From here on no barrier of a former
-    incarnation's journal succeeds. Blocks until everything before is read.
+    The journal records every event of the ledger. From here on no barrier of a former
+    incarnation's journal succeeds. Blocks until all earlier records are read.
 
     Args:
-        directory: Directory of the journal; created if missing.
+        directory: Directory of the journal, created if missing.
         run_blocking: Runs a blocking function off the event loop.
         snapshot_records: Events between two snapshots.
         disk: Disk operations.
-        unix_s: Time of day to stamp on events; default: none.
+        unix_s: Clock for the time stamps of events. Without it they have none.
 
     Raises:
         JournalTaken: Another controller began at the same moment.
@@ -309,8 +311,8 @@ def open_journal(
 class FileJournal:
     """Journal of one incarnation: records its events in order. Created by ``open_journal``.
 
-    Events before a completed ``barrier`` survive any crash; of later ones a crash leaves a prefix.
-    Once the disk has refused a write, ``failure`` is set and every barrier raises it.
+    Events before a completed ``barrier`` survive any crash. Of later events, the first ones may
+    survive. Once the disk has refused a write, ``failure`` is set and every barrier raises it.
     """
 
     def __init__(
@@ -326,8 +328,8 @@ class FileJournal:
     ) -> None:
         """Create the journal of ``table``, which applies every event before it is appended.
 
-        Each event is added to ``stats``, which have those of the incarnations before; the snapshots
-        hold them.
+        Each event is added to ``stats``, which include the former incarnations. Snapshots store
+        them.
         """
         self._segments, self._table, self._run_blocking = segments, table, run_blocking
         self.stats = stats
@@ -342,7 +344,7 @@ class FileJournal:
         self.failure: JournalFailed | JournalTaken | None = None
 
     def append(self, event: Event) -> None:
-        """Queue an event for writing. Takes microseconds, however slow the disk is."""
+        """Queue an event for writing. Needs microseconds, at any speed of the disk."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
         self.stats.add(event)
         payload = self._encode(event)
@@ -357,11 +359,11 @@ class FileJournal:
             self._begin_sync()
 
     async def barrier(self) -> None:
-        """Wait until everything appended so far would survive a crash.
+        """Wait until all events appended so far would survive a crash.
 
         Raises:
             JournalFailed: The disk refused a write, now or before.
-            JournalTaken: Another controller has taken over.
+            JournalTaken: Another controller writes the journal.
         """
         if self.failure is not None:
             raise self.failure
@@ -379,7 +381,7 @@ class FileJournal:
 
         Raises:
             JournalFailed: The disk refused a read.
-            JournalTaken: Another controller has taken over.
+            JournalTaken: Another controller writes the journal.
             JournalCorrupt: A segment is damaged.
         """
         await self.barrier()
@@ -397,9 +399,9 @@ class FileJournal:
         return found
 
     def snapshot(self) -> None:
-        """Start a new segment after a snapshot of the state; also called automatically.
+        """Start a new segment after a snapshot of the state. Also called automatically.
 
-        Encodes the group table now; the cost grows with the number of outstanding groups.
+        Encodes the group table now, at a cost linear in the number of outstanding groups.
         """
         self._records = 0
         if self.failure is None:
@@ -409,10 +411,10 @@ class FileJournal:
             self._begin_sync()
 
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Write and fsync on this thread before the process ends; return whether all is durable.
+        """Write and fsync on this thread before the process ends. Return whether all is durable.
 
-        It raises nothing: ``failure`` holds the reason, or None if another thread was still writing
-        after ``patience_s``. Writing takes as long as the disk does.
+        It raises nothing. ``failure`` holds the reason, or None if another thread was still writing
+        after ``patience_s``. The disk determines how long the write needs.
         """
         try:
             self._settle(self._segments.sync(patience_s))
@@ -430,7 +432,7 @@ class FileJournal:
         return durable
 
     def _begin_sync(self) -> None:
-        """Start a sync unless one is under way: the end of that one starts the next."""
+        """Start a sync unless one is running. The end of a running sync starts the next."""
         if self._sync is None and self.failure is None:
             self._queued_bytes = 0
             self._sync = asyncio.ensure_future(self._run_blocking(self._segments.sync))
@@ -443,7 +445,7 @@ class FileJournal:
             self._settle(sync.result())
         elif isinstance(error, JournalFailed | JournalTaken):
             self._fail(error)
-        else:  # not the disk; what was written is not known all the same
+        else:  # not the disk, but the written content is unknown too
             self._fail(JournalFailed("sync", repr(error)))
         if self._waiters or self._queued_bytes >= FLUSH_BYTES:
             self._begin_sync()

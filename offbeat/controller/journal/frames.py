@@ -3,11 +3,12 @@
     header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
     frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
 
-A snapshot and a file of aggregates follow what the segment of their number follows: by that a reader
-notices one of another run. All little endian. A file that a crash left behind is a header and whole frames, then at most a torn
-tail: it is left out. Bad bytes before a whole frame are no torn tail, but damage.
+A snapshot and a file of aggregates follow the same segment as the segment of their number. A reader
+uses that to detect a file of another run. All numbers are little endian. A crash leaves a header
+and whole frames, then at most a torn tail, which is ignored. Bad bytes before a whole frame are
+damage, not a torn tail.
 
-Errors of a journal. Each names the file, the values, and the fix.
+Also defines the errors of a journal. Each names the file, the values, and the fix.
 """
 
 import struct
@@ -20,7 +21,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class JournalFailed(OffbeatError):
-    """The disk refused a write or an fsync: its content since the last barrier is unknown."""
+    """The disk refused a write or an fsync. Its content since the last barrier is unknown."""
 
     file: str
     problem: str
@@ -43,7 +44,7 @@ class JournalRemoved(JournalFailed):
 
 
 class JournalTaken(OffbeatError):
-    """Another controller writes this journal. The newer one continues, the other must end."""
+    """Another controller writes this journal. The newer one continues, the older one must end."""
 
     file: str
 
@@ -55,7 +56,7 @@ class JournalTaken(OffbeatError):
 
 
 class JournalCorrupt(OffbeatError):
-    """A file of the journal was damaged after it was written; no crash does that."""
+    """A file of the journal was damaged after it was written. A crash cannot cause that."""
 
     file: str
     offset: int
@@ -99,7 +100,7 @@ HEADER_BYTES: Final = _HEADER.size + _CRC.size
 
 
 class SegmentHeader(NamedTuple):
-    """Header of a segment: the one that it follows, and how many bytes of it; 0 and 0 for none."""
+    """Header of a segment: number of the segment before it, and its bytes. 0 and 0 for none."""
 
     follows: int
     follows_bytes: int
@@ -112,11 +113,11 @@ def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
 
 
 def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
-    """Return the header, or None when a crash tore it, so that the file holds nothing else.
+    """Return the header, or None if a crash tore it, so that the file contains nothing else.
 
     Args:
         file: Name of the file, for errors.
-        data: Bytes of the file, at least one more than a header has if there are so many.
+        data: Bytes of the file: at least one more than a header, if the file is that long.
         kind: Expected kind of the file.
 
     Raises:
@@ -150,7 +151,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
     Args:
         file: Name of the file, for errors.
         data: Bytes of the file, including its header.
-        limit: Bytes that must be whole, the rest is not read; None: a torn tail may follow.
+        limit: Bytes that must be whole. Later bytes are not read. None allows a torn tail.
 
     Raises:
         JournalCorrupt: A frame is bad where no torn tail can be.
@@ -176,7 +177,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
 def _frame_end(view: memoryview, offset: int) -> int | None:
     """Return the end of the frame at ``offset``, or None if no whole frame begins there.
 
-    Zeros, as a crash may leave, are none.
+    Zeros, which a crash may leave, are not a frame.
     """
     start = offset + _FRAME.size
     if start > len(view):
@@ -189,6 +190,6 @@ def _frame_end(view: memoryview, offset: int) -> int | None:
 
 
 def _next_frame(view: memoryview, offset: int) -> int | None:
-    """Return where the next whole frame begins. A length may be damaged, so every byte is tried."""
+    """Return the start of the next whole frame. A length may be damaged, so every byte is tried."""
     places = range(offset, len(view) - _FRAME.size)
     return next((place for place in places if _frame_end(view, place) is not None), None)

@@ -1,7 +1,7 @@
 """Checks that each event of a journal can follow those before it. Pure.
 
-The checksum of a frame says that its bytes are as they were written, not that they stand where they
-were written: a file put together from others, or with a part twice, has whole frames too.
+The checksum of a frame only proves that its bytes are intact, not that the frame is in its original
+place. A file with frames of other files, or with a repeated part, has valid frames too.
 """
 
 from collections import Counter
@@ -75,10 +75,7 @@ def _group(
 
 
 def _trained(table: GroupTable, event: StepApplied) -> str | None:
-    """Return why the attempts that a step claims to have trained are wrong.
-
-    None when they are right.
-    """
+    """Return why the attempts trained by a step are wrong, or None if they are right."""
     trained = dict(zip(event.prompt_indices, event.attempts, strict=False))
     if trained != {prompt_index: group.attempt for prompt_index, group in table.training.items()}:
         return f"step {event.step} is of other attempts than those that are training"

@@ -1,7 +1,7 @@
-"""Reads a journal in parts: what each adds up to from its aggregates, and its events on request.
+"""Reads a journal in parts: the sums of each part from its aggregates, and its events on request.
 
-A part lies between two snapshots. Its aggregates are some kilobytes, its events megabytes; where a
-file of aggregates is missing or damaged, the events of that part are read in its place.
+A part lies between two snapshots. Its aggregates are some kilobytes, its events megabytes. If a
+file of aggregates is missing or damaged, the events of that part are read instead.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class JournalPart:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """State from which the events of a part go on."""
+    """State from which the events of a part continue."""
 
     ledger: Ledger
     driver: str = ""  # of the last incarnation
@@ -49,19 +49,19 @@ class JournalState:
 
 @dataclass(frozen=True, slots=True)
 class JournalParts:
-    """A whole journal as it was at one moment, also of a run that goes on."""
+    """A whole journal at one moment. The run may still be writing it."""
 
     directory: Path
     parts: list[JournalPart]  # oldest first, without a gap; empty only if there are no segments
     ledger: Ledger
     totals: RunTotals
     problems: list[str] = field(default_factory=list[str])
-    """Damaged or missing files that other files made up for, one sentence each."""
+    """Damaged or missing files that other files replaced, one sentence each."""
 
     _segments: list[JournalSegment] = field(default_factory=list[JournalSegment])
 
     def events(self, first: int, last: int) -> Iterator[tuple[int, AnyEvent]]:
-        """Yield the events of the parts ``first`` to ``last``, positions in ``parts``, numbered from 1.
+        """Yield the events of the parts ``first`` to ``last`` of ``parts``, numbered from 1.
 
         Raises:
             JournalCorrupt: A segment is damaged.
@@ -85,18 +85,18 @@ class JournalParts:
 
 
 def read_parts(directory: Path) -> JournalParts:
-    """Read what a journal adds up to: its aggregates, and the records since the last of them.
+    """Read the sums of a journal: its aggregates, and the records since the last aggregates.
 
     Raises:
         JournalCorrupt: A segment that had to be read is damaged, or one is missing.
         JournalVersion: Another version of offbeat wrote it.
-        FileNotFoundError: There is no such directory.
+        FileNotFoundError: The directory does not exist.
     """
     folded = fold(directory)
     if not folded.segment:
         return JournalParts(directory, [], folded.ledger, folded.stats.totals)
     segments = chain_to(directory, folded.segment)
-    # What a live run appends from here on is not part of this reading.
+    # Records that a live run appends after this moment are not read.
     segments[-1] = replace(segments[-1], limit=folded.segment_bytes)
     begun = segments[0].number
     problems = list[str]()
@@ -121,7 +121,7 @@ def read_parts(directory: Path) -> JournalParts:
 
 
 def differing_aggregates(directory: Path) -> Iterator[str]:
-    """Yield a sentence on each file of aggregates that its records do not add up to.
+    """Yield a sentence on each file of aggregates that disagrees with its records.
 
     Reads every record once. Raises the errors of ``read_parts``.
     """
@@ -145,8 +145,8 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
     Raises:
         JournalCorrupt: It is damaged, of another journal, or its columns do not fit each other.
         JournalVersion: Another version of offbeat wrote it.
-        msgspec.DecodeError: It holds something else.
-        OSError: It cannot be read, or there is none.
+        msgspec.DecodeError: It contains something else.
+        OSError: It cannot be read or does not exist.
     """
     path = aggregates_path(directory, number)
     payload = read_beside(directory, number, path, AGGREGATES)
@@ -166,7 +166,7 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
 
 
 def _recounted(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
-    """Return what the records up to a segment add up to, from the last readable snapshot on."""
+    """Return the sums over the records up to a segment, since the last readable snapshot."""
     first, saved = newest_snapshot(directory, before - 1)
     recount = RunStats(carried=None if saved is None else saved.aggregates)
     for segment in segments:

@@ -1,8 +1,8 @@
-"""Reads a journal: all its events, or the state they lead to.
+"""Reads a journal: all its events, or the resulting state.
 
-Segments are chained: the header of each names the one before it and how much of that counts. So the
-order is total, whatever a controller that was replaced still wrote. Reading takes no lock, and a
-journal that is being written reads as it was a moment ago.
+Segments are chained. The header of each names the segment before it, and how many of that one's
+bytes count. This gives a total order, even if a replaced controller kept writing. Readers use no
+lock. A journal that is being written reads as of a moment ago.
 """
 
 import re
@@ -39,7 +39,7 @@ _NAME: Final = re.compile(r"(events|snapshot|aggregates)-(\d{6,})\.bin")
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Return the path of segment ``number``; snapshot ``number`` is the state before it."""
+    """Return the path of segment ``number``. Snapshot ``number`` is the state before it."""
     return directory / f"events-{number:06d}.bin"
 
 
@@ -49,7 +49,7 @@ def snapshot_path(directory: Path, number: int) -> Path:
 
 
 def aggregates_path(directory: Path, number: int) -> Path:
-    """Return the path of what the records between two snapshots, up to this one, add up to."""
+    """Return the path of the sums over the records between this snapshot and the one before."""
     return directory / f"aggregates-{number:06d}.bin"
 
 
@@ -62,12 +62,12 @@ def numbers(directory: Path, kind: str) -> list[int]:
 def read_journal(directory: Path) -> Iterator[AnyEvent]:
     """Yield every event of the run, oldest first, over all incarnations of its controller.
 
-    What a crash tore at the end of a segment is left out: no barrier has confirmed it as durable.
+    A record torn by a crash at the end of a segment is skipped: no barrier has confirmed it.
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
         JournalVersion: Another version of offbeat wrote it.
-        FileNotFoundError: There is no such directory.
+        FileNotFoundError: The directory does not exist.
     """
     last = _newest(directory, numbers(directory, "events"))
     for part in _chain(directory, last, first=1):
@@ -76,14 +76,14 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 
 
 def recover(directory: Path) -> Ledger:
-    """Return the ledger that the newest good snapshot and the events after it lead to.
+    """Return the ledger that results from the newest good snapshot and the events after it.
 
-    The ledger has no journal of its own. The directory may be empty.
+    The ledger records to no journal. The directory may be empty.
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
         JournalVersion: Another version of offbeat wrote it.
-        FileNotFoundError: There is no such directory.
+        FileNotFoundError: The directory does not exist.
     """
     return fold(directory).ledger
 
@@ -106,7 +106,7 @@ def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """Content of a snapshot file: the state that all records before it add up to."""
+    """Content of a snapshot file: the state that results from all records before it."""
 
     table: TableSnapshot
     history: RunTotals
@@ -115,7 +115,7 @@ class SavedState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FoldedJournal:
-    """State that a journal leads to, and the place in its files where that state ends."""
+    """State that results from a journal, and the place in its files where that state ends."""
 
     ledger: Ledger
     stats: RunStats  # its part begins at the snapshot that was read
@@ -126,7 +126,7 @@ class FoldedJournal:
 
 
 def fold(directory: Path, before: int | None = None) -> FoldedJournal:
-    """Return the state of ``recover`` with the place where it ends.
+    """Return the state of ``recover`` and the place where it ends.
 
     Segments from ``before`` on are ignored. Raises the errors of ``recover``.
     """
@@ -163,7 +163,7 @@ class JournalSegment:
     def events(self, kinds: tuple[bytes, ...] = ()) -> Iterator[tuple[AnyEvent, int]]:
         """Yield the events, each with the offset at which its frame ends.
 
-        ``kinds`` selects events by the bytes that ``_kind`` returns; without it all are yielded.
+        ``kinds`` selects events by the bytes that ``_kind`` returns. Without it, yield all events.
         """
         decode = msgspec.msgpack.Decoder(AnyEvent).decode
         for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
@@ -178,7 +178,7 @@ class JournalSegment:
 
 
 def _kind(event: type[Event]) -> bytes:
-    """Return the bytes that name the kind of a record; they follow the header of its array."""
+    """Return the bytes that name the kind of a record, next after the header of its array."""
     return msgspec.msgpack.encode(event.__name__)
 
 
@@ -191,7 +191,7 @@ _STEP_KINDS: Final = (_kind(StepApplied), _kind(Rewound))
 
 
 def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
-    """Yield the steps and rewinds of a journal; a segment is read when it is reached."""
+    """Yield the steps and rewinds of a journal, newest first. Read a segment when it is reached."""
     part = _newest(directory, numbers(directory, "events"))
     while part is not None:
         for event, _ in reversed(list(part.events(_STEP_KINDS))):
@@ -200,7 +200,7 @@ def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
 
 
 def _newest(directory: Path, segments: list[int]) -> JournalSegment | None:
-    """Return the last segment with a header; a crash may leave one without."""
+    """Return the last segment with a header. A crash may leave a segment without one."""
     for number in reversed(segments):
         part = _begun(directory, number)
         if part is not None:
@@ -219,7 +219,7 @@ def _chain(directory: Path, last: JournalSegment | None, first: int) -> list[Jou
 
 
 def _former(directory: Path, follower: JournalSegment) -> JournalSegment | None:
-    """Return the segment before this one, as far as it was followed; None for the first."""
+    """Return the segment before this one, up to its last byte that counts. None for the first."""
     if not follower.header.follows:
         return None
     former = _begun(directory, *follower.header)
@@ -242,7 +242,7 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> JournalSeg
 def newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
     """Return the newest good snapshot and the number of the segment that continues it.
 
-    Returns 1 and None when there is none.
+    Returns 1 and None if there is no good snapshot.
     """
     for number in reversed(numbers(directory, "snapshot")):
         if number <= at_most:
@@ -250,7 +250,7 @@ def newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | No
             try:
                 return number, _read_snapshot(directory, number)
             except (JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
-                # An older one and more events say the same.
+                # An older snapshot and more events give the same state.
                 log.warning("journal.snapshot_skipped", file=str(path), error=str(error))
     return 1, None
 
@@ -261,7 +261,7 @@ def _read_snapshot(directory: Path, number: int) -> SavedState:
 
 
 def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memoryview:
-    """Return the payload of the file of one frame that was written beside segment ``number``.
+    """Return the payload of the one-frame file that was written next to segment ``number``.
 
     Raises:
         JournalCorrupt: It is damaged, or of another journal.
