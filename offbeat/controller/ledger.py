@@ -57,7 +57,7 @@ def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
         newest_first: Events of the journal, backwards from the last one.
     """
     undone, rewards = list[UndoneStep](), list[float]()
-    standing: int | None = None  # no later version's step stands; None: none was seen yet
+    standing: int | None = None  # steps of later versions are undone; None: none was seen yet
     for event in newest_first:
         if isinstance(event, Rewound):
             standing = event.to_version if standing is None else min(standing, event.to_version)

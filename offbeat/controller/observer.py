@@ -203,7 +203,7 @@ class TimeAttribution:
             seen.evaluation_s += spent_s
 
     def _reported(self, seen: _Seen, busy_s: float) -> None:
-        """Attribute the decoding time since the last report. Part of it may be for an evaluation."""
+        """Attribute the decoding time since the last report, in part perhaps to an evaluation."""
         known_s = seen.out_s + seen.evaluation_s
         share = seen.out_s / known_s if known_s else 1.0
         self._engine_compute_s += (busy_s - seen.busy_s) * share

@@ -5,13 +5,13 @@ Waits double with each failure, up to a bound; ``backoff_s`` computes them for t
     wait(k) = min(W, w * 2 ** (k - 1))
 
     open      f >= F
-    trial     one at a time, each wait(t + 1) or more after the failure that it follows
+    trial     one at a time, each wait(t + 1) or more after the failure before it
     retry     of a group wait(r) * u after its failure, no earlier than the trial while open
 
     w, W   ``rollout.backoff_s`` and ``rollout.backoff_max_s``, in seconds
     F      ``rollout.outage_failures``
-    f      failures of the environment in a row, over all groups; an answered rollout makes it 0,
-           and one that may cost a prompt its last retry raises it to F
+    f      failures of the environment in a row, over all groups. An answered rollout makes it 0,
+           a failure that may cost a prompt its last retry raises it to F
     t      trials that had failed before that failure, since the breaker opened
     r      failures of that group, of the kind that is retried
     u      jitter, uniform in 0.5 to 1, so that groups do not return together
@@ -25,11 +25,11 @@ from offbeat.messages.text import printable
 
 _SHOWN: Final = 300  # characters of a failure
 _MAX_DOUBLINGS: Final = 64
-"""Beyond any bound of a wait, and far from the largest float."""
+"""Exceeds any bound of a wait, and is far from the largest float."""
 
 
 def backoff_s(limits: RolloutConfig, failures: int) -> float:
-    """Return the seconds to wait after so many failures, from 1: ``wait`` of the module."""
+    """Return the seconds to wait after so many failures (from 1), as ``wait`` of the module."""
     doublings = min(failures - 1, _MAX_DOUBLINGS)
     return min(limits.backoff_max_s, limits.backoff_s * math.pow(2, doublings))
 
@@ -37,16 +37,16 @@ def backoff_s(limits: RolloutConfig, failures: int) -> float:
 class OutageBreaker:
     """Recognises an outage of the environment: failures in a row, over all groups.
 
-    While it is open, one group at a time is tried, with growing waits; the first rollout that is
-    answered closes it. A trial that fails says nothing about its prompt, and costs it no retry:
-    otherwise a service that is back a minute later would have cost every prompt that was tried.
+    While it is open, one group at a time is tried, with growing waits. The first answered rollout
+    closes it. A failed trial does not show whether its prompt is at fault, so it costs no retry.
+    Otherwise an outage of one minute would cost each tried prompt a retry.
     """
 
     def __init__(self, limits: RolloutConfig) -> None:
         self._limits = limits
         self._failures_in_row = 0
         self.trials = 0
-        """Failed ones since it opened."""
+        """Failed trials since it opened."""
         self._problem = ""
         self._is_trying = False
         self._not_before = 0.0  # event loop's clock
@@ -57,7 +57,7 @@ class OutageBreaker:
         return self._failures_in_row >= self._limits.outage_failures
 
     def describe(self) -> str:
-        """Return what is awaited while it is open, in a few words, or nothing if it is closed."""
+        """Describe the outage in a few words while it is open. Return "" while it is closed."""
         if not self.is_open:
             return ""
         return (
@@ -78,19 +78,19 @@ class OutageBreaker:
         spends_last_retry: bool = False,
         is_first_suspect: bool = False,
     ) -> bool:
-        """Record that a rollout failed by its environment; return whether its prompt pays for it.
+        """Record a failure of the environment. Return whether it costs the prompt a retry.
 
-        No prompt pays once the breaker is open, be it for a trial or for a rollout that was out
-        before. Nor does a prompt whose last retry it would cost, where no rollout was answered since
-        the failure before, or where it may be the first to see an outage: engines may have spent its
-        other retries, and with few groups in flight it may see the outage alone. The breaker opens
-        there at once, and others are tried before that prompt is given up.
+        It costs no retry if the breaker is open, for a trial or for a rollout dispatched before. It
+        costs no last retry if no rollout was answered since the failure before, or if this prompt
+        may be the first to see an outage: engines may have spent its other retries, and with few
+        groups in flight no other group may see the outage. In these cases the breaker opens at
+        once, and other groups are tried before that prompt is dropped.
 
         Args:
             now: The event loop's time, in seconds.
-            problem: What the failure says; people who wait are shown it.
-            spends_last_retry: Whether the prompt is dropped if it pays.
-            is_first_suspect: Whether one failure alone, of this prompt, may be taken for an outage.
+            problem: Text of the failure, shown to people who wait.
+            spends_last_retry: Whether the prompt is dropped if this costs a retry.
+            is_first_suspect: Whether a single failure, of this prompt, may count as an outage.
         """
         was_open, self._problem = self.is_open, printable(problem, longest=_SHOWN)
         if was_open and not self._is_trying:
@@ -106,7 +106,7 @@ class OutageBreaker:
         return not (was_open or is_suspected)
 
     def dispatched(self) -> None:
-        """Record that a group was dispatched; while the breaker is open, it is the trial."""
+        """Record that a group was dispatched. While the breaker is open, it is the trial."""
         self._is_trying = self.is_open
 
     def returned(self) -> None:
@@ -114,9 +114,9 @@ class OutageBreaker:
         self._is_trying = False
 
     def may_dispatch(self, now: float) -> bool:
-        """Return whether one more group may be sent out."""
+        """Return whether one more group may be dispatched."""
         return not self.is_open or (not self._is_trying and now >= self._not_before)
 
     def remaining_s(self, now: float) -> float:
-        """Return the seconds until the next trial; 0 while it is closed."""
+        """Return the seconds until the next trial, or 0 while it is closed."""
         return max(0.0, self._not_before - now) if self.is_open else 0.0

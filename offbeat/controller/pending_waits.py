@@ -40,7 +40,7 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
     lost: str = ""  # why the callee was given up; empty: the deadline is over
 
     def end(self, lost: str = "") -> None:
-        """Cancel the waiting task, once; it finds the reason in this wait."""
+        """Cancel the waiting task once. The task finds the reason in this wait."""
         if self.expired:
             return
         self.expired, self.lost = True, lost
@@ -57,8 +57,8 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
 class PendingWaits:
     """The waits in progress, oldest first.
 
-    Calls with the same time to reply reach their deadlines in the order in which they began, so one
-    timer per such time is enough, however many calls are open.
+    Calls with the same time to reply reach their deadlines in the order in which they began. So one
+    timer per such time is enough for any number of open calls.
     """
 
     def __init__(self) -> None:
@@ -81,8 +81,8 @@ class PendingWaits:
         A ``background`` call, such as a periodic probe, is listed but is no sign of progress.
 
         Raises:
-            DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
-            ActorLost: The ``engine`` that the reply needs was given up; the call was cancelled.
+            DeadlineExceeded: The reply came after ``deadline_s``, and the call was cancelled.
+            ActorLost: The ``engine`` that the reply needs was given up, and the call was cancelled.
         """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
@@ -107,13 +107,13 @@ class PendingWaits:
         try:
             answer = await reply
         except asyncio.CancelledError:
-            # Ours, unless another task has cancelled as well: as in asyncio.timeout, at half its cost.
+            # Ours, unless another task has cancelled too. Like asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
                 raise entry.error(deadline_s) from None
             raise
         except Exception as error:
-            # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
-            # that stayed counted would be taken for another task's.
+            # The call that we cancelled failed in its clean-up. It is late all the same. A cancel
+            # that stayed counted would look like another task's.
             if entry.expired and task is not None and task.uncancel() <= already:
                 raise entry.error(deadline_s) from error
             raise
@@ -126,7 +126,7 @@ class PendingWaits:
             due.pop(entry, None)
 
     def _end_late(self, deadline_s: float) -> None:
-        """End the calls with this time to reply that are late; look again when the next one is."""
+        """End the late calls with this time to reply. Check again when the next one is due."""
         due, loop = self._due[deadline_s], asyncio.get_running_loop()
         while (first := next(iter(due), None)) is not None:
             if first.deadline > loop.time():
@@ -148,11 +148,11 @@ class PendingWaits:
     async def local(
         self, waiter: str, *, target: str, until: Awaitable[T], pump: Pump | None = None
     ) -> T:
-        """Await a change of run state under a name; the watchdog reports it when it stalls."""
+        """Await a change of run state under a name. The watchdog reports it if it stalls."""
         return await self._listed(waiter, target, _NEVER, until, pump)
 
     async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
-        """Back off; until it is over, the watchdog waits too."""
+        """Wait for a back-off. The watchdog waits until it is over, too."""
         await self._listed(waiter, target, for_s, asyncio.sleep(for_s))
 
     async def _listed(
@@ -173,7 +173,7 @@ class PendingWaits:
 
     @property
     def healthy_until(self) -> float:
-        """Return the latest deadline of a remote call or back-off in progress; -inf without any."""
+        """Return the latest deadline of a remote call or back-off in progress, else -inf."""
         ends = (
             entry.deadline
             for entry in self._open
@@ -182,9 +182,9 @@ class PendingWaits:
         return max(ends, default=-_NEVER)
 
     def oldest(self, component: Component | None = None) -> str:
-        """Describe the longest wait for another party in a few words; empty when there is none.
+        """Describe the longest wait for another party in a few words, or return "" without one.
 
-        ``component``: only waits for a reply of this component.
+        ``component``: consider only waits for a reply of this component.
         """
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
         wanted = (entry for entry in remote if component in (None, entry.component))
@@ -192,13 +192,13 @@ class PendingWaits:
         return "" if first is None else f"{first.waiter}: {first.target}"
 
     def waits_of(self, pump: Pump) -> str:
-        """Describe what one pump waits for; empty when it waits for nothing."""
+        """Describe the wait of one pump, or return "" if it waits for nothing."""
         return next(
             (f"{each.waiter}: {each.target}" for each in self._open if each.pump is pump), ""
         )
 
     def listed(self, now: float) -> tuple[NamedWait, ...]:
-        """Return the longest waits in progress, probes of engines that are well left out."""
+        """Return the longest waits in progress, without probes of healthy engines."""
         entries = [entry for entry in self._open if not entry.background][:_SHOWN]
         return tuple(
             NamedWait(
@@ -222,6 +222,6 @@ class PendingWaits:
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task was cancelled, however its call reacted to that."""
+    """Return whether the running task was cancelled, however its call reacted."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,11 +1,11 @@
 """Defines the Protocols of everything that the controller calls.
 
-In production these are Ray actors behind thin adapters; in tests and in the simulator, fakes on a
-virtual clock. An implementation of a port raises the failures of
-``offbeat.messages.failures``, classified: ``ActorLost`` for a process that is gone;
-``RolloutFailed``, ``TrainStepFailed``, ``WeightSyncFailed`` for work that failed in a living process;
-``UnfitGroup`` for a group that a trainer cannot read; ``PayloadLost`` and ``ReleaseLost`` for data
-that died with the machine that held it while the callee is healthy. Any other error is a bug and
+In production these are Ray actors behind thin adapters. In tests and in the simulator they are
+fakes on a virtual clock. An implementation of a port raises the classes of
+``offbeat.messages.failures``. ``ActorLost``: a process is gone. ``RolloutFailed``,
+``TrainStepFailed``, ``WeightSyncFailed``: work failed in a living process. ``UnfitGroup``: a
+trainer cannot read a group. ``PayloadLost``, ``ReleaseLost``: data died with the machine that held
+it, while the callee is healthy. Any other error is a bug and
 ends the run.
 """
 
@@ -39,7 +39,7 @@ class Prompts(Protocol):
     """Prompts in a fixed, endless order."""
 
     def prompt(self, prompt_index: int) -> Prompt | None:
-        """Return the prompt at a place, always the same one; None past the end of the data.
+        """Return the prompt at an index, always the same, or None past the end of the data.
 
         Pure.
         """
@@ -50,12 +50,12 @@ class Rollouts(Protocol):
     """All environment workers, seen as one."""
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        """Roll out one group, and return its receipt and the opaque handle of its payload.
+        """Roll out one group. Return its receipt and the opaque handle of its payload.
 
         Cancelling the call cancels the work on the other side.
 
         Raises:
-            RolloutFailed: The group could not be rolled out; ``kind`` says whether a retry may help.
+            RolloutFailed: The rollout failed. ``kind`` tells whether a retry may help.
             ActorLost: The worker that had the group is gone.
         """
         ...
@@ -63,7 +63,7 @@ class Rollouts(Protocol):
     async def close(self) -> None:
         """Release the workers' resources. Nothing else is called afterwards.
 
-        A worker that is gone already is closed: that is no error.
+        Closing a worker that is already gone is no error.
         """
         ...
 
@@ -72,20 +72,20 @@ class ReportingRollouts(Rollouts, Protocol):
     """Environment workers that also report about their processes, on the controller's loop."""
 
     def report_joined(self, on_joined: OnJoined) -> None:
-        """Set the callback for each worker process that replies for the first time."""
+        """Set the callback for the first reply of each worker process."""
         ...
 
     def report_lost(self, on_lost: OnLost) -> None:
-        """Set the callback for each worker process that is lost, before its groups fail."""
+        """Set the callback for each lost worker process, called before its groups fail."""
         ...
 
     def report_to(self, on_report: OnReport) -> None:
-        """Set the callback for the report that goes with each reply of a worker."""
+        """Set the callback for the report in each reply of a worker."""
         ...
 
 
 class Generator(Protocol):
-    """One inference engine, with regard to weights and health. Its name outlives its processes."""
+    """One inference engine: its weights and health. Its name outlives its processes."""
 
     @property
     def name(self) -> str:
@@ -93,42 +93,43 @@ class Generator(Protocol):
         ...
 
     async def state(self, fence: Fence) -> EngineState:
-        """Return what the engine serves, its load and its incarnation. Changes nothing.
+        """Return the served version, the load and the incarnation. Changes nothing.
 
         Raises:
             ActorLost: The process is gone or not up yet.
             EngineUnavailable: The process answers, but its engine is broken for good.
-            StartFailed: The process could not be set up, and no other one could be.
+            StartFailed: The process could not be set up, and another start would fail too.
         """
         ...
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        """Receive, verify and serve a release; on any error keep serving the former weights.
+        """Receive, verify and serve a release. On any error keep serving the former weights.
 
-        A release with a delta is received by that alone.
+        If a release has a delta, only the delta is received.
 
         Raises:
             BaseRefused: The release has a delta, and the engine does not serve its base.
             WeightSyncFailed: The engine could not load the release.
-            CanaryFailed: It loaded the release, and computes other values from it than the trainer.
-            ReleaseLost: The release died with the machine that held it; the engine is healthy.
+            CanaryFailed: It loaded the release, but its log-probabilities differ from the
+                trainer's.
+            ReleaseLost: The release died with the machine that held it. The engine is healthy.
             ActorLost: The process is gone.
             EngineUnavailable: The process answers, but its engine is broken.
         """
         ...
 
     async def restart(self) -> None:
-        """Kill the process; its owner starts a new one. Returns without waiting for that."""
+        """Kill the process. Its owner starts a new one. Returns without waiting for that."""
         ...
 
     async def retire(self) -> None:
-        """Kill the process for good. Returns without waiting for that; ``close`` may follow."""
+        """Kill the process for good. Returns without waiting for that. ``close`` may follow."""
         ...
 
     async def close(self) -> None:
         """Release the engine's resources. Nothing else is called afterwards.
 
-        An engine that is gone already is closed: that is no error.
+        Closing an engine that is already gone is no error.
         """
         ...
 
@@ -136,9 +137,9 @@ class Generator(Protocol):
 class Trainer(Protocol):
     """All trainer ranks, seen as one. Calls of a step are served in the order they are made.
 
-    Every call but ``restart`` and ``close`` raises ``ActorLost`` when a rank is gone or has lost the
-    others, and ``StaleFence`` for a fence below one that the ranks have seen. A call of a step with a
-    key that was answered before returns the same answer again and does nothing.
+    Every call but ``restart`` and ``close`` raises ``ActorLost`` if a rank is gone or has lost the
+    others, and ``StaleFence`` for a fence below one that the ranks have seen. A call of a step with
+    a key that was answered before returns the same answer again and does nothing.
     """
 
     async def state(self, fence: Fence) -> TrainerState:
@@ -153,7 +154,7 @@ class Trainer(Protocol):
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         """Compute the logprob columns that ``loss`` needs, of each group of the chunk.
 
-        The weights are those of the present version; no step has to be open.
+        Uses the weights of the present version. No step has to be open.
 
         Raises:
             TrainStepFailed: A living rank could not compute them.
@@ -163,7 +164,7 @@ class Trainer(Protocol):
         ...
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        """Open a step: gradients are zero. It has to be the one after the present version.
+        """Open the step after the present version, with zero gradients.
 
         Raises:
             StepAlreadyOpen: Another step is open.
@@ -177,35 +178,35 @@ class Trainer(Protocol):
 
         Raises:
             StepOutOfOrder: The key is not the next one of the open step, or an earlier call failed.
-            TrainStepFailed: A living rank could not compute it; the step can only be aborted.
-            UnfitGroup: A group has columns that cannot be read; the step can only be aborted.
-            PayloadLost: The columns of some groups are gone; the step can only be aborted.
+            TrainStepFailed: A living rank could not compute it. The step can only be aborted.
+            UnfitGroup: A group has columns that cannot be read. The step can only be aborted.
+            PayloadLost: The columns of some groups are gone. The step can only be aborted.
         """
         ...
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        """Apply the open step's gradient once and close the step, wholly on all ranks or on none.
+        """Apply the open step's gradient once and close the step, on all ranks or on none.
 
-        The answer says whether it was applied; if not, the weights are as before the step.
+        The answer tells whether it was applied. If not, the weights are as before the step.
 
         Raises:
             StepOutOfOrder: The key is not the next one of the open step, or an earlier call failed.
-            TrainStepFailed: A rank failed; whether others have stepped is not known.
+            TrainStepFailed: A rank failed. It is unknown whether other ranks have stepped.
         """
         ...
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        """Close the open step and drop its gradients; weights and version stay.
+        """Close the open step and drop its gradients. Weights and version stay.
 
         Without an open step the call has no effect.
 
         Raises:
-            TrainStepFailed: A living rank could not abort; what it holds of the step is not known.
+            TrainStepFailed: A living rank could not abort. Its state of the step is unknown.
         """
         ...
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        """Return a snapshot of the present weights; training may go on at once.
+        """Return a snapshot of the present weights. Training may continue at once.
 
         Raises:
             TrainStepFailed: The ranks hold another version, or cannot send any more.
@@ -213,43 +214,43 @@ class Trainer(Protocol):
         ...
 
     async def save(self, fence: Fence, step: int) -> None:
-        """Write the model as it is after ``step`` to the run's checkpoints, whole or not at all.
+        """Write the model after ``step`` to the run's checkpoints, completely or not at all.
 
         Raises:
-            CheckpointFailed: It could not be written; what was complete before still is.
+            CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
             TrainStepFailed: The ranks hold another version.
         """
         ...
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        """Write everything ``restore`` needs of this version to disk, whole or not at all.
+        """Write everything ``restore`` needs of this version to disk, completely or not at all.
 
         The answer comes once it is complete and durable. No step is open.
 
         Raises:
-            CheckpointFailed: It could not be written; what was complete before still is.
+            CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
             TrainStepFailed: The ranks hold another version.
         """
         ...
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Restore the newest checkpoint that verifies, of version ``at_most`` or older.
+        """Restore the newest valid checkpoint of version ``at_most`` or older.
 
-        Without one the ranks hold the initial model: version 0. No step is open afterwards.
+        If there is none, the ranks hold the initial model (version 0). No step is open afterwards.
 
         Raises:
-            CheckpointFailed: A checkpoint that verifies could not be loaded.
+            CheckpointFailed: A valid checkpoint could not be loaded.
         """
         ...
 
     async def restart(self) -> None:
-        """Kill all ranks; their owner starts new ones. Returns without waiting for that."""
+        """Kill all ranks. Their owner starts new ones. Returns without waiting for that."""
         ...
 
     async def close(self) -> None:
         """Release the ranks' resources. Nothing else is called afterwards.
 
-        A rank that is gone already is closed: that is no error.
+        Closing a rank that is already gone is no error.
         """
         ...
 
@@ -259,18 +260,18 @@ class Journal(Protocol):
 
     @property
     def stats(self) -> RunStats:
-        """Return the figures of all events so far, also of former controllers."""
+        """Return the figures of all events so far, including former controllers."""
         ...
 
     def append(self, event: Event) -> None:
-        """Queue an event. Never blocks the loop, never raises for a slow or failed disk."""
+        """Queue an event. Never blocks the loop. Raises nothing for a slow or failed disk."""
         ...
 
     async def barrier(self) -> None:
         """Return once everything appended so far would survive a crash.
 
         Raises:
-            JournalFailed: The disk refused; so does every later barrier.
+            JournalFailed: The disk refused. Every later barrier raises it too.
             JournalTaken: A newer controller writes this journal.
         """
         ...
@@ -296,18 +297,18 @@ class TelemetryPort(Protocol):
 class Trace(Protocol):
     """Receives the run's timeline. Never blocks, never raises.
 
-    A lane is ``(kind, name)``: a pump, an engine, a trainer rank, or a prompt group. Times are of the
-    event loop's clock, in seconds. Spans of one lane may overlap.
+    A lane is ``(kind, name)``: a pump, an engine, a trainer rank, or a prompt group. Times are
+    seconds of the event loop's clock. Spans of one lane may overlap.
     """
 
     def span(
         self, lane: Lane, name: str, start_s: float, end_s: float, **facts: str | float
     ) -> None:
-        """Record something that took from ``start_s`` to ``end_s``."""
+        """Record an activity that lasted from ``start_s`` to ``end_s``."""
         ...
 
     def mark(self, lane: Lane, name: str, at_s: float, **facts: str | float) -> None:
-        """Record something that happened at one moment: a fault, a served version."""
+        """Record an event at one moment: a fault, a served version."""
         ...
 
 
@@ -322,7 +323,7 @@ class Payloads(Protocol):
         ...
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return those of the given groups, by prompt index, whose payload is known to be lost."""
+        """Return the prompt indices of the given groups whose payload is known to be lost."""
         ...
 
 
@@ -360,7 +361,7 @@ class EvaluationLog(Protocol):
 
 
 class NoEvaluationLog:
-    """Stand-in that records nothing, and knows all evaluations as recorded."""
+    """Stand-in that records nothing and treats every evaluation as recorded."""
 
     def has(self, due: int) -> bool:
         del due

@@ -1,6 +1,6 @@
-"""Figures for the display, the summary and the utilization metrics.
+"""Computes figures for the display, the summary and the utilization metrics.
 
-Median of a stream of any length, in bounded memory.
+Also estimates the median of a stream of any length, in bounded memory.
 """
 
 import platform
@@ -59,13 +59,13 @@ class Reservoir:
         """Return the median of the stream: exact up to ``size`` values, an estimate beyond.
 
         Raises:
-            statistics.StatisticsError: There was no value.
+            statistics.StatisticsError: The stream is empty.
         """
         return statistics.median(self._sample)
 
 
 class Progress:
-    """Computes figures from the state and the measures of each step; takes no decisions."""
+    """Computes figures from the state and the measures of each step. It decides nothing."""
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
@@ -88,7 +88,7 @@ class Progress:
         self._ended_at = self._clock()
 
     def step_done(self, measures: StepMetricsBuilder) -> Mapping[str, float]:
-        """Add one step, its weight sync included, and return its metrics."""
+        """Add one step, including its weight sync. Return its metrics."""
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
         if measures.sync is not None:
@@ -141,7 +141,7 @@ class Progress:
         )
 
     def _waiting_for(self) -> str:
-        """Return what the run waits for; a train pump without engines waits for an engine's start."""
+        """Describe the run's wait. A train pump without engines waits for an engine's start."""
         state = self._state
         train = state.waits.waits_of(Pump.TRAIN)
         if train and not state.fleet.is_serving:
@@ -154,9 +154,10 @@ class Progress:
         outcome: Literal["finished", "aborted", "failed"],
         error: str | None,
     ) -> Summary:
-        """Return the run's summary, however it ended.
+        """Return the run's summary at any kind of end.
 
-        What its events add up to, and what no event has: loss, syncs, failed evaluations.
+        It combines the sums of the events with loss, syncs and failed evaluations, which no event
+        has.
         """
         state, ledger = self._state, self._state.ledger
         rest = state.observer.times.lap()  # since the last step
@@ -193,7 +194,7 @@ class Progress:
         )
 
     def _totals(self) -> RunTotals:
-        """Return the totals of all incarnations, with the times of this one by its own clock."""
+        """Return the totals of all incarnations, timing this one by its own clock."""
         return msgspec.structs.replace(
             self._state.journal.stats.totals,
             wall_s=self._wall_s(),

@@ -1,4 +1,4 @@
-"""Check of receipts at commit: whether a group may be trained. Pure."""
+"""Checks receipts at commit: whether a group may be trained. Pure."""
 
 import math
 import operator
@@ -14,8 +14,8 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     Args:
         receipt: Receipt of the producer.
         task: The rollout that was requested.
-        oldest_version: Version that its engine had acked at dispatch: no token can be older.
-        trainer_version: Current version: no token can be newer.
+        oldest_version: Version that its engine had acked at dispatch. No token can be older.
+        trainer_version: Current version. No token can be newer.
     """
     if (receipt.prompt_index, receipt.attempt) != (task.prompt_index, task.attempt):
         return (
@@ -71,7 +71,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
 
 
 def _sizes(receipt: Receipt) -> set[int]:
-    """Return the numbers of samples that the columns of a receipt have; one number if it is whole."""
+    """Return the sample counts of a receipt's columns: a single number if the receipt is whole."""
     rewards = receipt.rewards
     required = (
         rewards,
@@ -97,7 +97,7 @@ def _sizes(receipt: Receipt) -> set[int]:
 
 
 def _refusal_of_masked(receipt: Receipt, task: RolloutTask) -> str | None:
-    """Return the problem of a receipt's masked samples, if any; its sizes are right."""
+    """Return the problem of a receipt's masked samples, or nothing. Its sizes are right."""
     counted = receipt.samples - receipt.masked_samples
     if counted < task.min_valid_samples:
         return f"{counted} valid samples of {task.samples}; {task.min_valid_samples} are required"

@@ -1,7 +1,7 @@
-"""Recovery of a controller: at its start, after a former controller's death, after a rewind.
+"""Recovers a controller at its start, after a former controller's death, and after a rewind.
 
-The journal records intents and results, the trainer knows its version. Whether an intended step was
-applied is asked of the trainer, never guessed.
+The journal records intents and results, and the trainer reports its version. So the trainer decides
+whether an intended step was applied. The controller never guesses.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.training import TrainerState
 
 GROUPS_PER_TURN: Final = 4000
-"""Groups that are returned between two turns of the event loop, which takes some 20 ms."""
+"""Groups returned between two turns of the event loop, which needs some 20 ms."""
 log = structlog.stdlib.get_logger()
 _SEARCH_S: Final = 30.0  # a local lookup in this machine's object store
 
@@ -66,7 +66,7 @@ class Recovery:
 
         Raises:
             TrainerAhead: The trainer has applied a step that the journal does not contain.
-            TrainerLost: It was lost meanwhile; call ``rewind``.
+            TrainerLost: The trainer was lost meanwhile. Call ``rewind``.
         """
         state, ledger = self._state, self._state.ledger
         found = ledger.counts()
@@ -83,8 +83,8 @@ class Recovery:
                 await self.rewind(anew, taking_over=True)
             self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
-        # A former controller may have died between a version and its consequences, and the recipe
-        # of a resumed run may allow less staleness than the one its groups were made under.
+        # A former controller may have died between a version and its consequences. The recipe of a
+        # resumed run may also allow less staleness than when its groups were made.
         self._rollouts.make_room()
         self._rollouts.sweep(predictive=False)
         state.observer.reached(Failpoint.RECOVERED)
@@ -92,7 +92,7 @@ class Recovery:
     async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
         """Restore the trainer, and return everything else to the restored version.
 
-        If the run stopped at its last checkpoint, nothing is lost: the trainer has the weights of
+        If the run stopped at its last checkpoint, nothing is lost. The trainer has the weights of
         the current version, and no rewind is recorded.
 
         Raises:
@@ -127,7 +127,7 @@ class Recovery:
         state.observer.reached(Failpoint.REWOUND)
 
     async def _undo(self, to_version: int, reason: str) -> int:
-        """Undo the steps after ``to_version``, and return the number of groups to roll out again.
+        """Undo the steps after ``to_version``. Return the number of groups to roll out again.
 
         Other tasks run in between. No engine serves and no step is open, so nothing is dispatched
         or trained.
@@ -152,7 +152,7 @@ class Recovery:
         return groups
 
     async def _again(self, prompt_indices: Sequence[int]) -> None:
-        """Dispatch these groups again; other tasks run between parts."""
+        """Dispatch these groups again. Other tasks run between parts."""
         for begin in range(0, len(prompt_indices), self._groups_per_turn):
             for prompt_index in prompt_indices[begin : begin + self._groups_per_turn]:
                 self._rollouts.again(prompt_index)
@@ -161,8 +161,8 @@ class Recovery:
     async def payloads_lost(self, failure: PayloadLost) -> None:
         """Replace the columns of ready groups that were lost with a machine. No step is open.
 
-        One loss is rarely alone, so all payloads are checked. A group whose columns are lost again
-        after they had been read again is rolled out again.
+        A loss rarely affects a single payload, so all are checked. If columns are read again and
+        then lost again, their group is rolled out again.
         """
         state, ledger = self._state, self._state.ledger
         lost = set(failure.prompt_indices) | await self._also_lost()
@@ -203,14 +203,14 @@ class Recovery:
                 deadline_s=_SEARCH_S,
                 reply=self._payloads.lost(payloads),
             )
-        except DeadlineExceeded as late:  # lost ones will be found when they are trained
+        except DeadlineExceeded as late:  # training finds the lost columns
             log.warning("payloads.not_searched", error=str(late))
             return set()
 
-    # --- taking over -----------------------------------------------------------------------------
+    # --- after a former controller ---------------------------------------------------------------
 
     async def _sort_out_step(self, answer: TrainerState) -> None:
-        """Resolve the step that a former controller had open: applied, or undone."""
+        """Resolve the step that a former controller had open: as applied or undone."""
         state, ledger = self._state, self._state.ledger
         intent = ledger.intent
         if answer.version > ledger.trainer_version:
@@ -225,7 +225,7 @@ class Recovery:
                     f"version {ledger.trainer_version}, intending {intent}",
                 )
             ledger.applied(intent.step, intent.attempt)
-        # Also in this case: a controller that adopted this step before may have begun the next one,
+        # Also in this case: an earlier controller may have adopted this step, begun the next one
         # and died before its journal recorded that.
         key = StepKey(state.step, state.first_of_incarnation, 0)
         await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
@@ -233,9 +233,9 @@ class Recovery:
             ledger.unclaim(key.step, key.attempt)
 
     def _take_payloads(self) -> list[int]:
-        """Reference the payloads of ready groups, and return the groups without a payload.
+        """Reference the payloads of ready groups. Return the groups without a payload.
 
-        Groups that were sampled under other settings than the run's are rolled out again: the recipe
+        Groups sampled with other settings than the run's are rolled out again, because the recipe
         of a resumed run may have changed.
         """
         state, ledger = self._state, self._state.ledger

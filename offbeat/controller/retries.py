@@ -1,6 +1,6 @@
-"""Policy of failed rollouts: another attempt, a dropped prompt, or the end of the run.
+"""Decides after a failed rollout: another attempt, a dropped prompt, or the end of the run.
 
-Budgets are per kind of failure.
+Each kind of failure has a separate budget.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ _RETURNS: Final = {
 class RetryPolicy:
     """Decides about failed rollouts, records the decision in the ledger, and returns when to retry.
 
-    Infrastructure: another engine may succeed; each group and the run as a whole have a budget, and
-    waits grow exponentially with jitter. A group that has spent its own is dropped, within another
-    budget. Data: this prompt cannot be rolled out; after a few immediate attempts it is dropped
+    Infrastructure: another engine may succeed. Each group and the run have a budget, and waits grow
+    exponentially with jitter. A group without retries left is dropped, within another budget.
+    Data: this prompt cannot be rolled out. After a few attempts it is dropped
     and, by policy, replaced. A bug ends the run.
     """
 
@@ -64,10 +64,10 @@ class RetryPolicy:
         Args:
             task: The rollout that was requested.
             failure: Failure of the rollout.
-            incarnation: The engine's incarnation that the task was sent to.
+            incarnation: The engine's incarnation that got the task.
 
         Raises:
-            BudgetSpent: More failures than the recipe allows.
+            BudgetSpent: There were more failures than the recipe allows.
             RolloutFailed: The failure is of kind ``bug``.
         """
         kind, reason = _classify(failure, task.engine)
@@ -110,9 +110,9 @@ class RetryPolicy:
         return kind is FailureKind.INFRASTRUCTURE and spent >= retries
 
     def _may_see_outage_first(self, task: RolloutTask) -> bool:
-        """Return whether one failure of this group may be taken for an outage.
+        """Return whether one failure of this group may count as an outage.
 
-        Bounded, so that a prompt whose own environment never works is dropped in the end.
+        Bounded, so that a prompt with an environment that never works is dropped in the end.
         """
         returns = self._state.ledger.groups[task.prompt_index].returns
         return returns.get(ReturnKind.OUTAGE, 0) < self._state.config.rollout.outage_failures
@@ -126,9 +126,7 @@ class RetryPolicy:
         return self._after_data(group, reason, failure)
 
     def after_loss(self, prompt_index: int, lost: PayloadLost) -> bool:
-        """Return whether a ready group whose columns are lost is rolled out again.
-
-        False if dropped.
+        """Readmit a ready group with lost columns, or drop it. Return False if dropped.
 
         A machine failed, so the failure counts against no engine.
 
@@ -152,7 +150,7 @@ class RetryPolicy:
     def _check_trials(self, kind: FailureKind, failure: Failure) -> None:
         """Raise once an environment that raises has failed as many trials as its budget allows.
 
-        Those of one that says that it is out of service are failures in a row.
+        Trials of an environment that reports an outage count as failures in a row instead.
         """
         limits = self._state.config.rollout
         if kind is FailureKind.DATA and self.outage.trials >= (limits.data_retries + 1) * (
@@ -162,7 +160,7 @@ class RetryPolicy:
             raise EveryRolloutFailed(what, limits.drop_budget, key, str(failure)) from failure
 
     def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
-        """Return False once the group has spent its retries: it was dropped."""
+        """Return False if the group has spent its retries and was dropped."""
         retries = self._state.config.rollout.infrastructure_retries
         if group.returns[ReturnKind.INFRASTRUCTURE] <= retries:
             return True
@@ -173,7 +171,7 @@ class RetryPolicy:
     def _check_infrastructure_drops(self, group: GroupRecord, failure: Failure) -> None:
         """Check the budget of dropped prompts.
 
-        One prompt may hang, or kill, every engine it is sent to.
+        One prompt may hang or kill every engine that gets it.
         """
         limits = self._state.config.rollout
         budget = limits.infrastructure_drop_budget
@@ -197,7 +195,7 @@ class RetryPolicy:
     def _after_data(self, group: GroupRecord, reason: str, failure: Failure) -> float | None:
         if group.returns[ReturnKind.DATA] <= self._state.config.rollout.data_retries:
             return self._backoff_s(group.returns[ReturnKind.DATA])
-        # Checked before the drop: a group over the budget is not lost, a resume rolls it out again.
+        # Checked before the drop, so the group is not lost: a resume rolls it out again.
         limits = self._state.config.rollout
         if self._state.ledger.totals.failed_prompts >= limits.drop_budget:
             raise BudgetSpent(
@@ -223,9 +221,9 @@ class RetryPolicy:
     def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Count the failure against the engine, unless another party is at fault.
 
-        Each counts as a strike, whatever its reason: a live process that fails every request may
-        answer all probes. A worker that reported nothing within the deadline gives no information
-        on the engine, which is probed.
+        Each failure is a strike, for any reason, because a live process that fails every request
+        may still answer all probes. If a worker reported nothing within the deadline, the engine
+        may or may not be at fault, so it is probed.
         """
         fleet = self._state.fleet
         if isinstance(failure, RolloutFailed) and failure.source is Component.ENGINE:
@@ -262,18 +260,18 @@ class RetryPolicy:
     def _shortened_by(self, group: GroupRecord) -> int:
         """Return the step that is one group short without this one.
 
-        A group bound to no step shortens the last one that what is admitted now would be in time
-        for: with a place less in an earlier one, another group could grow too old.
+        A group bound to no step shortens the last step that groups admitted now would reach in
+        time. If an earlier step lost a place, another group could grow too old.
         """
         state = self._state
         if group.target_step is not None:
-            # A group that a stopped step has left is for the next one.
+            # A group left by a stopped step is for the next step.
             return max(group.target_step, state.step)
         in_time = state.fleet.serving_version + state.sampler.max_staleness + 1
         return min(max(state.step, in_time), state.config.steps)
 
     def _may_shrink(self, step: int) -> bool:
-        """Return whether the step may have a group less; otherwise a new prompt replaces it."""
+        """Return whether the step may have one group less. Otherwise a new prompt replaces it."""
         state, limits = self._state, self._state.config.rollout
         if limits.on_dropped_prompt != "shrink":
             return False

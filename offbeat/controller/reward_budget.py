@@ -1,4 +1,4 @@
-"""Bound on the calls of reward functions over the whole run, evaluations and resumes included."""
+"""Limits the calls of reward functions over the whole run, evaluations and resumes included."""
 
 import structlog
 
@@ -10,10 +10,10 @@ log = structlog.stdlib.get_logger()
 
 
 class RewardBudget:
-    """Says whether one more group, or an evaluation, is covered: what is open may make all its calls.
+    """Checks whether the budget covers one more group or evaluation. Open work counts in full.
 
-    The evaluation that is due next has its calls reserved: training ends while it can still be
-    scored, and what training has been given is not taken by an evaluation.
+    The calls of the next due evaluation are reserved. Training ends while that evaluation can still
+    be scored, and an evaluation uses no calls that open groups may need.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -22,7 +22,7 @@ class RewardBudget:
         self._per_evaluation = max_evaluation_calls(state.config)
 
     def metrics(self) -> dict[str, float]:
-        """Return the calls so far, where functions are counted, and those left, where it is bounded."""
+        """Return the calls so far, if functions are counted, and the calls left, if bounded."""
         if not self._per_group:
             return {}
         calls = self._state.costs.reward_calls
@@ -44,7 +44,7 @@ class RewardBudget:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the answer can no longer change: nothing is open that may leave calls over."""
+        """Return whether the answer is final, because no open work may leave calls unused."""
         return self.covers_next_group or not (
             self._state.ledger.in_flight or self._open_evaluations
         )
@@ -70,7 +70,7 @@ class RewardBudget:
 
     @property
     def _open_evaluations(self) -> int:
-        """Evaluations that run, are requested, or are about to be: their version is trained."""
+        """Return the number of running, requested or imminent evaluations of a trained version."""
         evaluation, version = self._state.evaluation, self._state.ledger.trainer_version
         interval = self._state.config.eval.interval
         if not self._per_evaluation:
