@@ -84,7 +84,7 @@ class TimeAttribution:
     # --- the trainer -----------------------------------------------------------------------------
 
     def trainer_waits(self, category: TrainerTime) -> None:
-        """Set what the trainer waits for while no call to it is open.
+        """Set the category of the time in which no call to the trainer is open.
 
         Until the first call of this method, the trainer counts as starting.
         """
@@ -99,7 +99,7 @@ class TimeAttribution:
     def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
         """Count the block as this work of the trainer: one of ``_WORK``.
 
-        Blocks overlap. Time counts for the block whose category is first in ``_WORK``.
+        Blocks overlap. Time counts for the open category that is first in ``_WORK``.
         """
         self._blocks[category] += 1
         self._judge()
@@ -313,7 +313,7 @@ class Observer:
     def trainer_in(
         self, category: TrainerTime, point: Failpoint | None = None
     ) -> Generator[None, None, None]:
-        """Count the block as this work of the trainer; it begins at a failpoint."""
+        """Count the block as this work of the trainer. It begins at a failpoint."""
         if point is not None:
             self.reached(point)
         with self.times.trainer_in(category):
@@ -338,7 +338,7 @@ class Observer:
         self._trace.span(("engine", task.engine), name, since_s, now, attempt=attempt)
 
     def synced(self, ack: WeightsAck, since_s: float) -> None:
-        """Observe that an engine serves a release whose transfer began at ``since_s``."""
+        """Observe that an engine serves a release, after a transfer that began at ``since_s``."""
         self.times.paused(ack.pause_s)
         name, pause_s = f"weights v{ack.version}", ack.pause_s
         self._trace.span(("engine", ack.engine), name, since_s, self._clock(), pause_s=pause_s)

@@ -372,7 +372,7 @@ class NoEvaluationLog:
 
 
 def no_cpu_clock() -> float:
-    """Stand-in for a process whose CPU time nobody reads."""
+    """Stand-in if nobody reads the CPU time of the process."""
     return 0.0
 
 

@@ -49,7 +49,7 @@ class Recovery:
         Args:
             state: State of the run.
             trainer_client: Client of the trainer.
-            sync: The weight sync, whose release a rewind invalidates.
+            sync: The weight sync. A rewind invalidates its release.
             rollouts: The rollout pump, which dispatches returned groups again.
             payloads: Payloads that have survived their owner.
             groups_per_turn: Maximum groups returned between two turns of the event loop.
@@ -188,7 +188,7 @@ class Recovery:
         )
 
     async def _also_lost(self) -> set[int]:
-        """Return ready groups whose columns are known to be lost."""
+        """Return ready groups with columns that are known to be lost."""
         state = self._state
         payloads = {
             prompt_index: state.queue.payloads(prompt_index)

@@ -1,9 +1,9 @@
 """Rollout pump: keeps as many prompt groups in flight as may still be trained in time.
 
-A prompt is drawn only once admitted. A failed rollout never becomes a reward: it is retried, or
+A prompt is drawn only once admitted. A failed rollout never becomes a reward. It is retried, or
 dropped with a reason, or it ends the run.
 
-Room of the buffer: for one more group, and for a step whose groups are trained before others.
+Room of the buffer for one more group, and for a step whose groups are trained first.
 
 A group has room if, with it and ``w`` others that go before it, both bounds hold::
 
@@ -13,11 +13,12 @@ A group has room if, with it and ``w`` others that go before it, both bounds hol
     C, B   ``buffer.capacity_groups``, and ``buffer.capacity_mib`` in bytes
     n      groups in flight, ready or in training: all in the ledger but the admitted
     b      bytes of the columns that the queue holds
-    f      groups in flight; each may still grow to ``m`` bytes, the largest that a group can be
-    w      admitted groups that are trained before this one, whose room it leaves
+    f      groups in flight, each of which may still grow to ``m`` bytes, the largest group
+    w      admitted groups that are trained before this one and need room first
 
-Groups that are ready or in flight for later steps must leave, the last step's first, until ``l`` of
-them with ``h`` bytes, ``m`` for each in flight, fit beside a whole step of ``g`` largest groups::
+Groups of later steps that are ready or in flight must leave, those of the last step first, until
+the remaining ``l`` groups with ``h`` bytes (``m`` for each in flight) fit next to a whole step of
+``g`` groups of maximum size::
 
     l <= C - g    and    h <= B - g * m
 """
@@ -58,7 +59,7 @@ from offbeat.sampler.policy import Admission, earliest_step
 
 
 class BufferBounds(NamedTuple):
-    """Bounds of the buffer of a run; the module's formula in code."""
+    """Bounds of the buffer of a run, which implement the module's formula."""
 
     capacity_groups: int  # C
     capacity_bytes: int  # B
@@ -66,13 +67,13 @@ class BufferBounds(NamedTuple):
 
     @classmethod
     def of(cls, state: RunState, max_group_bytes: int) -> "BufferBounds":
-        """Return the bounds of a run, whose largest group has ``max_group_bytes``."""
+        """Return the bounds of a run with groups of at most ``max_group_bytes``."""
         buffer = state.config.buffer
         groups = buffer.capacity_groups or state.sampler.max_outstanding_groups
         return cls(groups, int(buffer.capacity_mib * 2**20), max_group_bytes)
 
     def has_room(self, state: RunState, waiting: int) -> bool:
-        """Return whether one more group fits the buffer, besides ``waiting`` others."""
+        """Return whether one more group fits the buffer in addition to ``waiting`` others."""
         ledger = state.ledger
         if len(ledger.groups) - ledger.admitted + waiting >= self.capacity_groups:
             return False
@@ -80,9 +81,9 @@ class BufferBounds(NamedTuple):
         return state.queue.bytes_held + promised <= self.capacity_bytes
 
     def groups_without_room(self, state: RunState) -> list[int]:
-        """Return groups of later steps that do not fit beside a whole step of the largest groups.
+        """Return groups of later steps that do not fit next to a whole step of maximum-size groups.
 
-        Those that would be trained last are returned first.
+        The groups of the last step come first.
         """
         whole_step, step, ledger = state.config.groups_per_step, state.step, state.ledger
         dispatched = [group for groups in ledger.in_flight_at.values() for group in groups.values()]
@@ -109,7 +110,7 @@ class BufferBounds(NamedTuple):
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
-"""Seconds for the worker to report that a rollout is past its deadline, and what it waited for."""
+"""Seconds for the worker to report a rollout past its deadline, with the cause of its wait."""
 
 
 class _Again(enum.Enum):
@@ -120,7 +121,7 @@ class _Again(enum.Enum):
 
 
 _Turn = Admission | _Again
-"""The next group to dispatch: a prompt not drawn yet, with its admission, or one that comes again."""
+"""The next group to dispatch: the admission of a new prompt, or the source of a returned group."""
 
 
 class _Running(NamedTuple):
@@ -132,7 +133,7 @@ class _Running(NamedTuple):
 class RolloutPump:
     """Admits, dispatches and commits prompt groups.
 
-    consumes   prompts, and admitted groups that come again
+    consumes   prompts, and admitted groups to dispatch again
     produces   ready groups, their columns in the queue
     waits for  room within ``max_staleness`` and the buffer, an engine that serves
     woken by   a served version, a claimed, trained or dropped group, the end of a back-off, a rewind
@@ -161,7 +162,7 @@ class RolloutPump:
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 
     async def run(self) -> NoReturn:
-        """Admit, dispatch and commit groups forever; the end of the prompts only ends admission."""
+        """Admit, dispatch and commit groups forever. The end of the prompts ends only admission."""
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
@@ -174,7 +175,7 @@ class RolloutPump:
                     self._budget.end_run()
 
     def again(self, prompt_index: int) -> None:
-        """Dispatch an admitted group again, as soon as its policy allows."""
+        """Dispatch an admitted group again as soon as its policy allows."""
         self._waiting.again(prompt_index)
 
     # --- admission -------------------------------------------------------------------------------
@@ -187,14 +188,14 @@ class RolloutPump:
         return turn if turn is not None and self._budget.is_settled else None
 
     def _is_dispatch_open(self) -> bool:
-        """Return whether no sync, operator or rewind holds dispatches back."""
+        """Return whether no sync, operator or rewind blocks dispatches."""
         state, operator = self._state, self._state.operator
         is_rewinding = state.lifecycle.phase is RunPhase.REWINDING
         is_held = operator.is_stopping or operator.is_paused or is_rewinding
         return state.sync.is_gate_open and not is_held
 
     def _has_free_slot(self) -> bool:
-        """Return whether an engine and the environment take one more rollout."""
+        """Return whether an engine and the environment have capacity for one more rollout."""
         state = self._state
         has_slot = state.ledger.in_flight < self._max_in_flight and state.fleet.is_serving
         return has_slot and self._retries.outage.may_dispatch(self._clock())
@@ -203,7 +204,7 @@ class RolloutPump:
         """Return the next group in turn that has room, or else the next trial in an outage.
 
         Groups of the step in progress go first, then a fresh prompt for that step. Groups of later
-        steps leave room for those of earlier ones, which the step in progress may need.
+        steps leave room for groups of earlier steps, which the step in progress may need.
         """
         due = self._waiting.next_due()
         due_step = None if due is None else earliest_step(due.target_step)
@@ -219,7 +220,7 @@ class RolloutPump:
         return _Again.TRIAL if self._waiting.next_trial(self._has_room) is not None else None
 
     def _has_room(self, waiting: int) -> bool:
-        """Return whether one more group of maximum size fits the buffer, besides ``waiting``."""
+        """Return whether one more maximum-size group fits in addition to ``waiting`` others."""
         return self._buffer.has_room(self._state, waiting)
 
     def _next_admission(self) -> Admission | None:
@@ -234,7 +235,7 @@ class RolloutPump:
         return state.sampler.admit(state.view)
 
     def _dispatch_one(self, turn: _Turn, rollouts: asyncio.TaskGroup) -> None:
-        """Dispatch the group whose turn it is; the prompts may be at their end instead."""
+        """Dispatch the group whose turn it is, unless the prompts are at their end."""
         state = self._state
         match turn:
             case Admission():
@@ -260,7 +261,7 @@ class RolloutPump:
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
     def _failed_on(self, prompt_index: int) -> str:
-        """Return the engine of the group's last attempt, if that failed by the infrastructure."""
+        """Return the engine of the group's last attempt if that failed by the infrastructure."""
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
@@ -312,14 +313,14 @@ class RolloutPump:
                 engine=task.engine,
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
-            if is_cancelled():  # what failed is its clean-up; the group may be out again already
+            if is_cancelled():  # its clean-up failed, and the group may already be out again
                 log.warning("rollout.cleanup_failed", group=name, error=str(failure))
                 return
             incarnation = self._release_engine(task.prompt_index)
             state.observer.rolled_out(task, name, "failed", since)
             await self._failed(task, failure, incarnation)
         else:
-            if is_cancelled():  # answered all the same, and too late
+            if is_cancelled():  # the answer came after the cancellation
                 return
             state.observer.reached(Failpoint.ANSWERED)
             incarnation = self._release_engine(task.prompt_index)
@@ -327,7 +328,7 @@ class RolloutPump:
             await self._commit(task, receipt, payload, incarnation)
 
     def _release_engine(self, prompt_index: int) -> str:
-        """Release the engine from this group, and return the incarnation it was sent to."""
+        """Release the engine from this group. Return the incarnation that got the group."""
         running = self._running.pop(prompt_index)
         self._state.fleet.gave_back(running.engine)
         return running.incarnation
@@ -364,11 +365,11 @@ class RolloutPump:
             self._evict()
 
     async def _failed(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
-        """Retry at once, retry after a back-off, or drop; the policy may also end the run."""
+        """Retry at once, retry after a back-off, or drop. The policy may also end the run."""
         state = self._state
         wait_s = self._retries.after(task, failure, incarnation)
         if wait_s is None:
-            # A task that waits for the next trial of an environment that is out of service is woken.
+            # Wake a task that waits for the next trial of an environment in an outage.
             if rest_s := self._retries.outage.remaining_s(self._clock()):
                 trial = f"a trial of the environment after {task.group_id}"
                 await state.waits.pause(trial, target="its back-off", for_s=rest_s)
@@ -382,13 +383,13 @@ class RolloutPump:
         else:
             self._waiting.again_if_admitted(task.prompt_index)
 
-    # --- what grew too old -----------------------------------------------------------------------
+    # --- stale groups ----------------------------------------------------------------------------
 
     def sweep(self, *, predictive: bool) -> None:
-        """Return groups to admitted that a new version has made too old for their step.
+        """Return groups to admitted if a new version has made them too old for their step.
 
-        Ready groups leave the buffer; groups in flight are cancelled. ``predictive`` cancels also
-        those that will be too old when it is their turn.
+        Ready groups leave the buffer, and groups in flight are cancelled. ``predictive`` also
+        cancels groups that will be too old when it is their turn.
         """
         state = self._state
         self._evict()
@@ -399,10 +400,10 @@ class RolloutPump:
             self.cancel(late, "stale")
 
     def make_room(self) -> None:
-        """Return groups of later steps while the buffer cannot hold a whole step beside them.
+        """Return groups of later steps until a whole step fits the buffer next to the rest.
 
-        Called after groups of the step in progress have lost their columns. Rolled out again, one
-        needs room for the largest group, and groups of later steps would keep that forever.
+        Called after groups of the step in progress have lost their columns. Each of them needs room
+        for a maximum-size group when rolled out again. Later steps would block that room forever.
         """
         state = self._state
         for prompt_index in self._buffer.groups_without_room(state):
@@ -418,7 +419,7 @@ class RolloutPump:
         self._waiting.reorder()
 
     def refused(self, unfit: UnfitGroup) -> None:
-        """Roll out a ready group again that the trainer cannot read, or drop it."""
+        """Roll out again, or drop, a ready group that the trainer cannot read."""
         state = self._state
         state.queue.clear((unfit.prompt_index,))
         if self._retries.after_refusal(unfit) is not None:
@@ -426,7 +427,7 @@ class RolloutPump:
         self.make_room()
 
     def lost(self, prompt_indices: Iterable[int], failure: PayloadLost) -> None:
-        """Roll out ready groups again whose columns are gone for good, or drop them."""
+        """Roll out again, or drop, ready groups with columns that are lost for good."""
         for prompt_index in prompt_indices:
             self._state.queue.clear((prompt_index,))
             if self._retries.after_loss(prompt_index, failure):
@@ -443,14 +444,14 @@ class RolloutPump:
                 self.again(prompt_index)
 
     def cancel(self, prompt_indices: Iterable[int], reason: str) -> None:
-        """Cancel these groups in flight; their prompts are admitted again."""
+        """Cancel these groups in flight. Their prompts are admitted again."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
             self._state.ledger.retry(prompt_index, ReturnKind.CANCELLED, reason)
             self.again(prompt_index)
 
     def _drop_in_flight(self, prompt_indices: Iterable[int]) -> None:
-        """Cancel these groups in flight and drop their prompts, as the recipe asks."""
+        """Cancel these groups in flight and drop their prompts, because the recipe says so."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
             self._state.ledger.drop(prompt_index, DropReason.STALE)

@@ -1,9 +1,9 @@
-"""Fold of a run's records into its figures: times, rates, costs, and sums between two snapshots.
+"""Computes a run's figures from its records: times, rates, costs, and sums between two snapshots.
 
-The journal, its readers and the running controller use the same fold, so a figure means the same in
-a snapshot, on a page, in ``status.json`` and in ``summary.json``. The journal writes the sums next
-to each snapshot, so that a reader of a run of millions of groups reads some kilobytes per snapshot
-instead of the megabytes of records. Pure: no I/O, no clock.
+The journal, its readers and the running controller use the same code. So a figure is computed the
+same way for a snapshot, a page, ``status.json`` and ``summary.json``. The journal writes the sums
+next to each snapshot. A reader of a run of millions of groups then reads some kilobytes per
+snapshot instead of the megabytes of records. Pure: no I/O, no clock.
 """
 
 import math
@@ -54,7 +54,7 @@ from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 QUIET_S: Final = 1.0
 """Shorter times without any record are never a quiet spell."""
 
-_QUIET_SPELLS: Final = 100  # that are kept of each part: the longest
+_QUIET_SPELLS: Final = 100  # the longest quiet spells kept of each part
 _StepRow = tuple[tuple[float, ...], tuple[tuple[int, int], ...]]
 _TRAINER: Final = "trainer"
 _SYNC: Final = "sync"
@@ -66,7 +66,7 @@ class RunStats:
     def __init__(
         self, totals: RunTotals | None = None, carried: CarriedState | None = None
     ) -> None:
-        """``totals`` and ``carried`` are of the snapshot that the next record follows."""
+        """Continue from the ``totals`` and ``carried`` of the snapshot before the next record."""
         self.totals = totals or RunTotals()
         self.carried = carried or CarriedState()
         self._load = dict[str, int]()
@@ -256,7 +256,7 @@ class RunStats:
     # --- processes and their costs ---------------------------------------------------------------
 
     def _opened(self, event: Opened, before_s: float, at_s: float) -> None:
-        """End what was open with the last record of the controller before."""
+        """End all spans that were open at the last record of the former controller."""
         totals, carried = self.totals, self.carried
         if totals.driver not in {None, event.driver}:
             totals.resumes += 1
@@ -366,10 +366,10 @@ def summarize(
     outcome: Literal["finished", "aborted", "failed"],
     error: str | None,
 ) -> Summary:
-    """Return the summary that the events of a run add up to; no event has losses and sync times.
+    """Return the summary of a run's events. No event has losses and sync times.
 
-    ``summary.json`` and the end table are made of it, and so are the page of a run and the summary
-    of one whose controller was lost.
+    ``summary.json`` and the end table are made of it. So are a run's page, and the summary of a run
+    that lost its controller.
     """
     staleness, costs = table.steps.staleness, totals.tally
     trainer, engines = costs.shares()

@@ -1,4 +1,4 @@
-"""Condition variable without a lock: one thread owns all the state."""
+"""Defines a condition variable without a lock, because one thread owns all the state."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,10 @@ T = TypeVar("T")
 class Signal:
     """A condition without a lock.
 
-    ``wait_for`` returns without suspending after ``predicate`` held, so it still holds for the
-    caller until the caller awaits. However often ``notify`` is called in one turn of the event
-    loop, each predicate is checked once afterwards, and only waiters whose predicate holds are
-    woken: a change costs a few calls, not a task switch per waiter.
+    ``wait_for`` returns without suspending once ``predicate`` holds. So it still holds for the
+    caller until the caller awaits. After any number of ``notify`` calls in one turn of the event
+    loop, each predicate is checked once, and only waiters with a true predicate are
+    woken. A change costs a few calls, not a task switch per waiter.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Signal:
         self._look_is_due = False
 
     async def wait_for(self, predicate: Callable[[], T | None]) -> T:
-        """Wait until ``predicate`` holds, and return its value, at once if it holds now.
+        """Wait until ``predicate`` holds. Return its value, at once if it holds now.
 
         It holds if its value is true. Its exceptions are raised here.
         """
@@ -35,7 +35,7 @@ class Signal:
         return value
 
     def notify(self) -> bool:
-        """Have every waiter check its predicate again, and return False if that was due already.
+        """Have every waiter check its predicate again. Return False if that was due already.
 
         Call it after the change, from the event loop.
         """

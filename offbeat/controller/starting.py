@@ -1,4 +1,4 @@
-"""The wait for a process that is starting, until it answers."""
+"""Waits for the first answer of a process that is starting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +13,9 @@ _ATTEMPTS: Final = 5  # calls within the start deadline, while none of them is a
 
 
 async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
-    """Return the first reply to ``call``, which is repeated: a call or its reply may get lost.
+    """Return the first reply to ``call``, which is repeated because a call or reply may get lost.
 
-    A call without a reply may also be slow, so it stays open: whichever is answered first counts.
+    A call without a reply may only be slow, so it stays open. The first reply to any call counts.
     The caller bounds the total time.
     """
     calls = set[asyncio.Future[T]]()
@@ -39,6 +39,6 @@ async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float
 
 
 def describe_first_answer(runtime: RuntimeConfig) -> str:
-    """Return what the start of a process waits for, with a question that helps on a cluster."""
+    """Describe the wait for a process to start, with a hint that helps on a cluster."""
     room = " (is there room for it in the cluster?)" if runtime.backend == "ray" else ""
     return f"its first answer{room}"

@@ -28,18 +28,18 @@ from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
 
 _MAX_PROCESSES: Final = 8192
-"""Worker processes that are remembered: more than live at once, as each restart is another one."""
+"""Worker processes remembered. More than live at once, because each restart adds one."""
 
 
 class CpuSeconds:
     """CPU seconds of controller, workers and engines since the last step. Pure but for the clock.
 
-    Every process reports a sum since its own start, so a report that is lost, late or repeated
+    Every process reports a sum since its own start. So a report that is lost, late or repeated
     changes no total.
     """
 
     def __init__(self, own: Callable[[], float]) -> None:
-        """``own`` returns the CPU seconds of this process since its start."""
+        """Create the sums. ``own`` returns the CPU seconds of this process since its start."""
         self._own = own
         self._of_workers = dict[str, float]()  # by process, the one that reported longest ago first
         self._workers_s = 0.0  # of all processes
@@ -47,11 +47,11 @@ class CpuSeconds:
 
     @property
     def processes(self) -> int:
-        """Return the number of processes of workers that are remembered."""
+        """Return the number of remembered worker processes."""
         return len(self._of_workers)
 
     def worker_reported(self, process: str, cpu_s: float) -> None:
-        """Take the CPU seconds of a worker's process; a report may be late."""
+        """Record the CPU seconds of a worker's process. A report may be late."""
         before = self._of_workers.pop(process, 0.0)
         self._of_workers[process] = max(cpu_s, before)
         self._workers_s += max(0.0, cpu_s - before)
@@ -59,9 +59,9 @@ class CpuSeconds:
             del self._of_workers[next(iter(self._of_workers))]
 
     def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:
-        """Return metrics of the seconds since the last call; of the first one, nothing.
+        """Return metrics of the seconds since the last call, or nothing at the first call.
 
-        Before the first step the processes have started, which is no part of a step.
+        The seconds before it belong to the start of the processes, not to a step.
         """
         totals = {
             "cpu/controller_s": self._own(),
@@ -75,9 +75,9 @@ class CpuSeconds:
 
 
 class Operator:
-    """The operator's commands, oldest first, and what those carried out have left in force.
+    """The operator's commands, oldest first, and the state that executed commands have set.
 
-    Every change notifies whoever waits for one.
+    Every change notifies the waiting tasks.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class Operator:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether no step begins and no rollout is dispatched; the open step goes on."""
+        """Return whether no step begins and no rollout is dispatched. The open step continues."""
         return self._is_paused
 
     @property
@@ -98,11 +98,11 @@ class Operator:
 
     @property
     def ended_by(self) -> str:
-        """Return what stops the run before its last step, or nothing if nothing does."""
+        """Return the reason to stop the run before its last step, or "" if there is none."""
         return self._ended_by
 
     def send(self, command: Command) -> None:
-        """Put a command behind those that are not carried out yet."""
+        """Queue a command after the pending ones."""
         self._inbox.append(command)
         self._changed()
 
@@ -111,7 +111,7 @@ class Operator:
         return bool(self._inbox)
 
     def next_command(self) -> Command:
-        """Take out the oldest command. There must be one."""
+        """Remove and return the oldest command. There must be one."""
         return self._inbox.popleft()
 
     def pause(self) -> None:
@@ -123,16 +123,16 @@ class Operator:
         self._changed()
 
     def stop(self, reason: str = Stop().reason) -> None:
-        """Have the run end after the step in progress. The first reason is the one that is kept."""
+        """Have the run end after the step in progress. The first reason is kept."""
         self._ended_by = self._ended_by or reason
         self._changed()
 
 
 class ObservableState:
-    """State of which every assignment notifies whoever waits for a change.
+    """State that notifies the waiting tasks of every assignment.
 
-    A pump assigns and cannot forget to notify. All assignments of one turn of the event loop cost
-    the waiting tasks one look.
+    So a pump cannot forget to notify. All assignments of one turn of the event loop make
+    the waiting tasks check once.
     """
 
     _changed: Callable[[], None]
@@ -149,18 +149,18 @@ class PromptSupply(ObservableState):
     """State of the prompt source as the rollout pump has found it."""
 
     is_exhausted: bool = False
-    """The prompt source is at its end: no fresh group can come."""
+    """The prompt source is at its end, so no fresh group can come."""
 
 
 class TrainerStatus(ObservableState):
-    """Calls of the trainer in progress, and a loss that another pump than the train pump found."""
+    """Calls of the trainer in progress, and a loss that a pump other than the train pump found."""
 
     open_calls: int = 0
-    """Calls without a reply; every reply is progress."""
+    """Calls without a reply. Every reply is progress."""
     lost: TrainerLost | None = None
 
     def check(self) -> None:
-        """Raise the loss that was found, if there is one.
+        """Raise the trainer's loss, if one was found.
 
         Raises:
             TrainerLost: Another pump has found that the trainer is gone or unusable.
@@ -173,7 +173,7 @@ class SyncState(ObservableState):
     """Current release of the weights, the request for the next one, and the gate of rollouts."""
 
     requested_version: int | None = None
-    """Version to publish; None once its snapshot is made."""
+    """Version to publish, or None once its snapshot is made."""
     is_busy: bool = False
     """A release is being made, or engines load it."""
     release: WeightRelease | None = None
@@ -185,7 +185,7 @@ class SyncState(ObservableState):
 
     @property
     def is_there(self) -> bool:
-        """Return whether there is a release for an engine to load."""
+        """Return whether engines have a release to load."""
         return self.release is not None and not self.is_lost
 
     @property
@@ -198,21 +198,21 @@ class EvaluationState(ObservableState):
     """The version to score, and the evaluations that failed in this incarnation."""
 
     requested_version: int | None = None
-    """Version to score; None once it is being scored."""
+    """Version to score, or None once its evaluation runs."""
     newest_due: int = 0
     """Newest version whose evaluation has been requested, or was due before this incarnation."""
     is_busy: bool = False
     """A version is being scored."""
     failed_count: int = 0
     failure: str = ""
-    """Why the last failed evaluation failed."""
+    """Reason of the last failed evaluation."""
 
 
 class RunState:
-    """Mutable state of a run, in parts that notify whoever waits for a change of them.
+    """Mutable state of a run, in parts that notify the waiting tasks of a change.
 
-    It changes between two awaits only, by plain calls. A reply and the ledger entry it causes are
-    never apart, so a cancel finds every group in its place.
+    It changes only between two awaits, by plain calls. A reply and its ledger entry are recorded
+    together, so a cancel finds every group in its place.
     """
 
     def __init__(
@@ -268,17 +268,17 @@ class RunState:
     def first_of_incarnation(self) -> int:
         """Return the first step attempt and sync epoch of this incarnation, above all former ones.
 
-        There is room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps
-        exactly.
+        There is room for 4e9 attempts and epochs, and for 2e6 incarnations within the integers that
+        JSON keeps exactly.
         """
         return self.fence.incarnation << 32
 
     def joined(
         self, component: Component, name: str, incarnation: str, initial_weights: str = ""
     ) -> None:
-        """Record the reply of a process: a new one is counted and written to the journal.
+        """Record the reply of a process. A new process is counted and written to the journal.
 
-        A worker that was replaced while nobody called it is recorded as lost first.
+        A worker that was replaced before any call noticed is recorded as lost first.
         """
         if component is Component.WORKER and self.costs.is_unseen_loss(name, incarnation):
             self.worker_lost(name, "another process answers under its name")
@@ -286,17 +286,17 @@ class RunState:
             self.ledger.note(Joined(component, name, incarnation, initial_weights))
 
     def worker_lost(self, name: str, reason: str) -> None:
-        """Record that a worker's process is lost, once until ``joined`` says that it is back."""
+        """Record that a worker's process is lost, only once until ``joined`` records its return."""
         if name not in self.costs.lost_workers:
             self.ledger.note(WorkerLost(name, reason))
 
     def worker_reported(self, report: WorkerReport) -> None:
-        """Take what a worker's process says of itself with a reply, which may be late."""
+        """Record the report of a worker's process that came with a reply. It may be late."""
         self.reward_calls(report.incarnation, report.reward_calls)
         self.cpu.worker_reported(report.incarnation, report.cpu_s)
 
     def reward_calls(self, process: str, calls: int) -> None:
-        """Record how many calls a worker's process has made; an older report changes nothing."""
+        """Record how many calls a worker's process has made. An older report changes nothing."""
         if calls > self.costs.reward_calls_of.get(process, 0):
             self.ledger.note(RewardCallsMade(process, calls))
 

@@ -1,4 +1,4 @@
-"""Sums over the records of a run, as a journal's snapshots and aggregates encode them. Pure."""
+"""Defines sums over a run's records, as a journal's snapshots and aggregates encode them. Pure."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ class RunCosts(msgspec.Struct):
     processes: dict[str, str] = {}
     """Incarnation of each present engine, worker and trainer that answered last."""
     restarts: dict[Component, int] = {}
-    """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
+    """Processes that replaced a lost one, by component. The trainer's ranks count as one."""
     trainer_s: dict[str, float] = {}
     """Seconds of the trainer by ``TrainerTime``, over all steps."""
     engine_s: dict[str, float] = {}
@@ -41,7 +41,7 @@ class RunCosts(msgspec.Struct):
     reward_s: float = 0.0
     """Time in environment and reward."""
     syncs: int = 0
-    """Weight syncs that an engine took."""
+    """Weight syncs that an engine completed."""
     retired: dict[str, str] = {}
     """Engines retired since the run was last started or resumed, with the last failure of each."""
     reward_calls: int = 0
@@ -49,15 +49,15 @@ class RunCosts(msgspec.Struct):
     reward_calls_of: dict[str, int] = {}
     """Calls of each process of a worker since the run was last started or resumed.
 
-    Of replaced processes only those that reported last are kept: a report of one may be late.
+    Of replaced processes, only the latest reporters are kept, because a report may be late.
     """
     worker_losses: int = 0
-    """How often an environment worker was lost, whether it came back or not."""
+    """How often an environment worker was lost, including workers that came back."""
     lost_workers: dict[str, str] = {}
     """Workers that were lost and have not answered since, with the reason for each."""
 
     def add_process(self, component: Component, name: str, incarnation: str) -> None:
-        """Add a process that answered; it replaces the one that answered under its name before."""
+        """Add a process that answered. It replaces the former process of its name."""
         if self.processes.get(name) not in {None, incarnation}:
             self.restarts[component] = self.restarts.get(component, 0) + 1
         self.processes[name] = incarnation
@@ -79,12 +79,12 @@ class RunCosts(msgspec.Struct):
     def add_reward_calls(self, made: RewardCallsMade) -> None:
         """Add the calls of a worker's process since its last report."""
         self.reward_calls += made.calls - self.reward_calls_of.pop(made.process, 0)
-        self.reward_calls_of[made.process] = made.calls  # last: in the order of reports
+        self.reward_calls_of[made.process] = made.calls  # at the end, to keep the order of reports
         if len(self.reward_calls_of) > _FORMER_KEPT + 2 * len(self.processes):
             self._forget_former()
 
     def _forget_former(self) -> None:
-        """Forget the calls of processes that were replaced long ago; they stay counted."""
+        """Forget the calls of processes that were replaced long ago. Totals still count them."""
         present = set(self.processes.values())
         former = [each for each in self.reward_calls_of if each not in present]
         for each in former[:-_FORMER_KEPT]:
@@ -93,22 +93,22 @@ class RunCosts(msgspec.Struct):
     def forget_processes(self) -> None:
         """Forget all processes, because all actors are new.
 
-        None of them replaces one, and no engine is retired. What they have cost stays counted.
+        So no process counts as a replacement, and no engine as retired. Their costs stay counted.
         """
         self.processes, self.retired, self.reward_calls_of = {}, {}, {}
         self.lost_workers = {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
-        """Return whether this process did not answer last under this name, or was lost since."""
+        """Return whether this process is not the last that answered here, or was lost since."""
         return self.processes.get(name) != incarnation or name in self.lost_workers
 
     def is_unseen_loss(self, name: str, incarnation: str) -> bool:
-        """Return whether this process replaces one whose loss nobody has noticed."""
+        """Return whether this process replaces one with an unrecorded loss."""
         before = self.processes.get(name)
         return before not in {None, incarnation} and name not in self.lost_workers
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the shares of trainer and engines without their starts; each sums to 1."""
+        """Return the shares of trainer and engines without their starts. Each sums to 1."""
         return serving_shares(self.trainer_s, self.engine_s)
 
     def verdict(self) -> str:
@@ -120,7 +120,7 @@ class RunCosts(msgspec.Struct):
 class RunTotals(msgspec.Struct):
     """Times and rates of all incarnations so far. Part of the journal's snapshots.
 
-    Its size does not grow with the run. Times are those of the journal; the time between two
+    Its size does not grow with the run. Times come from the journal. The time between two
     incarnations is not counted. An event without a time adds no time.
     """
 
@@ -137,9 +137,9 @@ class RunTotals(msgspec.Struct):
     first_step_s: float | None = None
     """``wall_s`` at the end of the first step."""
     resumes: int = 0
-    """Incarnations that were started by another driver than the one before."""
+    """Incarnations started by another driver than the incarnation before."""
     driver: str | None = None
-    """The process that started the last incarnation; None before any."""
+    """The process that started the last incarnation, or None before any."""
     serving: bool = False
     """Whether the last incarnation has served weights."""
     at_s: float = 0.0
@@ -152,7 +152,7 @@ class RunTotals(msgspec.Struct):
 
 
 class RareEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A record of which a run has few: a process that was lost, came back, or a rewind."""
+    """A record of a rare event: a process was lost or came back, or the run was rewound."""
 
     version: int  # the trainer's, before it
     before_unix_s: float  # the time of the record before it
@@ -166,7 +166,7 @@ class Aggregates(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     began_unix_s: float
     ended_unix_s: float
-    lowest_group: int  # least and greatest prompt index that a move of these records is about;
+    lowest_group: int  # least and greatest prompt index in a move of these records;
     highest_group: int  # -1 if there is none
     steps: bytes  # float64, a row of STEP_FIELDS for each step applied here that stands at the end
     staleness: bytes  # int64, rows of (number of the step's row, versions behind, samples)
@@ -184,7 +184,7 @@ class Aggregates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedState(msgspec.Struct):
-    """State that a part hands to the next one, and that the group table does not have."""
+    """State that a part passes to the next one and that the group table does not have."""
 
     version: int = 0
     at_s: float = 0.0  # of the last record
@@ -196,7 +196,7 @@ class CarriedState(msgspec.Struct):
     synced_s: float = 0.0  # to where the time since the release is counted
     engines: list[str] = []
     lost: list[str] = []
-    engine_of: dict[int, str] = {}  # of each group in flight
+    engine_of: dict[int, str] = {}  # by group in flight
 
 
 def _add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:
@@ -211,7 +211,7 @@ _NARROWEST: Final = 0.01  # seconds
 
 
 class TimeBins:
-    """Bins of equal width from one moment on; the width doubles whenever the bins are used up."""
+    """Bins of equal width from one moment on. The width doubles whenever the bins are used up."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
@@ -219,7 +219,7 @@ class TimeBins:
         self._seconds = dict[str, list[float]]()
 
     def add(self, name: str, start_s: float, end_s: float, seconds: float) -> None:
-        """Spread seconds evenly over ``[start_s, end_s]``; what lies before the first bin is cut."""
+        """Spread seconds evenly over ``[start_s, end_s]``. The part before the first bin is cut."""
         bins = self._seconds.get(name)
         if bins is None:
             bins = self._seconds[name] = [0.0] * BINS
@@ -242,7 +242,7 @@ class TimeBins:
         return {name: array("f", bins).tobytes() for name, bins in self._seconds.items()}
 
     def halve(self) -> None:
-        """Add each two neighbouring bins up: half as many are in use, of twice the width."""
+        """Merge each two neighbouring bins. Half as many are then in use, of twice the width."""
         self.width_s *= 2
         for bins in self._seconds.values():
             pairs = [bins[2 * half] + bins[2 * half + 1] for half in range(BINS // 2)]
@@ -250,7 +250,7 @@ class TimeBins:
 
 
 def align(all_bins: Iterable[TimeBins]) -> None:
-    """Give bins that begin at the same moment the same width: that of the widest."""
+    """Set bins that begin at the same moment to one width, that of the widest."""
     bins = list(all_bins)
     width_s = max(each.width_s for each in bins)
     for each in bins:

@@ -21,9 +21,9 @@ from offbeat.messages.training import StepResult
 
 
 class StepMetricsBuilder:
-    """Collects the figures of a step while it is open; ``metrics`` needs ``close`` first.
+    """Collects the figures of a step while it is open. ``metrics`` needs ``close`` first.
 
-    An attempt that is aborted leaves its times and nothing else.
+    Of an aborted attempt only the times are kept.
     """
 
     def __init__(self, step: int, now: float) -> None:
@@ -32,7 +32,7 @@ class StepMetricsBuilder:
         self.restart(1)
 
     def restart(self, attempt: int) -> None:
-        """Discard the groups of an aborted attempt; its times still count."""
+        """Discard the groups of an aborted attempt. Its times still count."""
         self.attempt = attempt
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
@@ -60,7 +60,7 @@ class StepMetricsBuilder:
         Args:
             receipts: Receipts of its groups.
             advantages: Advantages of each group's samples, in the same order.
-            trainer_version: Version that the chunk is trained at: staleness is counted from it.
+            trainer_version: Version that trains the chunk. Staleness is relative to it.
         """
         self.receipts += receipts
         self.advantages += advantages
@@ -74,13 +74,13 @@ class StepMetricsBuilder:
         sync: SyncReport | None,
         releases: Mapping[str, float],
     ) -> None:
-        """Add what is known once the step is applied and its weights are requested.
+        """Add the figures that are known once the step is applied and its weights are requested.
 
         Args:
             result: Result of the trainer.
             state: State of the run.
             sync: Sync that ended meanwhile, if any.
-            releases: Metrics of the releases so far, and of what was sent of them.
+            releases: Metrics of the releases so far, and of their transfers.
         """
         self.result, self.sync = result, sync
         self._rewards_by_group = [receipt.valid_rewards for receipt in self.receipts]
@@ -107,7 +107,7 @@ class StepMetricsBuilder:
         }
 
     def _not_spooled(self, state: RunState) -> int:
-        """Return the number of groups that would have been lost with the controller."""
+        """Return the number of groups that the controller's death would have lost."""
         wanted = state.config.transfer_queue.spool == "ready"
         return sum(receipt.spooled is None for receipt in self.receipts) if wanted else 0
 
@@ -117,7 +117,7 @@ class StepMetricsBuilder:
         return [reward for rewards in self._rewards_by_group for reward in rewards]
 
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
-        """Return the mean over the groups of their time in the engine, or in the reward."""
+        """Return the mean, over the groups, of the time in the engine or in the reward."""
         in_engine = what == "generate_s"
         return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
 
@@ -128,7 +128,7 @@ class StepMetricsBuilder:
 
     @property
     def train_s(self) -> float:
-        """Return the duration of the step without waiting for groups and without its sync."""
+        """Return the duration of the step without its sync and without waiting for groups."""
         return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]
 
     def metrics(self) -> dict[str, float]:
@@ -175,7 +175,7 @@ class StepMetricsBuilder:
     def _per_sample(self) -> dict[str, float]:
         """Return figures per sample, masked samples included.
 
-        They count failed samples, the branches that the requests of agents became, and samples with
+        They count failed samples, the branches of agents' samples, and samples with
         a refused request.
         """
         receipts = self.receipts
@@ -204,7 +204,7 @@ class StepMetricsBuilder:
         return {name: statistics.fmean(found) for name, found in values.items() if found} | skipped
 
     def rewards_by_environment(self) -> dict[str, list[float]]:
-        """Return the rewards of the valid samples of each of several environments."""
+        """Return the rewards of the valid samples by environment, if there are several."""
         rewards = defaultdict[str, list[float]](list)
         for receipt in self.receipts:
             if receipt.environment:
@@ -212,7 +212,7 @@ class StepMetricsBuilder:
         return rewards
 
     def _by_environment(self) -> dict[str, float]:
-        """Return reward, share of the groups and response length of each of several environments."""
+        """Return reward, share of groups and response length of each of several environments."""
         figures = dict[str, float]()
         for name, rewards in self.rewards_by_environment().items():
             own = [receipt for receipt in self.receipts if receipt.environment == name]
@@ -225,7 +225,7 @@ class StepMetricsBuilder:
         return figures
 
     def _sync_metrics(self) -> dict[str, float]:
-        """Return the figures of the sync that ended during the step; empty without one."""
+        """Return the figures of the sync that ended during the step, or nothing without one."""
         if self.sync is None:
             return {}
         return {
@@ -246,7 +246,7 @@ def _served_versions(fleet: Fleet) -> dict[str, float]:
 def _deviation(values: Sequence[float]) -> float:
     """Return the standard deviation of ``values`` as a population.
 
-    Unlike ``statistics.pstdev``, which computes in rationals and takes a hundred times as long.
+    ``statistics.pstdev`` computes in rationals and is a hundred times slower.
     """
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,10 +1,10 @@
 """Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
-All syncs go through one lock: the regular one after a step, and the one that brings a restarted
-engine up to date. An engine that does not ack in time, or that its pump gives up, serves
-nothing; the others continue. From then on it is synced separately, outside the lock and the regular syncs, until it
-acks a release: so an engine that hangs in its transfers delays the others by a single deadline. A
-release lost with the trainer's machine is not an engine's fault: it is published again, as soon as
+All syncs go through one lock: the regular sync after a step, and the sync of a restarted engine. An
+engine serves nothing if it does not ack in time, or if its pump gives it up. The other engines
+continue. From then on it is synced separately, outside the lock and the regular syncs, until it
+acks a release. So an engine that hangs in its transfers delays the others by only one deadline. A
+release lost with the trainer's machine is not an engine's fault. It is published again as soon as
 no step is being finished.
 """
 
@@ -64,12 +64,12 @@ class WeightSync:
     waits for  a version to publish, rollouts in flight (mode ``drain``), the engines
     woken by   the train pump after a step, replies of rollouts, acks
 
-    In mode ``keep`` the trainer continues at once: its snapshot is queued before the calls of the
+    In mode ``keep`` the trainer continues at once. Its snapshot is queued before the calls of the
     next step, engines load the release meanwhile, and ``serving_version`` rises when they ack. The
-    next snapshot waits for that, and a step is not finished before the snapshot of the last one is
-    taken: so a slow fleet slows the trainer down, and no weights change while they are read. Engines
-    that share the weights decode nothing from ``finish`` to their ack, so a step is not finished
-    during an evaluation either.
+    next snapshot waits for the acks. A step is not finished before the snapshot of the last step
+    exists. So a slow fleet slows the trainer down, and no weights change while they are read.
+    Engines that share the weights decode nothing from ``finish`` to their ack. Therefore a step is
+    not finished during an evaluation either.
 
     Sketch of the loop around one version, in mode ``keep``::
 
@@ -89,21 +89,21 @@ class WeightSync:
         self._state, self._trainer_client, self._generators = state, trainer_client, generators
         self._lock = asyncio.Lock()
         self._shares_weights = shares_weights(state.config)
-        self._epoch = state.first_of_incarnation  # an engine refuses those of former controllers
+        self._epoch = state.first_of_incarnation  # engines refuse epochs of former controllers
         self._released = Signal()
         self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until ``take_report``
         self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
         self.deltas = DeltaOffers(enabled=state.config.sync.delta)
-        self.missed = set[str]()  # engines whose last transfer was of a release that is gone
+        self.missed = set[str]()  # engines that failed to load a release that is now lost
 
     # --- what the train pump calls ---------------------------------------------------------------
 
     async def request_release(self, version: int) -> None:
         """Request the release of the trainer's current weights.
 
-        Returns once the trainer has been called, or while an earlier release is in transit: the
-        call follows later. Mode ``drain`` returns when the release is served.
+        Returns once the trainer has been called. If an earlier release is in transit, it returns at
+        once, and the call follows later. Mode ``drain`` returns when the release is served.
 
         Raises:
             TrainerLost: The trainer could not make a release.
@@ -117,7 +117,7 @@ class WeightSync:
             await self.wait_until_served()
 
     async def wait_for_snapshot(self) -> None:
-        """Wait until no snapshot is pending, and nothing is scored by shared weights: these may change."""
+        """Wait until the weights may change: no pending snapshot or evaluation uses them."""
         sync, fleet, shared = self._state.sync, self._state.fleet, self._shares_weights
         await self._until(
             "the snapshot of the last step" + (", or an evaluation" if shared else ""),
@@ -130,12 +130,12 @@ class WeightSync:
         await self._until("the weight sync", lambda: sync.is_settled)
 
     def take_report(self) -> SyncReport | None:
-        """Return the report of the last sync, once, or None if none has ended since."""
+        """Return the report of the last sync, only once, or None if none has ended since."""
         report, self._report = self._report, None
         return report
 
     def forget(self) -> None:
-        """Forget the release before a rewind; results of transfers in progress are ignored."""
+        """Forget the release before a rewind. Results of transfers in progress are ignored."""
         sync = self._state.sync
         sync.requested_version, sync.release, sync.is_lost = None, None, False
         self._republished = 0
@@ -175,16 +175,16 @@ class WeightSync:
                     state.engine_signals[engine.name].notify()
 
     def _may_publish(self) -> bool:
-        """Return whether a release is due and may be made while the weights stay as they are."""
+        """Return whether a release is due and can be made while the weights do not change."""
         sync = self._state.sync
         return sync.requested_version is not None or (
             sync.is_lost and self._state.ledger.intent is None
         )
 
     async def _publish(self, version: int) -> WeightRelease | None:
-        """Have the trainer publish a release.
+        """Have the trainer publish a release. Return None if it could not.
 
-        None if it could not, which the train pump handles.
+        The train pump handles that failure.
         """
         state, sync, trainer = self._state, self._state.sync, self._trainer_client.trainer
         sync.is_busy = True
@@ -216,7 +216,7 @@ class WeightSync:
         return release
 
     async def first_release(self, waiter: str) -> None:
-        """Wait until there is a release for an engine to load."""
+        """Wait until a release is available for an engine to load."""
         sync = self._state.sync
         if not sync.is_there:
             until = self._released.wait_for(lambda: sync.is_there)
@@ -240,21 +240,22 @@ class WeightSync:
             acks = await self._sync([name], sync.release)
             if acks[0] is not None or engine.syncs_apart:
                 return acks[0] is not None
-            # It took a release, but not the current one: the next sync waits for it again.
+            # It loaded a release, but not the current one. The next sync waits for it again.
         async with self._lock:
             if sync.release is None or sync.is_lost or engine.is_given_up:
                 return False
             if engine.pinned:
-                return True  # since the wait for the lock; it catches up when it is unpinned
+                return True  # pinned during the wait for the lock; it catches up when unpinned
             if engine.health is Health.HEALTHY and engine.version == sync.release.version:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], sync.release)
         return acks[0] is not None
 
     async def sender_answers(self, name: str) -> bool:
-        """Return whether the trainer answers, which an engine could not receive a release from.
+        """Return whether the trainer answers, after an engine failed to receive a release from it.
 
-        If it does not, it is lost, and the engine is not at fault. A stored release needs no trainer.
+        If it does not, the trainer is lost and the engine is not at fault. A stored release needs
+        no trainer.
         """
         state = self._state
         if state.config.sync.transport == "object_store":
@@ -314,7 +315,7 @@ class WeightSync:
             self._state.fleet.load_ended(name)
 
     async def _transfer(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
-        """Sync one engine; None when it is left behind as STALE."""
+        """Sync one engine. Return None if it is left behind as STALE."""
         state, since = self._state, asyncio.get_running_loop().time()
         try:
             with state.observer.times.syncing(state.fleet.engines[name]):
@@ -338,7 +339,7 @@ class WeightSync:
             self.deltas.lost(name)
             state.fleet.took_former_release(name)
             return None
-        if not state.fleet.acked(ack):  # taken by a process that is gone by now
+        if not state.fleet.acked(ack):  # from a process that is gone by now
             state.fleet.stale(name)
             return None
         if ack.canary_gap is not None:
@@ -350,7 +351,7 @@ class WeightSync:
         return ack
 
     async def _loaded(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck:
-        """Have one engine load what a release changes, or all of it where it serves another base."""
+        """Load a release's delta into one engine, or the full release if its base differs."""
         engine = self._state.fleet.engines[name]
         offered = self.deltas.offer(name, engine.incarnation, release)
         try:
@@ -358,7 +359,7 @@ class WeightSync:
         except BaseRefused as refused:
             log.info("sync.base_refused", engine=name, error=str(refused))
             self.deltas.refused(name)
-        self._epoch += 1  # a broadcast of its own
+        self._epoch += 1  # a separate broadcast
         full = self.deltas.offer(name, engine.incarnation, release)
         return await self._load(name, self._epoch, full)
 
@@ -374,10 +375,10 @@ class WeightSync:
         )
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
-        """Have a lost release published again; engines keep serving their version."""
+        """Have a lost release published again. Engines keep serving their version."""
         state, sync = self._state, self._state.sync
         if release is not sync.release:
-            return  # another one is on its way already
+            return  # another release is already on its way
         log.warning("sync.release_lost", version=release.version, error=str(lost))
         if not sync.is_lost:
             self._republished += 1

@@ -2,13 +2,13 @@
 
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
-Calls of a step are queued, not awaited one by one: after a failed call the trainer refuses the
+Calls of a step are queued, not awaited one by one. After a failed call the trainer refuses the
 following ones, because their keys are not the next.
 
-Assignment of the groups of a step to minibatches. Pure.
+Also assigns the groups of a step to minibatches. Pure.
 
-Groups are drawn into minibatches by seed and step, so that neither the order in which they were
-finished nor that of the prompts decides which are trained together: short samples come first.
+A random draw by seed and step assigns them. Neither the order in which groups finished (short
+samples first) nor the order of the prompts decides which groups are trained together.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ from offbeat.weight_sync.background import start_in_thread
 
 
 class MinibatchAssigner:
-    """Assigns the groups of one attempt at a step; its chunks may come in any number."""
+    """Assigns the groups of one attempt at a step. They may come in any number of chunks."""
 
     def __init__(self, minibatches: int, seed: int, step: int) -> None:
         self._minibatches, self._seed = minibatches, f"{seed}/{step}/minibatches"
         self._assigned = 0
 
     def of(self, prompt_indices: Sequence[int]) -> tuple[int, ...]:
-        """Return the minibatch of each group of the next chunk, from 0; empty if there is only one.
+        """Return the minibatch of each group of the next chunk, from 0, or () if only one exists.
 
-        Over all chunks, two minibatches differ by one group at most. With one chunk the result
-        depends on the set of the groups alone.
+        Over all chunks, two minibatches differ by at most one group. With one chunk the result
+        depends only on the set of the groups.
         """
         if self._minibatches == 1:
             return ()
@@ -72,7 +72,7 @@ _QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the r
 
 
 class _Due(NamedTuple):
-    """Groups that the step in progress takes now."""
+    """Groups that the step in progress trains next."""
 
     prompt_indices: list[int]  # empty: the step is complete, or nothing more can come
     is_cut_short: bool = False  # by a stop, before its batch was complete
@@ -80,7 +80,7 @@ class _Due(NamedTuple):
 
 
 class TrainStep:
-    """Makes attempts at a step; the caller retries, or replaces the trainer.
+    """Makes attempts at a step. The caller retries, or replaces the trainer.
 
     consumes   ready groups
     produces   a version of the trainer, or dropped groups
@@ -105,7 +105,7 @@ class TrainStep:
         self._min_tokens = trainer.min_tokens_per_chunk or microbatch_tokens(
             trainer
         ) * trainer_replicas(trainer)
-        # A minibatch has groups of the whole batch, so nothing is trained before it is complete.
+        # A minibatch has groups of the whole batch, so training waits until the batch is complete.
         self._whole_batches = state.config.generator.deterministic or loss.optimizer_steps > 1
         self._queued = 0
 
@@ -118,15 +118,16 @@ class TrainStep:
         4. ``_prepared``: staleness is checked again, logprobs and advantages are computed.
         5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
         6. ``wait_for_snapshot``: the weights of the step before are copied, so they may change.
-        7. ``intend``: the journal knows, durably, that the step is about to be applied.
-        8. ``finish_train_step``: the optimizer steps, or refuses; once per minibatch and epoch.
+        7. ``intend``: the journal records, durably, that the step is about to be applied.
+        8. ``finish_train_step``: the optimizer steps, or refuses, once per minibatch and epoch.
         9. ``applied`` or ``refused``, durably: version + 1, or dropped groups. Payloads are freed.
 
-        A step that a stop meets before its batch is complete is still open then: its claimed groups
-        are a fragment of a batch, and applying it would be an update of another size than all others.
+        If a stop comes before the batch of a step is complete, the step is still open on return.
+        Its claimed groups are only part of a batch. Applying them would be a smaller update than
+        all others.
 
         Raises:
-            BaseExceptionGroup: Errors of its calls; the step is then still open.
+            BaseExceptionGroup: Errors of its calls. The step is then still open.
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
         assigner = self._assigner(key.step)
@@ -164,7 +165,7 @@ class TrainStep:
         await state.waits.durable(f"intent of step {key.step}")
         state.observer.reached(Failpoint.INTENT_DURABLE)
         call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
-        steps = self._loss.optimizer_steps  # each is as long as a call of a step may take
+        steps = self._loss.optimizer_steps  # each may last as long as a call of a step
         return await self._queue(calls, f"finish of step {key.step}", call, deadlines=steps)
 
     async def _queue(
@@ -175,12 +176,12 @@ class TrainStep:
         *,
         deadlines: int = 1,
     ) -> "asyncio.Task[T]":
-        """Send the next call of the step as soon as few enough are unanswered; keeps the order.
+        """Send the next call of the step as soon as few enough are unanswered. Keep the order.
 
-        The call itself may take ``deadlines`` times ``trainer.step_deadline_s``.
+        The call itself may last ``deadlines`` times ``trainer.step_deadline_s``.
 
-        Returns once it is on its way, so no later one can overtake it, whatever the event loop runs
-        first.
+        Returns once the call is sent, so no later call can overtake it in any order of the event
+        loop.
         """
         state = self._state
         await state.waits.until(
@@ -190,7 +191,7 @@ class TrainStep:
 
         async def send() -> T:
             sent.set()
-            self._queued += 1  # here: a task that is cancelled before it begins gives nothing back
+            self._queued += 1  # here: a task cancelled before it begins would not decrement it
             try:
                 one_s = state.config.trainer.step_deadline_s
                 return await self._trainer_client.call(
@@ -210,7 +211,7 @@ class TrainStep:
 
         Raises:
             EmptyBatch: Every prompt of the step was dropped.
-            TrainerLost: Another pump has found out.
+            TrainerLost: Another pump has found the loss.
         """
         state = self._state
         with (
@@ -227,7 +228,7 @@ class TrainStep:
         return due
 
     def _due(self) -> "_Due | None":
-        """Return what the step takes now, or None if it is to wait. Changes nothing."""
+        """Return the groups to train now, or None to wait. Changes nothing."""
         state, ledger = self._state, self._state.ledger
         groups_needed = state.groups_needed
         if groups_needed <= 0:
@@ -245,7 +246,7 @@ class TrainStep:
         selected = state.sampler.select(state.view)
         left = len(ledger.ready) + ledger.admitted
         if last and not selected and left and not ledger.training:
-            return _Due([], is_empty_batch=True)  # all of its own prompts were dropped
+            return _Due([], is_empty_batch=True)  # all prompts of the step were dropped
         if len(selected) >= groups_needed or last:
             return _Due(selected)
         tokens = sum(ledger.ready[prompt_index].tokens for prompt_index in selected)
@@ -261,7 +262,7 @@ class TrainStep:
         )
 
     async def _prepared(self, groups: Sequence[GroupRecord], measures: StepMetricsBuilder) -> Chunk:
-        """Return the chunk to send, with staleness checked again, extra logprobs and advantages."""
+        """Check staleness again, add extra logprobs and advantages. Return the chunk to send."""
         state = self._state
         oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
         receipts = list[Receipt]()
@@ -279,7 +280,7 @@ class TrainStep:
         return self._chunk(receipts, advantages)
 
     async def _advantages_of(self, receipts: Sequence[Receipt]) -> tuple[tuple[float, ...], ...]:
-        """Return the advantages of each group; a function that may block runs in a thread.
+        """Return the advantages of each group. A function that may block runs in a thread.
 
         Raises:
             UserCodeRefused: It has not returned in time. Its thread is left behind.
@@ -307,7 +308,7 @@ class TrainStep:
     async def _prepare_logprobs(self, receipts: Sequence[Receipt]) -> None:
         """Have the trainer write the columns that the loss needs and the groups do not have.
 
-        What an aborted step has left of them may be of another version of the policy.
+        Columns left by an aborted step may come from another version of the policy.
         """
         state = self._state
         state.queue.drop_added(receipt.prompt_index for receipt in receipts)

@@ -63,7 +63,7 @@ class TrainerClient:
         """Abort the open step, if any.
 
         Raises:
-            TrainerLost: Also if a live rank cannot abort: its state is then unknown.
+            TrainerLost: A rank is lost, or alive but unable to abort, so its state is unknown.
         """
         waiter = f"abort of step {key.step}"
         abort = partial(self.trainer.abort_train_step, self._state.fence, key)
@@ -76,7 +76,7 @@ class TrainerClient:
         """Wait until the ranks are up.
 
         Raises:
-            DeadlineExceeded: They are not within ``trainer.start_deadline_s``.
+            DeadlineExceeded: They do not answer within ``trainer.start_deadline_s``.
             InitialWeightsChanged: They began with other weights than the run.
         """
         deadline_s = start_deadline_s(self._state.config.trainer)
@@ -109,7 +109,7 @@ class TrainerClient:
 
 
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:
-    """Return why an open step can only be undone by replacing the ranks; None if it can be aborted.
+    """Return why the ranks must be replaced to undo a step, or None if it can be aborted.
 
     After a failed ``finish`` it is unknown whether the optimizer has stepped on every rank. A
     trainer without the step was restarted without the controller's request.

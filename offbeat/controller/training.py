@@ -1,7 +1,7 @@
-"""Runs the train pump: one optimizer step after another, until the last or the end of the prompts.
+"""Runs the train pump: one optimizer step after another, to the last step or the last prompt.
 
-After the loss of a rank, all ranks are replaced and restored from the last checkpoint, and the
-groups trained since are rolled out and trained again: a rewind.
+If a rank is lost, all ranks are replaced and restored from the last checkpoint. The groups trained
+since then are rolled out and trained again. This is a rewind.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ class TrainPump:
 
     consumes   ready groups, through ``TrainStep``
     produces   versions of the trainer, checkpoints, requests to sync and to evaluate
-    waits for  what a step waits for, the acks of the release before last, a trainer to be replaced
-    woken by   what wakes a step, the engines through the sync pump, the cluster
+    waits for  groups and calls of a step, acks of the release before last, a trainer to be replaced
+    woken by   the events that wake a step, the engines through the sync pump, the cluster
     """
 
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
@@ -80,7 +80,7 @@ class TrainPump:
         self._replaced = 0
 
     async def run(self) -> None:
-        """Return after the last step, at the end of the prompts, or after a stop command."""
+        """Train until the last step, the end of the prompts, or a stop command."""
         try:
             await self._start()
         except TrainerLost as lost:
@@ -94,9 +94,9 @@ class TrainPump:
                 return
 
     async def keep_state(self, within_s: float) -> None:
-        """Save the last version at the end of the run, if a trainer is alive and it is not saved yet.
+        """Save the last version at the end of the run, if a trainer lives and it is not saved yet.
 
-        What fails here is logged: it must not hide why the run ended.
+        Failures are logged, because they must not hide why the run ended.
         """
         state, version = self._state, self._state.ledger.trainer_version
         if not self._is_unsaved(version):
@@ -123,7 +123,7 @@ class TrainPump:
         return bool(interval and version) and version not in state.ledger.checkpoints
 
     async def _start(self) -> None:
-        """Recover the run's position, and have its weights served."""
+        """Recover the run's position, and have the engines serve its weights."""
         await self._recovery.start()
         await self._serve()
         self._state.lifecycle.enter(RunPhase.RUNNING)
@@ -131,7 +131,7 @@ class TrainPump:
     async def _until_done(self) -> None:
         state = self._state
         self._evaluation.arrived_at_version()
-        if self._checkpoints.is_due(state.ledger.trainer_version):  # a controller died before it
+        if self._checkpoints.is_due(state.ledger.trainer_version):  # a controller died before
             await self._checkpoints.save(state.ledger.trainer_version)
         while state.step <= state.config.steps and not state.operator.is_stopping:
             await self._while_paused()
@@ -156,7 +156,7 @@ class TrainPump:
         await self._checkpoints.save_model()
 
     def _report(self, measures: StepMetricsBuilder, result: StepResult) -> None:
-        """Close the metrics of a step and hand them on."""
+        """Close the metrics of a step and pass them on."""
         self._state.observer.times.computed(result.compute_s)
         sent = {
             "sync/unchanged_releases": self._sync.unchanged.count,
@@ -176,7 +176,7 @@ class TrainPump:
                 )
 
     async def _after_version(self, measures: StepMetricsBuilder) -> None:
-        """Handle what is due at this version: weights, checkpoint, evaluation."""
+        """Handle the work due at this version: weights, checkpoint, evaluation."""
         state = self._state
         version = state.ledger.trainer_version
         evaluation_due = self._evaluation.is_due(version)
@@ -198,10 +198,10 @@ class TrainPump:
     # --- one step --------------------------------------------------------------------------------
 
     async def _step(self, measures: StepMetricsBuilder) -> StepResult | None:
-        """Train one step, with retries. None: no group is left to train, or the run is to stop.
+        """Train one step, with retries. Return None if no group is left or the run is to stop.
 
-        A group that cannot be trained, or whose columns are lost, uses an attempt, but no retry: it
-        has a budget of its own.
+        A group that cannot be trained, or has lost its columns, uses an attempt but no retry of the
+        step. It has a separate budget.
         """
         state, step = self._state, self._state.step
         retries, limit = 0, state.config.trainer.step_retries
@@ -237,7 +237,7 @@ class TrainPump:
     async def _abort(self, key: StepKey, failure: Repairable | None = None) -> None:
         """Abort the open step: gradients are discarded, groups are ready again.
 
-        Groups that cannot be trained, if that was the ``failure``, are excluded. None: a stop.
+        If the ``failure`` was about groups that cannot be trained, they are excluded. None: a stop.
         """
         state = self._state
         with state.observer.trainer_in(TrainerTime.INCIDENT, Failpoint.ABORTING):
@@ -250,7 +250,7 @@ class TrainPump:
         self._rollouts.sweep(predictive=False)
 
     def _counted(self, result: StepResult) -> StepResult:
-        """Count a step that was not applied; raise after too many in a row."""
+        """Count a step that was not applied. Raise after too many in a row."""
         self._not_applied_in_row = 0 if result.applied else self._not_applied_in_row + 1
         limit = self._state.config.trainer.max_steps_not_applied
         if self._not_applied_in_row >= limit:
@@ -305,7 +305,7 @@ def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairab
     if lost := lost_step(failures):
         raise lost from group
     repairable = [each for each in failures if isinstance(each, Repairable)]
-    if not repairable:  # the answer of the call that failed was overtaken by refusals of later ones
+    if not repairable:  # refusals of later calls overtook the answer of the failed call
         return TrainStepFailed(0, step, TrainerCall.EARLIER, str(failures[0]))
     # A retry of the step cannot fix a problem of a group.
     return next(

@@ -1,4 +1,4 @@
-"""The run as a staleness policy sees it: the ledger's own indices, without copies."""
+"""Shows a run to a staleness policy: the ledger's own indices, without copies."""
 
 from collections.abc import Callable, Mapping
 

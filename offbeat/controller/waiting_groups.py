@@ -1,4 +1,4 @@
-"""Order in which returned groups are dispatched.
+"""Orders the dispatch of returned groups.
 
 backing off --again--> due --pop--> dispatched
 ^                                  |
@@ -16,7 +16,7 @@ from offbeat.sampler.policy import earliest_step
 
 
 class WaitingGroups:
-    """Admitted groups that were dispatched before: those due, in order, and those backing off."""
+    """Admitted groups that were dispatched before: due groups, in order, and groups backing off."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -40,13 +40,13 @@ class WaitingGroups:
         self._state.waits.changed()
 
     def reorder(self) -> None:
-        """Order the due groups anew, because a refused step has moved target steps."""
+        """Sort the due groups again, because a refused step has moved target steps."""
         self._is_due = {each for each in self._is_due if self._is_admitted(each)}
         self._due = sorted(map(self._rank, self._is_due))  # a sorted list is a heap
         self._state.waits.changed()
 
     def after_all_others(self, prompt_index: int) -> None:
-        """Keep a group until no other one can be tried, or the outage is over."""
+        """Keep a group until no other group can be tried, or the outage is over."""
         self._tried[prompt_index] = None
         self._state.waits.changed()
 
@@ -56,14 +56,14 @@ class WaitingGroups:
             self.again_if_admitted(prompt_index)
 
     def again_if_admitted(self, prompt_index: int) -> None:
-        """Make a group due, unless it has left admitted meanwhile."""
+        """Make a group due, unless it is no longer admitted."""
         if self._is_admitted(prompt_index):
             self.again(prompt_index)
         else:
             self._tried.pop(prompt_index, None)
 
     def before(self, step: int) -> int:
-        """Return how many groups that back off, or were tried in an outage, belong to earlier steps."""
+        """Return how many groups backing off, or tried in an outage, belong to earlier steps."""
         return bisect_left(self._held_back(), step)
 
     def _held_back(self) -> list[int]:
@@ -77,7 +77,7 @@ class WaitingGroups:
         state = self._state
         first = self._due[0] if self._due else None
         if first is not None and not self._is_admitted(first[1]):
-            # It has left admitted meanwhile. The next ``pop_due`` discards it.
+            # It is no longer admitted. The next ``pop_due`` discards it.
             first = min((each for each in self._due if self._is_admitted(each[1])), default=None)
         if first is None:
             return None
@@ -87,7 +87,7 @@ class WaitingGroups:
     def pop_due(self) -> int:
         """Remove and return the next due group. There must be one.
 
-        Those before it that have left admitted meanwhile are discarded.
+        Discard the groups before it that are no longer admitted.
         """
         while True:
             _, prompt_index = heapq.heappop(self._due)
@@ -98,10 +98,10 @@ class WaitingGroups:
     def next_trial(self, has_room: Callable[[int], bool]) -> int | None:
         """Return the group tried longest ago that may be dispatched now.
 
-        Its step leaves room for the groups of earlier ones: if it is answered, they are dispatched.
+        Its step leaves room for groups of earlier steps, which are dispatched if it is answered.
 
         Args:
-            has_room: Returns whether one more group fits, besides so many.
+            has_room: Returns whether one more group fits in addition to so many.
         """
         state, groups = self._state, self._state.ledger.groups
         steps = self._held_back() if self._tried else []
@@ -115,7 +115,7 @@ class WaitingGroups:
         return None
 
     def pop_trial(self, has_room: Callable[[int], bool]) -> int:
-        """Remove and return that group. There must be one."""
+        """Remove and return the group of ``next_trial``. There must be one."""
         prompt_index = self.next_trial(has_room)
         if prompt_index is None:
             raise LookupError("no group that was tried in the outage may be tried again")

@@ -1,4 +1,4 @@
-"""Waits of a run's pumps, each under a name: for a change, for a reply, for a back-off."""
+"""Names the waits of a run's pumps: for a change, for a reply, for a back-off."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,14 +16,14 @@ _JOURNAL_DEADLINE_S: Final = 120.0
 
 
 class Waits(PendingWaits):
-    """Named waits, and the notification that ends those for a change.
+    """Named waits, and the notification that ends the waits for a change.
 
-    The objects that own the run's state call ``changed`` after each change of it; pumps do not. The
+    The objects that own the run's state call ``changed`` after each change of it. Pumps do not. The
     end of a back-off is a change too.
     """
 
     def __init__(self, journal: Journal, observer: Observer) -> None:
-        """Create it on the event loop whose clock times the waits."""
+        """Create it on the event loop that times the waits by its clock."""
         super().__init__()
         self._journal, self._observer = journal, observer
         self._clock = asyncio.get_running_loop().time
@@ -31,7 +31,7 @@ class Waits(PendingWaits):
         self.changed_at = 0.0  # event loop's clock
 
     def changed(self) -> None:
-        """Have every waiting task check its predicate again; the watchdog counts it as progress."""
+        """Have every waiting task check its predicate again. This counts as progress."""
         if self._signal.notify():
             self.changed_at = self._clock()
 
@@ -44,7 +44,7 @@ class Waits(PendingWaits):
     ) -> T:
         """Wait until ``predicate`` holds, under the name of the pump or of its call ``waiter``.
 
-        Return its value, which stays true for the caller until the caller awaits.
+        Return the predicate's value, which stays true for the caller until the caller awaits.
         """
         value = predicate()
         if not value:
@@ -55,14 +55,14 @@ class Waits(PendingWaits):
         return value
 
     async def unlisted(self, predicate: Callable[[], bool]) -> None:
-        """Wait until ``predicate`` holds; the watchdog does not list the wait."""
+        """Wait until ``predicate`` holds. The watchdog does not list the wait."""
         await self._signal.wait_for(predicate)
 
     async def durable(self, waiter: str) -> None:
         """Wait until everything recorded so far would survive a crash.
 
         Raises:
-            DeadlineExceeded: The disk takes longer than two minutes.
+            DeadlineExceeded: The disk needs more than two minutes.
             JournalFailed: The disk refused.
             JournalTaken: A newer controller writes this journal.
         """
@@ -75,6 +75,6 @@ class Waits(PendingWaits):
         )
 
     async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
-        """Back off; until it is over, the watchdog waits too. Its end is a change."""
+        """Wait for a back-off. The watchdog waits until it is over, too. Its end is a change."""
         await super().pause(waiter, target=target, for_s=for_s)
         self.changed()

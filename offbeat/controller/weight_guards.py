@@ -1,7 +1,7 @@
-"""Checks of the weights beyond the digests of their bytes. Pure.
+"""Checks the weights beyond the digests of their bytes. Pure.
 
-A digest proves that the engines have what the trainer packed. It proves neither that the trainer's
-steps change it, nor that engine and trainer compute the same policy from it.
+A digest proves that the engines have the bytes that the trainer packed. It proves neither that the
+trainer's steps change them, nor that engine and trainer compute the same policy from them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger()
 WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
 STRIKES_OF_A_CANARY: Final = 2  # the sync, and one more
 FEWEST_ON_POLICY: Final = (
-    32  # tokens below which a mean says more of single tokens than of the engine
+    32  # tokens; with fewer, a mean depends more on single tokens than on the engine
 )
 WARN_FROM_UNSEEN: Final = 100  # steps in a row
 WARN_GAP_FLOAT32: Final = 0.02  # nats per token
@@ -29,10 +29,10 @@ WARN_GAP_8_BIT: Final = 0.4  # nats per token: float8 blocks alone made 0.16 of 
 
 
 class UnchangedReleases:
-    """Counts releases whose content is that of the release before, although steps were applied.
+    """Counts releases with the same content as the release before, although steps were applied.
 
-    In 16 bits a small learning rate may not reach the served copy for a step or two; the float32
-    masters keep what is lost, so this is counted and warned of, not refused.
+    In 16 bits a small learning rate may not reach the served copy for a step or two. The float32
+    masters keep such updates, so this is counted and warned of, not refused.
     """
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class UnchangedReleases:
 
 
 class CanaryWatch:
-    """Counts failed canaries: decides when an engine is synced again or replaced, or the run ends.
+    """Counts failed canaries to decide on another sync, a replaced engine or the end of the run.
 
-    An engine that fails is synced once more; failing again it is replaced. That heals an engine. When
-    every engine has failed so, and none has passed since, the trainer and the engines compute
-    different models, and nothing that is sampled could be trusted.
+    An engine that fails is synced once more. If it fails again, it is replaced, which heals a
+    broken engine. If every engine has failed so, and none has passed since, the trainer and the
+    engines compute different models. Then no sample can be trusted.
     """
 
     def __init__(self, engines: Iterable[str]) -> None:
@@ -79,7 +79,7 @@ class CanaryWatch:
         self._last = failure
 
     def passed(self, engine: str) -> None:
-        """Record that an engine computes what the trainer computes."""
+        """Record that an engine reproduces the trainer's values."""
         self._strikes[engine] = 0
         self._replaced = dict.fromkeys(self._replaced, 0)
 
@@ -88,10 +88,10 @@ class CanaryWatch:
         return self._strikes[engine] >= STRIKES_OF_A_CANARY
 
     def replaced(self, engine: str) -> None:
-        """Record that the process of this engine is marked dead, for whatever reason.
+        """Record that the process of this engine is marked dead, for any reason.
 
         Raises:
-            EveryCanaryFailed: A canary is the reason, as it was with all others.
+            EveryCanaryFailed: Canaries are the reason, for this engine and for all others.
         """
         was_canary, self._strikes[engine] = self.must_be_replaced(engine), 0
         if was_canary:
@@ -118,9 +118,10 @@ class CanaryWatch:
 class LogprobGapGuard:
     """Compares the logprobs of engine and trainer on samples drawn under the weights being trained.
 
-    Of these the two should agree up to rounding. A gap from a wrong scale, a missing adapter or an
-    old tensor is far larger, and biases every step. Where samples are trained a version later, as a
-    rule, such samples are rare: their tokens are collected over steps until a mean says something.
+    On these samples the two should agree up to rounding. A gap from a wrong scale, a missing
+    adapter or an old tensor is far larger, and biases every step. If samples are mostly trained a
+    version later, such samples are rare. So their tokens are collected over steps until a mean is
+    reliable.
     """
 
     def __init__(self, sync: SyncConfig, model_dtype: str) -> None:
@@ -174,7 +175,7 @@ class LogprobGapGuard:
 
 
 def _warn_from(narrowest: int) -> float:
-    """Return the gap that is warned of, by the size of the narrowest type of the weights."""
+    """Return the gap from which to warn, by the narrowest type of the weights."""
     if narrowest == 1:
         return WARN_GAP_8_BIT
     return WARN_GAP_16_BIT if narrowest < ITEMSIZE["float32"] else WARN_GAP_FLOAT32
