@@ -1,15 +1,15 @@
 """The megatron trainer: Hugging Face decoders over megatron-core, over five axes of parallelism.
 
-Needs the extra ``megatron``; ``plugins.encoder_ranks`` builds on it.
+Needs the extra ``megatron``. ``plugins.encoder_ranks`` builds on it.
 
     plugin        the backend as the core finds it
     section       section ``trainer`` with this backend
     clashes       parallel sizes that cannot work together
-    checks        whether it knows a model and can divide it, and what its largest rank holds
+    checks        whether it knows a model and can divide it, and the bytes of its largest rank
     passes        forward and backward passes of microbatches
-    boxed_state   weights in and out, checkpoints, exports; encoder ranks have it, too
+    boxed_state   weights in and out, checkpoints, exports (encoder ranks have it, too)
     gradients     gradients of the open step: hooks removed, sums, one reduction
-    forward       microbatches through the library's schedules -> log-probabilities; features of media
+    forward       microbatches through the library's schedules -> log-probabilities, media features
     optimizer     AdamW over the gradient buffers
     model         architecture -> GPTModel
     architecture  Hugging Face config -> sizes, or a refusal

@@ -1,8 +1,8 @@
-"""Sizes of a model, read from its Hugging Face config, and the operations of its passes.
+"""Reads a model's sizes from its Hugging Face config, and counts the operations of its passes.
 
 Unsupported features are refused.
 
-Parts of an image-text model, read from its config: decoder, vision tower, positions of pictures.
+Also reads the parts of an image-text model: decoder, vision tower, positions of pictures.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -33,13 +33,13 @@ IMAGE_TEXT_FAMILIES: Final = (
     "qwen3_vl",
     "qwen3_vl_moe",
 )
-_INTERLEAVED: Final = ("qwen3_vl", "qwen3_vl_moe")  # the axes of neighbouring pairs take turns
+_INTERLEAVED: Final = ("qwen3_vl", "qwen3_vl_moe")  # neighbouring pairs belong to different axes
 _AXES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTextParts:
-    """Parts of an image-text model: the decoder by its name, and all that is not decoder or head."""
+    """Parts of an image-text model: the decoder's name, and weights outside decoder and head."""
 
     decoder: str  # name of its module
     tower: tuple[tuple[str, Shape], ...]
@@ -47,13 +47,13 @@ class ImageTextParts:
     tied: bool  # whether the output head is the embedding
     rules: MediaRules
     axis_of_pair: tuple[int, ...] | None
-    """Axis whose position turns each pair of a head's dimensions; None: positions have one axis."""
+    """Position axis that turns each pair of a head's dimensions. None: there is one axis."""
     deep_layers: int
-    """Number of first layers to whose outputs features of pictures are added."""
+    """Number of first layers that get features of pictures added to their outputs."""
 
 
 def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
-    """Return the parts of a model of ``IMAGE_TEXT_FAMILIES``, which is made without memory."""
+    """Return the parts of a model of ``IMAGE_TEXT_FAMILIES``, which is created without memory."""
     with torch.device("meta"):
         model: PreTrainedModel = auto_class_of(config).from_config(config)
     decoder = decoder_name(model)
@@ -77,7 +77,7 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
 
 
 def decoder_name(model: PreTrainedModel) -> str:
-    """Return the name of the module that is a model's decoder."""
+    """Return the name of the decoder's module in a model."""
     decoder = model.get_decoder()
     return next(name for name, each in model.named_modules() if each is decoder)
 
@@ -88,7 +88,7 @@ def _axes(model: PreTrainedModel, *, is_interleaved: bool) -> tuple[int, ...]:
     sections: list[int] = rotary.mrope_section
     if not is_interleaved:
         return tuple(axis for axis in range(_AXES) for _ in range(sections[axis]))
-    # An axis whose turns are used up leaves the rest to the first.
+    # The first axis gets the pairs that remain after the other axes are used up.
     turns = ((pair // _AXES, pair % _AXES) for pair in range(sum(sections)))
     return tuple(axis if turn < sections[axis] else 0 for turn, axis in turns)
 
@@ -131,26 +131,26 @@ class Architecture:
     shared_name: str = "shared_expert"  # of its module
     dense_layers: tuple[int, ...] = ()  # layers without experts, in a model that has some
     rope_frequencies: tuple[float, ...] | None = None
-    """Angle of each pair of a head's dimensions per position; None: the plain powers of ``rope_theta``."""
+    """Angle of each pair of a head's dimensions per position. None: powers of ``rope_theta``."""
     rope_scale: float = 1.0  # factor of rotated queries and keys
     experts_per_token: int = 0
     normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
     sigmoid_routing: bool = False
-    """Whether scores are sigmoids, and experts are chosen by score plus a bias, which is a buffer."""
+    """Whether scores are sigmoids, and experts are chosen by score plus a bias (a buffer)."""
     routing_scale: float = 1.0  # factor of the weights of a token's experts
     routing_groups: int = 1  # equal groups of experts
     routing_groups_per_token: int = 1  # groups among which the experts of a token are chosen
     rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
     decoder: str = "model"  # Hugging Face name of the module that has embedding, layers and norm
     tower: tuple[tuple[str, Shape], ...] = ()
-    """Hugging Face names and shapes of the weights that turn media into features, if it reads any."""
+    """Hugging Face names and shapes of weights that turn media into features, if it reads any."""
     media_rules: MediaRules = TEXT_ONLY
     axis_of_pair: tuple[int, ...] | None = None
-    """Axis whose position rotates each pair of a head's dimensions; None: positions have one axis."""
-    deep_layers: int = 0  # first layers to whose outputs features of media are added
+    """Position axis that rotates each pair of a head's dimensions. None: there is one axis."""
+    deep_layers: int = 0  # first layers that get features of media added to their outputs
 
     def has_experts(self, layer: int) -> bool:
-        """Return whether a layer has experts in the place of one MLP."""
+        """Return whether a layer has experts instead of one MLP."""
         return self.experts > 0 and layer not in self.dense_layers
 
     @property
@@ -167,7 +167,7 @@ class Architecture:
     def layer_weights(self) -> int:
         """Return the number of elements of one layer's matrices that a token is multiplied with.
 
-        Of several kinds of layers, a layer of experts is taken.
+        If only some layers have experts, count a layer with experts.
         """
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.groups)
         wide = self.intermediate
@@ -180,7 +180,7 @@ def read_architecture(path: str | Path) -> Architecture:
     """Read the architecture of the model in a Hugging Face directory.
 
     Raises:
-        UntrainableModel: Not a decoder that is mapped here, or it has an unsupported feature.
+        UntrainableModel: The model is not a mapped decoder, or has an unsupported feature.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -244,7 +244,7 @@ def read_architecture(path: str | Path) -> Architecture:
 
 
 def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
-    """Return the parts of a model that reads media; None of one that does not."""
+    """Return the parts of a model that reads media, or None for other models."""
     if "vision_config" not in config.sub_configs:
         return None
     if config.model_type not in IMAGE_TEXT_FAMILIES:
@@ -257,7 +257,7 @@ def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
     """Refuse settings of ``trainer.moe`` that would have no effect on this model.
 
     Raises:
-        UntrainableModel: It has no experts, or routers without a bias that is to be updated.
+        UntrainableModel: It has no experts, or its routers have no bias to update.
     """
     if not architecture.experts and (moe.has_losses or moe.bias_update_rate):
         problem = "has no experts, which trainer.moe would balance"
@@ -269,10 +269,10 @@ def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
 
 
 def check_recomputed(architecture: Architecture, *, recompute: bool) -> None:
-    """Refuse ``trainer.activation_checkpointing`` for a model whose layers it would repeat wrongly.
+    """Refuse ``trainer.activation_checkpointing`` for a model if it would repeat layers wrongly.
 
     Raises:
-        UntrainableModel: Features of media are added to what its first layers return.
+        UntrainableModel: Features of media are added to the outputs of its first layers.
     """
     if recompute and architecture.deep_layers:
         problem = (
@@ -320,7 +320,7 @@ def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float
 
 
 def _why_unmapped(values: dict[str, Any]) -> str:
-    """Return in brackets what this trainer does not compute of a family; empty if it is only unknown."""
+    """Return in brackets the trainer's gaps for a family, or "" if it is only unknown."""
     if "kv_lora_rank" in values:
         return " (its attention is multi-head latent attention)"
     return ""
@@ -347,11 +347,11 @@ def _problems(values: dict[str, Any]) -> list[str]:
 
 
 def architecture_flops(architecture: Architecture) -> ModelFlops | None:
-    """Return the FLOPs of the model by the count of ``trainers/flops.py``; None with a vision tower.
+    """Return the FLOPs of the model by the count of ``trainers/flops.py``, or None with a tower.
 
-    ``6 W tokens + 6 V H places + 12 L heads head_dim pairs`` (PaLM, arXiv:2204.02311, appendix B), W the
-    weights that a token is multiplied with: attention and MLP of every layer; of a layer of experts those
-    that a token is sent to, the one that all tokens pass with its gate, and the router.
+    ``6 W tokens + 6 V H places + 12 L heads head_dim pairs`` (PaLM, arXiv:2204.02311, appendix B).
+    W counts the weights that a token is multiplied with: attention and MLP of every layer. In a
+    layer of experts these are the token's experts, the shared expert with its gate, and the router.
 
     Legend: H hidden, L layers, V vocabulary.
     """

@@ -1,18 +1,18 @@
 """Attention of the decoder by torch's fused kernels, without a tensor of tokens squared.
 
-The library's own attention writes scores of all pairs of tokens to memory. Here padded rows of samples
-behind one prompt are computed segment by segment, by the functions of the torch trainer.
+The library's own attention writes scores of all pairs of tokens to memory. Here the torch trainer's
+functions compute padded rows, with several samples after one prompt, segment by segment.
 
-The library hands a mask from the model to every layer, through its recomputation. In its place each layer
-gets the segments of the tokens, from which it derives the parts.
+The library passes a mask from the model to every layer, through its recomputation. Here each layer
+gets the segments of the tokens instead of a mask, and derives the parts from them.
 
-Legend: R rows, T tokens of a row, O tokens of this rank in a row, H query heads, D dimensions of a head,
-F tokens O of all rows.
+Legend: R rows, T tokens of a row, O tokens of this rank in a row, H query heads, D dimensions of a
+head, F tokens O of all rows.
 
-Parts of padded rows for attention without a mask, from the segments of their tokens. Pure.
+Also splits padded rows into parts for attention without a mask, by their tokens' segments. Pure.
 
-A row holds a prompt, branches behind it, and padding (``PackedRows.segments_RT``). Rows are counted end
-to end: token t of row r is key ``r * T + t``. A rank's queries are some columns of each row.
+A row holds a prompt, branches behind it, and padding (``PackedRows.segments_RT``). Rows are counted
+end to end: token t of row r is key ``r * T + t``. A rank's queries are some columns of each row.
 
 Legend: R rows, T tokens of a row.
 """
@@ -42,7 +42,7 @@ def list_row_parts(segments_RT: Ints, columns: Sequence[slice]) -> list[Attentio
     Args:
         segments_RT: Segments of whole rows. Each segment's tokens are next to each other, and a
             prompt is at the start of its row.
-        columns: Columns that have queries, in the order of these.
+        columns: Columns that have queries, in the order of the queries.
     """
     rows, tokens = segments_RT.shape
     own = sum(each.stop - each.start for each in columns)
@@ -56,7 +56,7 @@ def list_row_parts(segments_RT: Ints, columns: Sequence[slice]) -> list[Attentio
 
 
 def _parts_of_row(segments_T: Ints, columns: Sequence[slice]) -> Iterator[AttentionPart]:
-    """Yield the parts of one row, with columns as keys and the queries counted from 0."""
+    """Yield the parts of one row. Keys are its columns, and queries are counted from 0."""
     bounds = [0, *(np.flatnonzero(np.diff(segments_T)) + 1).tolist(), len(segments_T)]
     runs = [slice(*each) for each in pairwise(bounds)]
     prompt = runs[0] if segments_T[0] == PROMPT else slice(0, 0)
@@ -80,7 +80,7 @@ def _shift(tokens: slice, by: int) -> slice:
 
 
 class SegmentAttention(MegatronModule):
-    """Causal softmax attention [O, R, H D] of a layer, in the place of ``DotProductAttention``."""
+    """Causal softmax attention [O, R, H D] of a layer, which replaces ``DotProductAttention``."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class SegmentAttention(MegatronModule):
     ) -> Tensor:
         """Attend within the segments [R, T] int64 on the CPU that are given as the mask.
 
-        None: every token attends to all before it in its row.
+        If it is None, every token attends to all tokens before it in its row.
         """
         if attention_mask is None:
             return attend_causally(query, key, value, self.scale)
@@ -131,7 +131,7 @@ class SegmentAttention(MegatronModule):
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return causal attention [T, R, H D] of all rows at once."""
     tokens, rows, heads, size = query.shape
-    # Torch's kernels for float32 on CUDA do not read grouped keys: it would compute scores instead.
+    # Torch's float32 kernels on CUDA cannot read grouped keys, so torch would compute scores.
     reads_groups = query.device.type == "cpu" or query.element_size() == torch.half.itemsize
     if not reads_groups:
         shared = heads // key.shape[2]
@@ -151,7 +151,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
 def attend_by_parts(
     query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
 ) -> Tensor:
-    """Return attention [O, R, H D] by parts of the rows end to end."""
+    """Return attention [O, R, H D], computed by parts of the rows laid end to end."""
     tokens, rows, heads, size = query.shape
 
     def lay_flat(each: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """State of ranks that hold boxes of a model's tensors: weights in and out, checkpoints.
 
-Each trainer chooses the modules of its boxes, and how they are cut over ranks. Ranks of several kinds
-make up one world: all of them gather, digest, save and load the whole model together.
+Each trainer chooses the modules of its boxes, and how they are cut over ranks. Ranks of several
+kinds form one world. All ranks gather, digest, save and load the whole model together.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -40,8 +40,8 @@ from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 
 def file_names(model_path: Path, architecture: Architecture) -> dict[str, str]:
-    """Return the names in a model's files of tensors that have others there."""
-    # Of a model without media the names are those of the files.
+    """Return the names in a model's files of tensors that have other names in the model."""
+    # A model without media uses the names of its files.
     return names_in_files(model_path) if architecture.media_rules.reads_media else {}
 
 
@@ -101,9 +101,9 @@ class BoxedState(ModelState):
 
     @contextmanager
     def quantized(self, wire_format: WireFormat) -> Generator[None]:
-        """Give each matrix that releases quantize the values that engines compute with. All ranks.
+        """Round each matrix that releases quantize to the engines' values. All ranks call it.
 
-        Inside the block this rank's share of those matrices is in memory twice.
+        Inside the block, this rank's share of these matrices is in memory twice.
         """
         weights, mine = self.local_weights, dict[str, list[TensorBox]]()
         for box in self.boxes:
@@ -154,7 +154,7 @@ class BoxedState(ModelState):
     def _identify(self) -> Identity:
         """Return the identity of the state.
 
-        It follows from names, shapes and dtypes of the weights, and from which are frozen.
+        It depends on names, shapes and dtypes of the weights, and on which weights are frozen.
         """
         digest = xxhash.xxh3_128()
         for name, shape, dtype in self.metas():
@@ -205,5 +205,5 @@ class BoxedState(ModelState):
 
     @property
     def _trained(self) -> list[TensorBox]:
-        """Return the boxes of parameters that are trained."""
+        """Return the boxes of trained parameters."""
         return [box for box in self.boxes if is_trained(box, self.frozen)]

@@ -1,8 +1,8 @@
-"""Checks that the megatron trainer knows a model and can divide it, from its config alone.
+"""Checks from its config that the megatron trainer knows a model and can divide it.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
+It loads torch, which is slow to import (seconds), so only recipes with a model import it.
 
-Shapes of the parameters that one rank holds of a model, and their bytes by kind. Pure.
+Also computes the shapes of one rank's parameters, and their bytes by kind. Pure.
 """
 
 from collections.abc import Collection, Iterator
@@ -41,7 +41,7 @@ def largest_rank(
     sharded: bool,
     frozen: Collection[str] = (),
 ) -> RankBytes:
-    """Return the bytes of the rank that holds most; ranks of one stage hold equally much.
+    """Return the bytes of the largest rank. Ranks of one stage have equal sizes.
 
     Args:
         architecture: The model.
@@ -143,11 +143,11 @@ _LAYOUT: Final = "layout"
 
 
 def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
-    """Check the parallel sizes of a megatron trainer, and compare what its largest rank holds with ``gpu``.
+    """Check the parallel sizes of a megatron trainer, and compare its largest rank with ``gpu``.
 
     Args:
-        config: The recipe; nothing is said of one with another trainer.
-        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+        config: The recipe. With another trainer nothing is checked.
+        gpu: Memory of a rank's GPU in bytes. None: unknown, or the ranks are on the CPU.
     """
     trainer = config.trainer
     if not isinstance(trainer, MegatronTrainerConfig):
@@ -169,9 +169,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         sizes = [f"{key} to {value}" for key, value in fitting_sizes(architecture, trainer).items()]
         yield error(_LAYOUT, reasons, f"Set {' and '.join(sizes)}: together they fit.")
         return
-    apart = (
-        encoder_of(trainer) is not None
-    )  # then encoder ranks hold the tower, of which they say it
+    apart = encoder_of(trainer) is not None  # then encoder ranks hold the tower and check it
     held = held_by_megatron_rank(
         config, trainer, replace(architecture, tower=()) if apart else architecture
     )
@@ -189,12 +187,12 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
 def held_by_megatron_rank(
     config: RunConfig, trainer: MegatronTrainerConfig, architecture: Architecture
 ) -> RankBytes:
-    """Return the bytes of the rank that holds most of a recipe's model.
+    """Return the bytes of the largest rank of a recipe's model.
 
     Args:
         config: The recipe.
-        trainer: Its trainer, whose sizes fit the model.
-        architecture: What its ranks hold; without the tower where that has ranks of its own.
+        trainer: Its trainer, with sizes that fit the model.
+        architecture: The model that its ranks hold, without the tower if encoder ranks hold that.
     """
     return largest_rank(
         architecture,
@@ -210,7 +208,7 @@ def _shares_optimizer(config: RunConfig, trainer: MegatronTrainerConfig) -> bool
 
 
 def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:
-    """Return the weights that are not trained; none if ``check_model_proof`` refuses the patterns."""
+    """Return the frozen weights, or none if ``check_model_proof`` refuses the patterns."""
     try:
         return frozen_weights(path, trainer.freeze).names
     except UntrainableModel:
@@ -218,5 +216,5 @@ def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:
 
 
 def _alone(want: str) -> str:
-    """Return what a rule wants of a size and why, without what else might be set in its place."""
+    """Return a rule's demand on a size, with its reason, but without the alternatives."""
     return want.partition(", or ")[0]

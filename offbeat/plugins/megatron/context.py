@@ -1,8 +1,9 @@
 """Context parallelism: attention and sums over ranks that share each row of tokens.
 
-Every rank computes its own tokens (``token_share``) and attends from them to the keys and values of
-all, which are gathered in every layer and put into the order of the row. What the loss reads is made whole again on every rank
-(``summed``), so that a loss over whole sequences does not depend on how rows were cut.
+Every rank computes its own tokens (``token_share``). They attend to the keys and values of all
+tokens, which are gathered in every layer and put into the order of the row. Values that the loss
+reads are summed over the ranks (``summed``). So a loss over whole sequences does not depend on how
+rows were cut.
 
 Legend: O tokens of this rank in a row, T tokens of a row, B rows, H heads, D dimension of a head.
 """
@@ -26,16 +27,16 @@ from offbeat.trainers.torch.logprobs import AddedUp, sum_over
 
 
 def summed(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum over ranks of values that each computes in part, and reads whole.
+    """Return the sum over ranks of partial values, of which every rank then reads the whole.
 
-    Every rank goes on to compute the same from the sum, so the gradient of its own part is the
-    gradient of the sum: it is not added up again.
+    Every rank computes the same from the sum. So the gradient of its own part is the gradient of
+    the sum, and is not summed again.
     """
     return AddedUp.apply(values, partial(sum_over, group=group))  # pyright: ignore[reportReturnType]
 
 
 class GatherTokens(torch.autograd.Function):
-    """Gathers the tokens [O, ...] of all ranks; in backward every rank gets the sum for its own."""
+    """Gathers the tokens [O, ...] of all ranks. In backward each rank gets its own tokens' sum."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401 -- torch does not type it
@@ -46,14 +47,14 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
-        # gloo has no reduce-scatter; keys and values of grouped heads are small.
+        # gloo has no reduce-scatter, but keys and values of grouped heads are small.
         whole = grads[0].contiguous().clone()
         dist.all_reduce(whole, group=ctx.group)
         return whole.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
 
 
 class ContextAttention(SegmentAttention):
-    """Attention from this rank's tokens to those of all context-parallel ranks."""
+    """Attention from this rank's tokens to the tokens of all context-parallel ranks."""
 
     gather: ClassVar[type[GatherTokens]] = GatherTokens
 
@@ -65,7 +66,7 @@ class ContextAttention(SegmentAttention):
         attention_mask: Tensor | None,
         **_: Any,  # noqa: ANN401 -- the library's
     ) -> Tensor:
-        """Attend within the segments [B, T] int64 of whole rows, on the CPU; None is refused."""
+        """Attend within the segments [B, T] int64 of whole rows, on the CPU. None is refused."""
         assert attention_mask is not None  # noqa: S101 -- whole rows are one segment
         group = context_group()
         ranks, tokens = dist.get_world_size(group), attention_mask.shape[1]

@@ -1,9 +1,9 @@
-"""Replacement of ``torch.cuda`` by the CPU, to run megatron-core in tests without CUDA.
+"""Replaces ``torch.cuda`` by the CPU, to run megatron-core in tests without CUDA.
 
 The library names the device "cuda" in many places without a check. Inside ``cpu_stands_in`` those
-names mean the CPU, streams and random states are the CPU's own, and ``Tensor.type()`` returns
-"torch.cuda.FloatTensor". Nothing but devices is replaced. Collectives run over gloo. Kernels that only exist for CUDA cannot be
-used: Transformer Engine, Apex.
+names mean the CPU, streams and random states belong to the CPU, and ``Tensor.type()`` returns
+"torch.cuda.FloatTensor". Only devices are replaced. Collectives run over gloo. Kernels that exist
+only for CUDA (Transformer Engine, Apex) cannot be used.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownLambdaType=false
@@ -31,10 +31,10 @@ def cpu_stands_in(device: str) -> Generator[None]:
     """Make megatron-core compute on the CPU inside the block, in this thread.
 
     Args:
-        device: Device of the trainer; must be "cpu".
+        device: Device of the trainer. Must be "cpu".
 
     Raises:
-        UnsupportedLayout: The device is another one, or this process sees CUDA.
+        UnsupportedLayout: It is another device, or this process sees CUDA.
     """
     if device != "cpu":
         raise UnsupportedLayout("trainer.device", device, "cpu, where the CPU is to stand in")
@@ -50,7 +50,7 @@ def cpu_stands_in(device: str) -> Generator[None]:
 
 
 class _Stream:
-    """Stand-in for a CUDA stream: work on a CPU is done when the call returns."""
+    """Stand-in for a CUDA stream. Work on a CPU is done when the call returns."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def wait_stream(self, _: object) -> None: ...
@@ -86,7 +86,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Do nothing: there is nothing to wait for or to set."""
+    """Do nothing: the CPU has nothing to wait for or to set."""
 
 
 def _get_rng_state(*_: object, **__: object) -> torch.Tensor:
@@ -119,9 +119,9 @@ def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
     return [
         (torch.cuda, cuda),
         (torch.cuda.random, rng),
-        # Would queue the call until CUDA starts, which never happens.
+        # Without this, torch would queue the call until CUDA starts, which never happens.
         (megatron_random, {"_lazy_call": _nothing}),
-        # Leaves tensors of the CPU as they are, although numbers were requested.
+        # Without this, tensors would stay on the CPU although numbers were requested.
         (token_dispatcher, {"maybe_move_tensor_to_cpu": _numbers}),
         (torch.Tensor, {"cuda": lambda tensor, *_, **__: tensor}),
     ]

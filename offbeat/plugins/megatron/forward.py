@@ -1,11 +1,12 @@
 """Forward and backward passes over microbatches by the library's schedules.
 
-Every stage of a pipeline receives the same microbatches. The first reads their tokens and media, the
-last gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
+Every stage of a pipeline receives the same microbatches. The first stage reads their tokens and
+media. The last stage passes the log-probabilities of the wanted tokens to the caller. Stages send
+hidden states to each other.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
 vocabulary or this rank's columns of it, O tokens of this rank's context share, S tokens of these
-whose embeddings this rank holds, K placeholders of media among them.
+with embeddings on this rank, K placeholders of media among them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -47,13 +48,13 @@ from offbeat.trainers.torch.logprobs import (
 def own_columns(
     logits_UV: Tensor, vocabulary: int, group: ProcessGroup
 ) -> tuple[Tensor, VocabularyShare | None]:
-    """Return this rank's logits without padding, and its share of the vocabulary; None: all of it.
+    """Return this rank's logits without padding, and its vocabulary share, or None for all of it.
 
-    Columns behind the vocabulary are padding, whose gradient is zero. A rank with nothing else keeps
-    one of them, as that of a token that is never drawn, so that it takes part in every collective.
+    Columns behind the vocabulary are padding, with zero gradient. A rank with only padding keeps
+    one column, as that of a token that is never drawn, so that it participates in every collective.
 
     Args:
-        logits_UV: [U, V] floating: this rank's columns; rank r has those from ``r * V`` on.
+        logits_UV: [U, V] floating: this rank's columns. Those of rank r start at ``r * V``.
         vocabulary: Number of columns over all ranks, without padding.
         group: The tensor-parallel ranks.
     """
@@ -75,14 +76,14 @@ Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
 Called on the last stage only."""
 
 _Loss = Callable[[PackedRows, TokenShare, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
-"""(microbatch, this rank's part of it, its logits [1, U, V]) -> what the schedules want of a loss."""
+"""(microbatch, this rank's part of it, its logits [1, U, V]) -> loss for the schedules."""
 
 
 class Forward:
     """Runs one rank's share of a model by the library's schedules.
 
     Args:
-        wrapped: The model as it was given to the schedules: bare, or inside data parallelism.
+        wrapped: The model as the schedules get it: bare, or inside data parallelism.
         model: The model itself.
         layout: This rank's place in the world.
         vocabulary: Number of token ids, without padding.
@@ -115,16 +116,16 @@ class Forward:
     ) -> None:
         """Call the schedule once.
 
-        ``trains``: how the loss that is trained is normalised, and gradients are added to the buffers.
+        ``trains``: normalisation of the trained loss. Its gradients are added to the buffers.
         None: forward passes only.
 
-        A microbatch without wanted tokens is computed like any other, because its ranks take part
+        A microbatch without wanted tokens is computed like any other, because its ranks participate
         in collectives. Without microbatches nothing is called, and no other rank may call either.
         """
         self._run(microbatches, partial(self._loss, consume, temperature), trains)
 
     def top_logprobs(self, microbatch: PackedRows, count: int) -> TopLogprobs | None:
-        """Return the most probable tokens at the positions that predict; None before the last stage."""
+        """Return the top tokens at the positions that predict, or None before the last stage."""
         kept = list[TopLogprobs]()
 
         def keep(
@@ -195,22 +196,22 @@ class Forward:
         )
         logprobs_N, entropy_N = (self._whole(each, share.own_N, packed.target_N) for each in own_N)
         loss = consume(packed, logprobs_N, entropy_N) if len(packed.target_N) else logprobs_N.sum()
-        # No tokens: the library would divide by them at the end of every call.
+        # No tokens, because the library would divide by them at the end of every call.
         return loss, torch.zeros((), dtype=torch.int, device=self._device), {}
 
     def _whole(self, own: Tensor, places: Ints, like: Ints) -> Tensor:
-        """Return values [N, ...] of a whole microbatch from those at this rank's places in it."""
+        """Return values [N, ...] of a whole microbatch from the values at this rank's places."""
         if self.layout.grid.context == 1:
             return own
         whole = own.new_zeros(len(like), *own.shape[1:])
         return summed(whole.index_copy(0, self._tensor(places), own), context_group())
 
     def _loss_weights(self, share: TokenShare, trains: Normalize | None) -> Tensor | None:
-        """Return [R, O] what tokens weigh in the losses of routers; None if they have none to train.
+        """Return tokens' weights [R, O] in the routers' losses, or None if no router is trained.
 
-        They go to the layers of experts by the way of the library's mask of padding, which nothing else
-        reads (``router.py``). With sequence parallelism the first stage leaves the rank its part of them;
-        others do not.
+        They reach the layers of experts as the library's padding mask, which nothing else reads
+        (``router.py``). With sequence parallelism the library cuts them to the rank's part on the
+        first stage. On other stages they are cut here.
         """
         if trains is None or not self._has_experts:
             return None
@@ -222,9 +223,9 @@ class Forward:
 
     @contextmanager
     def _write_media(self, packed: PackedRows) -> Generator[None]:
-        """Write features of media in the place of the embeddings of their placeholders.
+        """Replace the embeddings of placeholders by features of media inside the block.
 
-        Those of deeper layers are added to what the first layers return.
+        Features for deeper layers are added to the outputs of the first layers.
         """
         media, features_of = packed.media, self._features_of
         if media is None or features_of is None:
@@ -245,7 +246,7 @@ class Forward:
 
         def at_places(made_FH: Tensor, like: Tensor) -> Tensor:
             if made_FH.requires_grad and not self._sequence_parallel:
-                # Each of the ranks that share matrices has the whole gradient: their sum is taken.
+                # Each rank that shares matrices has the whole gradient, and all are summed.
                 made_FH.register_hook(equal_share)
             return made_FH.to(like.dtype).index_select(0, sources_K)
 
@@ -274,7 +275,7 @@ class Forward:
 
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:
-        """Restrict the output head to the hidden states [U, 1, H] of these positions in the block."""
+        """Restrict the output head to hidden states [U, 1, H] of these positions in the block."""
         if not self.layout.is_last_stage:
             yield
             return
@@ -282,8 +283,8 @@ class Forward:
         def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_TRH = inputs[0]
             if self._sequence_parallel:
-                # The backward of the head sums the ranks' gradients of the selected positions:
-                # whole ones arrive here, and each rank keeps those of its own tokens.
+                # The backward of the head sums the ranks' gradients of the selected positions.
+                # So whole gradients arrive here, and each rank keeps those of its own tokens.
                 hidden_TRH = gather_from_sequence_parallel_region(
                     hidden_TRH, tensor_parallel_output_grad=False, group=tensor_group()
                 )

@@ -1,8 +1,8 @@
 """Weights of a vision tower that a recipe excludes from training by name (``trainer.freeze``).
 
-A frozen weight has no gradient, so it is in no gradient buffer of the library, is summed over no ranks,
-and has neither a float32 master nor moments. Weights of the language model are always trained: several
-Hugging Face tensors share one parameter of megatron-core, of which no part can be frozen.
+A frozen weight has no gradient, no float32 master and no moments. It is in no gradient buffer of
+the library and is summed over no ranks. Weights of the language model are always trained. Several
+Hugging Face tensors share one parameter of megatron-core, and no part of a parameter can be frozen.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -41,7 +41,7 @@ NOTHING_FROZEN: Final = FrozenWeights(frozenset(), 0, is_whole_tower=False)
 
 
 def frozen_weights(path: str | Path, patterns: Sequence[str]) -> FrozenWeights:
-    """Return the weights that patterns exclude from training, of the model in a directory.
+    """Return the weights of a directory's model that patterns exclude from training.
 
     Raises:
         UntrainableModel: ``frozen_in_tower`` refuses the patterns.
@@ -55,7 +55,7 @@ def frozen_in_tower(model: PreTrainedModel, patterns: Sequence[str]) -> FrozenWe
     """Return the weights of a model, which may be without memory, that a pattern matches.
 
     Raises:
-        UntrainableModel: A pattern matches no name, or one outside the vision tower.
+        UntrainableModel: A pattern matches no name, or a name outside the vision tower.
     """
     towers = tower_modules(model) if media_rules(model.config).reads_media else []
     within = tuple(f"{each}." for each in towers)

@@ -1,4 +1,4 @@
-"""Gathering of whole tensors from the pieces of all ranks, a few at a time."""
+"""Gathers whole tensors from the pieces of all ranks, a few at a time."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -57,14 +57,14 @@ class TensorGather:
                 raise IncompleteWeights("this world of ranks", name, problem)
 
     def owned(self) -> list[TensorBox]:
-        """Return the boxes this rank owns: every element of the model is in one box of one rank."""
+        """Return the boxes this rank owns. Every element of the model is in one box of one rank."""
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]
 
     def aligned_and_cut(self, wire_format: WireFormat) -> tuple[list[str], list[str]]:
-        """Return the matrices that releases quantize: whose pieces are quantized alone, and the others.
+        """Return the matrices that releases quantize, in two lists: with aligned pieces, or not.
 
-        Equal on all ranks.
+        Pieces of the first list can be quantized separately. Equal on all ranks.
         """
         whole, cut = list[str](), list[str]()
         for name, shape in self.shapes.items():
@@ -75,7 +75,7 @@ class TensorGather:
         return whole, cut
 
     def tensors(self, names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors by name, on every rank; all ranks call it with the same names.
+        """Return whole tensors by name, on every rank. All ranks pass the same names.
 
         Args:
             names: Hugging Face names.

@@ -1,14 +1,14 @@
 """Gradient buffers of one rank, and the library's hooks that would reduce them too early.
 
-The library's schedules take one call for a whole step: at its end they reduce gradients over ranks.
+The library's schedules handle a whole step in one call and reduce gradients over ranks at its end.
 A split step makes many calls, so three hooks of the config are removed while it is open:
 
     grad_sync_func              starts a reduction in a pipeline's last backward
     no_sync_func                the schedule would enter and leave it around all but the last
-                                microbatch; leaving it enables reductions again inside our own
+                                microbatch, and leaving it enables reductions again inside our own
     finalize_model_grads_func   reduces at the end of every call
 
-and restored when the step ends. The reduction then happens once, in ``reduce``.
+They are restored when the step ends. The reduction then happens once, in ``reduce``.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -59,7 +59,7 @@ class Gradients:
         self._saved: Hooks | None = None  # set while a step is open
 
     def begin(self) -> None:
-        """Zero all gradients; until ``restore``, nothing but ``reduce`` reduces them."""
+        """Zero all gradients. Until ``restore``, nothing but ``reduce`` reduces them."""
         self.zero()
         self._saved = Hooks.of(self._config)
         self.take_away().put(self._config)
@@ -69,12 +69,12 @@ class Gradients:
         return Hooks(None, contextlib.nullcontext, None)
 
     def accumulate(self, work: Callable[[], None]) -> None:
-        """Run forward and backward passes; their gradients are added without a reduction."""
+        """Run forward and backward passes. Their gradients are added without a reduction."""
         with self.no_sync():
             work()
 
     def reduce(self, denominator: float) -> None:
-        """Divide the sums and reduce them over ranks: once per step, on all ranks."""
+        """Divide the sums and reduce them over ranks, once per step, on all ranks."""
         self.scale(1.0 / denominator)
         if (
             self._overlap
@@ -100,7 +100,7 @@ class Gradients:
         for parameter in self._ddp.module.parameters():
             parameter.grad = None  # left by a backward that raised
 
-    # --- the library's own, each at one place ------------------------------------------------------
+    # --- calls of the library, each at one place -------------------------------------------------
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward starts no reduction."""
@@ -117,7 +117,7 @@ class Gradients:
     def finalize(self) -> None:
         """Reduce over data-parallel ranks, and over shared weights.
 
-        Those are tied embeddings, norms of heads and the vision tower.
+        Shared weights are tied embeddings, norms of heads and the vision tower.
         """
         assert self._saved is not None  # noqa: S101 -- only an open step is reduced
         self._saved.finalize_model_grads_func([self._ddp], None)

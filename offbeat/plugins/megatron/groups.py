@@ -1,4 +1,4 @@
-"""Process groups of a layout; megatron-core keeps one set per process."""
+"""Creates the process groups of a layout. megatron-core keeps one set per process."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # megatron-core has no types.
@@ -22,11 +22,11 @@ from offbeat.trainers.ranks.peers import Peers
 def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
     """Create the process groups of the config's layout, once per process.
 
-    The default process group exists already, unless the world has one rank. Encoder ranks, which come
-    behind those of the layout, call it too, and are in none of the groups.
+    The default process group already exists, unless the world has one rank. Encoder ranks, which
+    come after the ranks of the layout, call it too but are in none of the groups.
 
     Raises:
-        UnsupportedLayout: The parallel sizes do not make up the world, or do not go together.
+        UnsupportedLayout: The parallel sizes contradict each other or the size of the world.
     """
     if peers.size == 1 and not dist.is_initialized():
         # The library needs groups even in a world of one rank.
@@ -44,19 +44,19 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
             context_parallel_size=grid.context,
             expert_model_parallel_size=grid.expert,
             expert_tensor_parallel_size=grid.expert_tensor_ranks,
-            # Of a part too: it becomes a timedelta. The library's own, half an hour, is no step's.
+            # Not rounded: it becomes a timedelta. The library's default, half an hour, is too long.
             distributed_timeout_minutes=peers.timeout_s / 60,  # pyright: ignore[reportArgumentType]
         )
     if peers.rank >= world:
-        megatron_groups.destroy_model_parallel()  # what the library keeps on ranks without groups
+        megatron_groups.destroy_model_parallel()  # the library's state on ranks without groups
     return ParallelLayout(grid, dist.get_rank())
 
 
 @contextmanager
 def _world_of(ranks: int) -> Generator[None]:
-    """Let the library lay out the first ranks alone: it asks torch how many there are, and takes all.
+    """Show torch only the first ranks, because the library would use all ranks of the world.
 
-    Every group is made by all ranks of the world, also by those that are in none.
+    All ranks of the world create every group, including ranks that are in none.
     """
     of_world = dist.get_world_size
 

@@ -1,13 +1,13 @@
-"""Weights of a Hugging Face directory, read box by box.
+"""Reads the weights of a Hugging Face directory box by box.
 
-Experts that stand in a model's files as two tensors per layer, those of Qwen3-VL with experts.
+Some models' files have the experts of a layer as two tensors, as Qwen3-VL with experts.
 
-    matrices    ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
-    fused       ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
+    matrices    ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight
+    [H, I] fused       ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
     turned      the same names, [E, H, 2I] and [E, I, H]: the files of the hub
 
-A rank holds boxes of matrices. transformers reads the fused and the turned form, and tells them apart by
-their shapes, as it is done here.
+A rank holds boxes of matrices. transformers reads the fused and the turned form, and tells them
+apart by their shapes. So does this module.
 
 Legend: E experts, I columns of one, H hidden.
 """
@@ -55,19 +55,19 @@ class FusedPlace:
     is_turned: bool  # its last two axes are those of the matrix in reverse
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the region of the matrix from that of the fused tensor."""
+        """Return the region of the matrix from the region of the fused tensor."""
         return values[0].mT if self.is_turned else values[0]
 
 
 def fused_place(
     name: str, whole: Shape, region: Region, shapes: Mapping[str, Shape]
 ) -> FusedPlace | None:
-    """Return where a region of an expert's matrix stands in files, or None if in no fused tensor.
+    """Return the place of an expert's region in the files, or None if not in a fused tensor.
 
     Args:
         name: Name of the matrix.
         whole: Its shape.
-        region: The region of it.
+        region: Its region.
         shapes: Shapes of the tensors of the files.
     """
     if (found := _MATRIX.fullmatch(name)) is None:
@@ -89,7 +89,7 @@ def fused_place(
 def as_in_files(
     named: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Shape]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors with the experts of each layer in the form of the files whose shapes these are."""
+    """Yield tensors with the experts of each layer in the form of files with these shapes."""
     if not any(map(is_fused, shapes)):
         yield from named
         return
@@ -135,7 +135,7 @@ class HfWeights:
 def hf_weights(path: Path, file_names: Mapping[str, str] = NO_NAMES) -> Generator[HfWeights]:
     """Yield the weights of a directory while its files are open.
 
-    ``file_names``: names in the files of tensors that have others there.
+    ``file_names``: names in the files of tensors that have other names in the model.
     """
     index = path / INDEX
     files = [SINGLE]
@@ -158,7 +158,7 @@ def load_boxes(
     path: Path,
     file_names: Mapping[str, str] = NO_NAMES,
 ) -> None:
-    """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero.
+    """Fill parameters from a Hugging Face directory. Rows that pad the vocabulary become zero.
 
     Raises:
         IncompleteWeights: A tensor is missing or has another shape.

@@ -10,7 +10,7 @@ def grid_of(trainer: MegatronTrainerConfig) -> ModelGrid:
     """Return the parallel sizes of a recipe's trainer.
 
     Raises:
-        LayoutRefused: They do not go together.
+        LayoutRefused: They contradict each other.
     """
     return ModelGrid(
         tensor=trainer.tensor_parallel,
@@ -25,7 +25,7 @@ def grid_of(trainer: MegatronTrainerConfig) -> ModelGrid:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """Parallel sizes of a world, and one rank's place in it, numbered as the library numbers ranks."""
+    """Parallel sizes of a world, and one rank's place in it, in the library's order of ranks."""
 
     grid: ModelGrid
     rank: int = 0
@@ -65,14 +65,14 @@ class ParallelLayout:
 
     @property
     def is_replica_leader(self) -> bool:
-        """Return whether this rank replies for its replica; the other ranks reply the same."""
+        """Return whether this rank replies for its replica. The other ranks reply the same."""
         return self.tensor_rank == 0 and self.context_rank == 0 and self.is_last_stage
 
     @property
     def experts_fill_replicas(self) -> bool:
         """Return whether each set of ranks that exchange tokens is whole replicas, or within one.
 
-        If not, the sets are linked by the replicas that they have in common.
+        If not, shared replicas link the sets.
         """
         replica = self.grid.tensor * self.grid.context
         exchanging = self.grid.expert * self.grid.expert_tensor_ranks

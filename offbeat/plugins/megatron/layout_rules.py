@@ -1,7 +1,7 @@
-"""Rules by which parallel sizes fit a model, and sizes near to those of a recipe that fit. Pure.
+"""Checks that parallel sizes fit a model, and finds fitting sizes near to a recipe's. Pure.
 
-Each broken rule names the key to change. A rule names one size, and what one wants another may refuse. So
-a choice is searched among all sizes together, and every rule is run on it.
+Each broken rule names the key to change. A rule names one size, but another rule may refuse the
+size that it suggests. So the search covers all sizes together, and every rule checks each choice.
 """
 
 import math
@@ -19,7 +19,7 @@ from offbeat.weight_sync.grid import ModelGrid
 def broken_rules(
     architecture: Architecture, grid: ModelGrid, *, sequence_parallel: bool
 ) -> Iterator[UnsupportedLayout]:
-    """Yield the settings under which the ranks of a grid cannot hold or train a model."""
+    """Yield the settings that keep the ranks of a grid from holding or training a model."""
     yield from _divisibility(architecture, grid)
     yield from _stages(architecture, grid)
     if architecture.experts and grid.tensor > 1 and not sequence_parallel:
@@ -81,7 +81,7 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
 
 
 def even_stages(layers: int, stages: int) -> list[int]:
-    """Return numbers of layers that differ by one at most, fewer in the first and last stages."""
+    """Return numbers of layers that differ by at most one, fewer in the first and last stages."""
     counts = [layers // stages] * stages
     middle = sorted(range(stages), key=lambda stage: abs(2 * stage - stages + 1))
     for stage in middle[: layers % stages]:
@@ -90,10 +90,10 @@ def even_stages(layers: int, stages: int) -> list[int]:
 
 
 def fitting_sizes(a: Architecture, trainer: MegatronTrainerConfig) -> dict[str, str]:
-    """Return the keys to change and what to, as a recipe writes it; the nearest sizes win.
+    """Return the keys to change and their values, as a recipe writes them. The nearest sizes win.
 
-    Data and context parallelism, which every model fits, stay. No size is 0, so one choice at least
-    fits: that of one rank for each copy.
+    Data and context parallelism, which every model fits, stay. No size is 0, so at least one choice
+    fits: one rank for each copy.
     """
     best = min(
         (each for each in _candidates(a, trainer) if _fits(a, each)),
@@ -141,7 +141,7 @@ def _fits(a: Architecture, trainer: MegatronTrainerConfig) -> bool:
 
 
 def _distance(given: MegatronTrainerConfig, other: MegatronTrainerConfig) -> tuple[float, int]:
-    """Return by what factors the sizes differ, and how many settings do."""
+    """Return by which factors the sizes differ, and how many settings do."""
     sizes = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
     factors = [math.log(getattr(other, name) / getattr(given, name)) for name in sizes]
     others = ("layers_per_stage", "sequence_parallel")

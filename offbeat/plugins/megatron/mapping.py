@@ -1,8 +1,8 @@
-"""Map from the elements of megatron parameters to Hugging Face's tensors. Pure.
+"""Maps the elements of megatron parameters to Hugging Face's tensors. Pure.
 
 A parameter of one rank is a few boxes of a few Hugging Face tensors: a slice of rows, a slice of
 columns, or rows of some key-value groups. Loading, export, checkpoints, digests and weight
-sync all use the same boxes, so that they cannot disagree, and a state written under one layout can
+sync all use the same boxes, so they cannot disagree. A state written under one layout can
 be read under another.
 
     direct      every rank holds the whole tensor              norms, routers and their biases, gates
@@ -92,10 +92,10 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 _BIAS: Final = "e_score_correction_bias"
 ROUTER_BIAS: Final = "mlp.router.expert_bias"
-"""End of the library's name of a bias by which experts are chosen: a float32 buffer, not a parameter."""
+"""End of the library's name of a bias that selects experts (a float32 buffer, no parameter)."""
 
 TOWER: Final = "tower."
-"""Begin of the names of a vision tower's parameters; its Hugging Face names follow."""
+"""Start of the names of a vision tower's parameters. Its Hugging Face names follow."""
 
 _EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -221,7 +221,7 @@ def _vocabulary(
     whole = a.vocabulary, shape[1]
     region = Region.at((shape[0] * rank, 0), shape).intersection(Region.whole(whole))
     if region is None:
-        return []  # padding alone
+        return []  # only padding
     return [TensorBox(tensor, whole, region, parameter, Region.whole(region.shape))]
 
 

@@ -1,8 +1,8 @@
 """Megatron trainer of one rank, with tensor, pipeline, context, data and expert parallelism.
 
-A rank receives its data-parallel share of the groups; ranks of one replica receive the same.
+A rank receives its data-parallel share of the groups. Ranks of one replica receive the same.
 
-Chooses the megatron trainer of a rank, and the source of its weights.
+Also chooses the megatron trainer of a rank, and the source of its weights.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -68,50 +68,50 @@ from offbeat.weight_sync.transport import WeightSource
 
 
 class ModelSide:
-    """The side of a model that the ranks of a layout hold: all of it, by default."""
+    """The side of a model that the ranks of a layout hold. By default, the whole model."""
 
     def __init__(
         self, trainer: MegatronTrainerConfig, peers: Peers, next_step: Callable[[], int]
     ) -> None:
-        """``next_step``: returns the number of the next step."""
+        """Create the side. ``next_step`` returns the number of the next step."""
         self.trainer, self.peers, self.next_step = trainer, peers, next_step
 
     def read_architecture(self, model_path: Path) -> Architecture:
-        """Return the sizes of what the ranks of the layout hold."""
+        """Return the sizes of the model's part on the ranks of the layout."""
         return read_architecture(model_path)
 
     def start_groups(self, frozen: FrozenWeights) -> ParallelLayout:
-        """Create the process groups. All ranks of the world do so together."""
+        """Create the process groups. All ranks of the world call it together."""
         del frozen
         return start_groups(self.trainer, self.peers)
 
     def meet(self, architecture: Architecture) -> None:
-        """Prove the model with the other side, once all ranks know their boxes; here there is none."""
+        """Prove the model with the other side, if any, once all ranks know their boxes."""
 
     def find_features(
         self, model: GPTModel, layout: ParallelLayout, rules: MediaRules
     ) -> FeatureSource | None:
-        """Return the source of the features of media; None on a rank that embeds no tokens."""
+        """Return the source of the features of media, or None on a rank that embeds no tokens."""
         del layout
         tower = tower_of(model)
         return None if tower is None else features_by(tower, rules)
 
     def whole_norm(self, norm: float, denominator: float) -> float:
-        """Return the norm of all gradients from the norm of the ranks of the layout, on all ranks.
+        """Return the norm of all gradients from the norm of the layout's ranks, on all ranks.
 
-        ``denominator``: what the sums of gradients were divided by.
+        ``denominator``: the divisor of the sums of gradients.
         """
         del denominator
         return norm
 
     def wrap(self, passes: MegatronPasses) -> Passes[PackedRows]:
-        """Return the passes that exchange with the other side; here they are the same."""
+        """Return the passes that exchange data with the other side. Here they are the same."""
         return passes
 
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """Parts that a trainer is assembled from; the defaults are those of production."""
+    """Parts of a trainer. The defaults are for production."""
 
     gradients: Callable[[DistributedDataParallel, TransformerConfig], Gradients] = Gradients
     optimizer: type[RankOptimizer] | None = None
@@ -122,7 +122,7 @@ class BackendParts:
 
 
 def optimizer_for(device: torch.device, dtype: torch.dtype) -> type[RankOptimizer]:
-    """Return ``ShardedAdamW`` on CUDA, but for float64, which it does not support."""
+    """Return ``ShardedAdamW`` on CUDA, except for float64, which it does not support."""
     is_sharded = device.type == "cuda" and dtype != torch.float64
     return ShardedAdamW if is_sharded else MainGradAdamW
 
@@ -148,9 +148,9 @@ class MegatronTrainer(ModelTrainer):
             options: The model and the world of ranks.
 
         Raises:
-            UntrainableModel: This kind of model has no mapping here, or not all that ``trainer.freeze``
-                matches is of its vision tower.
-            WeightsMismatch: The files are not those of their config's model.
+            UntrainableModel: This kind of model has no mapping here, or ``trainer.freeze`` matches
+                weights outside its vision tower.
+            WeightsMismatch: The files do not fit the model of their config.
             UnsupportedLayout: The model or the world cannot be partitioned like this.
         """
         super().__init__(model_path, trainer.optimizer, **options)
@@ -162,7 +162,7 @@ class MegatronTrainer(ModelTrainer):
         self.passes = self.side.wrap(self._make_passes())
         self.initial_digest = self.current_digest()
 
-    # --- how it is put together --------------------------------------------------------------------
+    # --- assembly --------------------------------------------------------------------------------
 
     def _enter_layout(self) -> None:
         """Read the sizes of the model, refuse what cannot be trained, and create the process groups."""
@@ -185,7 +185,7 @@ class MegatronTrainer(ModelTrainer):
         self._watch_routers()
 
     def _train_share(self) -> None:
-        """Wrap the share in gradient buffers, and make the optimizer over what this rank owns of it."""
+        """Wrap the share in gradient buffers. Create the optimizer of the boxes of this rank."""
         kind = self._parts.optimizer or optimizer_for(self._device, self._dtype)
         self.ddp = in_data_parallel(
             self.model,
@@ -246,7 +246,7 @@ class MegatronTrainer(ModelTrainer):
         return next(self.model.parameters()).device
 
     def _watch_routers(self) -> None:
-        """Let the routers of this stage count what they route, and have losses of their own."""
+        """Let the routers of this stage count the tokens they route, and give them losses."""
         a, self._expert_load = self.architecture, None
         if not a.experts:
             return
@@ -308,7 +308,7 @@ def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, W
 
 
 def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:
-    """Create the trainer of a rank: of one side if the vision tower has separate ranks."""
+    """Create the trainer of a rank, for one side only if the vision tower has separate ranks."""
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
     kind: Callable[..., ModelTrainer] = choose_trainer(spec.config, peers.rank, MegatronTrainer)
     return kind(spec.config.model.path, trainer=in_steps(spec, config), **rank_options(spec, peers))

@@ -1,8 +1,8 @@
 """A megatron-core GPTModel of a Hugging Face architecture, without Transformer Engine.
 
-Dropout is off: nothing random happens in a step, so that it can be repeated.
+Dropout is off. Nothing random happens in a step, so that it can be repeated.
 
-Specification of a model's layers: the library's modules, and a norm for every layout.
+Also specifies a model's layers: the library's modules, and a norm for every layout.
 """
 
 # pyright: reportIncompatibleVariableOverride=false, reportMissingTypeStubs=false
@@ -56,7 +56,7 @@ class Norm(nn.RMSNorm):
     """RMS norm of torch, usable with sequence parallelism, which the library's own wrapper refuses.
 
     There every tensor-parallel rank normalises its share of the tokens, so each has a partial
-    gradient of the weight; the attribute ``sequence_parallel`` makes the finalize hook sum them.
+    gradient of the weight. The attribute ``sequence_parallel`` makes the finalize hook sum them.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
@@ -98,14 +98,14 @@ def _layer_of(
 
 
 def mark_weights(model: nn.Module) -> None:
-    """Mark the weights that are sharded over tensor-parallel ranks, and those of experts.
+    """Mark the weights that are sharded over tensor-parallel ranks, and the weights of experts.
 
-    The library counts all but sharded weights once in its gradient norm. Its layers set the marks when
-    they initialise weights, which is skipped here because the weights are loaded from files.
+    In its gradient norm, the library counts all but sharded weights once. Its layers set the marks
+    when they initialise weights. That is skipped here because the weights are loaded from files.
 
-    It takes experts for dense layers if there is one rank of expert parallelism, and reduces their
-    gradients over the copies of a dense layer. Experts have other copies where fewer ranks share the
-    matrices of an expert than those of a dense layer.
+    With one rank of expert parallelism, the library treats experts as dense layers. It would reduce
+    their gradients over the copies of a dense layer. But experts have other copies if fewer ranks
+    share an expert's matrices than a dense layer's.
     """
     divided_axes: dict[type[object], int] = {
         ColumnParallelLinear: 0,
@@ -123,7 +123,7 @@ def mark_weights(model: nn.Module) -> None:
 
 
 _RECOMPUTED_LAYERS: Final[Mapping[str, Any]] = MappingProxyType(
-    {  # each by itself
+    {  # each alone
         "recompute_granularity": "full",
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
@@ -200,7 +200,7 @@ def _parallel_sizes(grid: ModelGrid, *, sequence_parallel: bool) -> dict[str, An
 
 
 def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
-    """Return the options of dtypes, of how weights begin and of what a loss is divided by."""
+    """Return the options of dtypes, of initial weights and of a loss's divisor."""
     return {
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -214,20 +214,20 @@ def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _exchange(grid: ModelGrid, *, has_experts: bool) -> dict[str, Any]:
-    """Return the options of what ranks send each other while a microbatch is computed."""
-    # Tokens are sent to their experts. Where several ranks share an expert that needs gathers of
-    # uneven parts, which gloo does not have, so tests could not run the production code: there every
+    """Return the options of the exchange between ranks during a microbatch."""
+    # Tokens are sent to their experts. If several ranks share an expert, that needs gathers of
+    # uneven parts, which gloo does not have, so tests could not run the production code. Then every
     # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
     gathers = has_experts and grid.expert_tensor_ranks > 1
     return {
-        # Microbatches are as long as their longest row.
+        # Each microbatch is as long as its longest row.
         "variable_seq_lengths": grid.pipeline > 1 and not gathers,
         "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
     }
 
 
 def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the options of layers of experts; what their routers do is ``router.py``'s own."""
+    """Return the options of layers of experts. ``router.py`` replaces the routers' work."""
     return {
         "num_moe_experts": a.experts,
         "moe_ffn_hidden_size": a.expert_intermediate,
@@ -235,10 +235,10 @@ def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
         "moe_shared_expert_gate": a.shared_intermediate > 0 and a.shared_gate,
         "moe_router_topk": a.experts_per_token,
-        "moe_router_pre_softmax": True,  # demanded with one expert per token
+        "moe_router_pre_softmax": True,  # required with one expert per token
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        # As transformers: a 16-bit router and an engine's would choose other experts.
+        # As in transformers. A 16-bit router would choose other experts than an engine's.
         "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
     }
 
@@ -246,8 +246,9 @@ def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
 def _scale_rotation(config: TransformerConfig, scale: float) -> None:
     """Let attention multiply cosines and sines by ``scale``.
 
-    The library takes it from these attributes by yarn's formula, in which ``scale`` is then
-    ``0.1 * yarn_mscale * log(e) + 1``. Scaling the softmax would round otherwise than transformers.
+    The library computes it from these attributes by yarn's formula, in which ``scale`` is then
+    ``0.1 * yarn_mscale * log(e) + 1``. Scaling the softmax would round differently than
+    transformers.
     """
     attributes = {
         "yarn_rotary_scaling_factor": math.e,
@@ -278,7 +279,7 @@ def build_model(
     mark_weights(model)
     weigh_tokens(model)
     if layout.is_last_stage:
-        # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
+        # ``Forward`` gathers the head's inputs, because the head would gather more of them.
         model.output_layer.sequence_parallel = False
     return model.to(torch.cuda.current_device())
 
@@ -309,7 +310,7 @@ def in_data_parallel(
 
 
 class PackedRotary(RotaryEmbedding):
-    """Rotary embedding for rows whose positions do not count up: samples share a prompt."""
+    """Rotary embedding for rows of samples that share a prompt: positions do not count up."""
 
     def __init__(self, architecture: Architecture, context_group: ProcessGroup) -> None:
         super().__init__(
@@ -320,9 +321,9 @@ class PackedRotary(RotaryEmbedding):
             cp_group=context_group,
         )
         if architecture.rope_frequencies is not None:
-            # The library's own scaling is that of one model: it takes no ``original_max_position``.
+            # The library's own scaling fits only one model: it has no ``original_max_position``.
             self.inv_freq = torch.tensor(architecture.rope_frequencies, dtype=torch.float32)
-        # Positions of the current microbatch, [R, T] or [3, R, T] on three axes; None: 0, 1, ..
+        # Positions of the current microbatch, [R, T] or [3, R, T] on three axes. None: 0, 1, ..
         self.positions: Tensor | None = None
         self._axis_of_pair = architecture.axis_of_pair
 

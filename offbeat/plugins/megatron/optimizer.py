@@ -1,13 +1,14 @@
 """AdamW over the library's gradient buffers: every rank updates its whole share of the model.
 
 Half-precision parameters get a float32 master each. Moments are as large as this rank's share of
-the model; ``sharded_optimizer`` has the same interface and needs less memory, on CUDA.
+the model. ``ShardedAdamW`` has the same interface and needs less memory, on CUDA.
 
-AdamW sharded over data-parallel ranks: the library's distributed optimizer, for CUDA.
+It is AdamW sharded over data-parallel ranks, by the library's distributed optimizer.
 
 Gradients are reduce-scattered, every rank updates its part of each buffer, and the new weights are
-gathered. A part is a range of a flattened parameter, not a box: states are gathered when they are
-saved and split when they are loaded, so they equal those of ``MainGradAdamW`` and fit any layout.
+gathered. A part is a range of a flattened parameter, not a box. So states are gathered when they
+are saved and split when they are loaded. They equal the states of ``MainGradAdamW`` and fit any
+layout.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
@@ -48,22 +49,22 @@ MASTER: Final = "master"
 class RankState(ABC):
     """State of AdamW over a rank's trained parameters, by kind, then by the parameter's name.
 
-    Its form is the same for all subclasses; its size is that of this rank's share.
+    Its form is the same for all subclasses. Its size is that of this rank's share.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """``dtype``: of the weights that passes compute with; 16 bits have masters in float32."""
+        """``dtype``: dtype of the weights in passes. 16-bit weights have float32 masters."""
         self.steps = 0  # updates since the state was new
         self._has_masters = dtype in HALF
         self._wide = max(torch.float32.itemsize, dtype.itemsize)
 
     @abstractmethod
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return moments, and masters if there are any; all ranks call it."""
+        """Return moments, and masters if there are any. All ranks call it."""
 
     @abstractmethod
     def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Load a ``state`` of the same parameters; the caller loads the weights."""
+        """Load a ``state`` of the same parameters. The caller loads the weights."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -85,7 +86,7 @@ class RankState(ABC):
 
 
 class RankOptimizer(RankState):
-    """AdamW of the trained part of one rank's share of a model. Weight decay applies to matrices only."""
+    """AdamW of the trained part of one rank's share of a model. Only matrices decay."""
 
     sharded: ClassVar[bool]
     """True if it needs gradients that are reduce-scattered over data-parallel ranks."""
@@ -96,9 +97,10 @@ class RankOptimizer(RankState):
         """Start without moments, from the current weights.
 
         Args:
-            ddp: A module whose trained parameters have a ``main_grad`` each; it updates no others.
+            ddp: A module with a ``main_grad`` for each trained parameter. Others are not updated.
             config: Rates and bounds.
-            owned: Boxes of them that this rank owns: every element is in one box of one rank.
+            owned: Boxes of these parameters that this rank owns. Every element is in one box of one
+                rank.
         """
         self._config, self._owned = config, owned
         self._parameters: dict[str, nn.Parameter] = {
@@ -108,11 +110,11 @@ class RankOptimizer(RankState):
 
     @abstractmethod
     def grad_norm(self) -> float:
-        """Return the norm of the reduced gradients of all ranks of the layout, which all call it."""
+        """Return the norm of the reduced gradients over all ranks of the layout. All call it."""
 
     @abstractmethod
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, which is finite, and update the weights; all ranks call it.
+        """Clip by this norm, which is finite, and update the weights. All ranks call it.
 
         Returns:
             Whether this rank's part of the float32 weights moved.
@@ -140,7 +142,7 @@ class MainGradAdamW(RankOptimizer):
         self._adamw = adamw_of(self._masters.values(), config)
 
     def grad_norm(self) -> float:
-        """Return the norm over owned boxes: replicas and tied embeddings count once."""
+        """Return the norm over owned boxes, in which replicas and tied embeddings count once."""
         gradients = {name: _gradient(each) for name, each in self._parameters.items()}
         device = next(iter(gradients.values())).device
         return norm_over_layout([view_of(gradients, box) for box in self._owned], device)
@@ -216,7 +218,7 @@ class BufferUpdates:
         self._config, self._whole_norm = config, whole_norm
 
     def begin(self) -> None:
-        """Zero the gradients; no hook reduces them while the step is open."""
+        """Zero the gradients. No hook reduces them while the step is open."""
         self._gradients.begin()
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
@@ -239,7 +241,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def norm_over_layout(gradients: Sequence[Tensor], device: torch.device) -> float:
-    """Return the norm of the gradients of all ranks of the layout, which all call it."""
+    """Return the norm of the gradients of all ranks of the layout. They all call it."""
     squares = torch.tensor(sum_squares(gradients), dtype=torch.float64, device=device)
     dist.all_reduce(squares, group=layout_group())
     return math.sqrt(float(squares))
@@ -247,15 +249,15 @@ def norm_over_layout(gradients: Sequence[Tensor], device: torch.device) -> float
 
 _DENSE: Final = ("buffers", "intra_dp_cp_group", "mp_group")
 _EXPERTS: Final = ("expert_parallel_buffers", "intra_expt_dp_group", "expt_tp_pp_group")
-"""The attribute with the gradients' buffers; process groups of the replicas and of a model's parts."""
+"""Attribute with the gradients' buffers, and process groups of replicas and of a model's parts."""
 
 
 def distributed_adamw(ddp: DistributedDataParallel, config: LibraryConfig) -> ChainedOptimizer:
-    """Return the optimizer of the dense layers, chained with that of the experts if there are any.
+    """Return the optimizer of the dense layers, chained with the experts' optimizer if it has any.
 
-    Only ranks of the layout call it. The library's own ``get_megatron_optimizer`` gathers the groups
-    of parameters from all ranks of the world as pickles: encoder ranks do not take part, and a pickle
-    may run any code. The groups here follow from the model's config, and may be empty.
+    Only ranks of the layout call it. The library's own ``get_megatron_optimizer`` gathers the
+    groups of parameters from all ranks of the world as pickles. Encoder ranks do not call it, and a
+    pickle may run any code. The groups here follow from the model's config, and may be empty.
     """
     has_experts = ddp.config.num_moe_experts is not None
     kinds = (_DENSE, _EXPERTS) if has_experts else (_DENSE,)
@@ -287,7 +289,7 @@ def _of_kind(
         data_parallel_group_idx=groups[parts].rank(),
         distributed_optimizer_instance_id=0,
     )
-    # The constructor takes neither: the library's own function sets them on what it made, too.
+    # The constructor accepts neither, so the library's own function sets them afterwards, too.
     made.grad_stats_parallel_group = layout_group()
     made.tp_group = tensor_group()
     return made
@@ -308,7 +310,7 @@ def _is_of_experts(parameter: nn.Parameter) -> bool:
 
 
 def _no_state(*_: object) -> None:
-    """Leave the moments to AdamW, which makes them at its first step."""
+    """Leave the moments to AdamW, which creates them at its first step."""
 
 
 _STEP: Final = "step"
@@ -320,7 +322,7 @@ class _Place:
 
     parameter: nn.Parameter
     optimizer: DistributedOptimizer
-    main: Tensor | None  # the part in float32; the moments belong to it
+    main: Tensor | None  # the part in float32, to which the moments belong
     part: slice  # range of the flattened parameter
 
 
@@ -359,24 +361,24 @@ class ShardedAdamW(RankOptimizer):
         self._places = dict(self._all_places())
 
     def grad_norm(self) -> float:
-        """Return the norm of the whole model's reduced gradients; all ranks call it.
+        """Return the norm of the whole model's reduced gradients. All ranks call it.
 
-        Every element counts on one rank: parts do not overlap, and of parameters that are
-        replicated on tensor-parallel ranks or on two stages the library counts one.
+        Every element counts on one rank. Parts do not overlap. If a parameter is replicated on
+        tensor-parallel ranks or on two stages, the library counts one copy.
         """
         self._library.prepare_grads()
         parts = [part for each in self._chained for part in each.get_main_grads_for_grad_norm()]
         return norm_over_layout(parts, torch.device("cuda"))
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, the result of ``grad_norm``, and update; all ranks call it."""
+        """Clip by this norm, the result of ``grad_norm``, and update. All ranks call it."""
         if (limit := self._config.max_grad_norm) is not None:
             for each in self._chained:
                 parts = cast("list[Tensor]", each.get_parameters())
                 clip_grad_by_total_norm_fp32(parts, limit, grad_norm)
         for group in self._library.param_groups:
             group["lr"] = learning_rate
-            # The library's own scheduler would set this: the multiple is 0 for vectors.
+            # The library's own scheduler would set this. The multiple is 0 for vectors.
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         mains = [cast("Tensor", main) for each in self._chained for main in each.get_parameters()]
         probe = MovementProbe(mains)

@@ -1,6 +1,6 @@
 """Passes of a megatron rank: microbatches through the library's schedules, forward and backward.
 
-Alignment of a rank's microbatches with those of the ranks that it computes with.
+Also aligns a rank's microbatches with those of its peers.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -43,8 +43,8 @@ def aligned(
 ) -> list[PackedRows]:
     """Return the microbatches padded, with empty ones appended, so that no rank waits for another.
 
-    Ranks that share experts exchange the tokens of every microbatch. They need equal numbers of
-    microbatches, and equal shapes if they gather the tokens of all; they call this together. Ranks
+    Ranks that share experts exchange the tokens of every microbatch. So they need equal numbers of
+    microbatches, and equal shapes if they gather the tokens of all. They call this together. Ranks
     that share only gradients need neither. Ranks that share each row need its length to be a
     multiple.
     """
@@ -58,7 +58,7 @@ def aligned(
     token = max((each.padding_token for each in microbatches), default=0)
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
-        # Replicas that are linked through others wait for those as well: all ranks of the layout.
+        # Linked replicas also wait for each other's links, so all ranks of the layout align.
         group = expert_group() if layout.experts_fill_replicas else layout_group()
         count, rows, tokens, token = _most(
             [count, max(every_rows), max(every_tokens), token], group
@@ -79,7 +79,7 @@ def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:
 
 
 def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
-    """Pad to ``rows`` rows of ``tokens`` tokens, rounded up to ``multiple``; padding is not read."""
+    """Pad to ``rows`` rows of ``tokens`` tokens, rounded up to ``multiple``. It is never read."""
     tokens = -(-tokens // multiple) * multiple
     if packed.input_ids_RT.shape == (rows, tokens):
         return packed
@@ -112,7 +112,7 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
 
 
 def _empty(token: int) -> PackedRows:
-    """Return a microbatch of one token, of which no prediction is wanted."""
+    """Return a microbatch of one token without a wanted prediction."""
     return replace(rows_of([[token]]), predicts_U=np.zeros(0, np.int64), is_padding=True)
 
 
@@ -121,7 +121,7 @@ _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
 
 def share_top_logprobs(kept: TopLogprobs | None, peers: Peers) -> TopLogprobs:
-    """Return on all ranks what ranks of the last stage computed; ``kept`` is None on the others."""
+    """Return the last stage's result on all ranks. ``kept`` is None on ranks of other stages."""
     # The first rank need not be on the last stage.
     gathered = peers.all_gather(kept, _KEPT)
     return next(each for each in gathered if each is not None)
@@ -129,7 +129,7 @@ def share_top_logprobs(kept: TopLogprobs | None, peers: Peers) -> TopLogprobs:
 
 @dataclass(eq=False)
 class MegatronPasses(Passes[PackedRows]):
-    """Passes of one rank's share of a model; results are equal on all ranks of a replica."""
+    """Passes of one rank's share of a model. Results are equal on all ranks of a replica."""
 
     facts: RankFacts
     peers: Peers
@@ -203,7 +203,7 @@ class MegatronPasses(Passes[PackedRows]):
 
     @contextmanager
     def _no_message_unread(self) -> Generator[None]:
-        """Declare the world broken if a pipeline stage fails: unread messages would be read later.
+        """Declare the world broken if a pipeline stage fails, because unread messages would remain.
 
         Raises:
             WorldBroken: An error was raised in the block, with several pipeline stages.

@@ -40,7 +40,7 @@ class MegatronPlugin(TrainerPlugin):
         yield from layout_clashes(of_kind(MegatronTrainerConfig, config.trainer))
 
     def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
-        """Check that it knows the model and can divide it, and what its largest rank holds."""
+        """Check that it knows the model and can divide it, and the size of its largest rank."""
         from offbeat.plugins.megatron.checks import check_layout
 
         yield from check_layout(config, gpu)
@@ -49,7 +49,7 @@ class MegatronPlugin(TrainerPlugin):
         """Refuse patterns that match a name outside of a vision tower.
 
         Raises:
-            UntrainableModel: One does.
+            UntrainableModel: A pattern does.
         """
         from offbeat.plugins.megatron.freezing import frozen_in_tower
 
@@ -65,14 +65,14 @@ class MegatronPlugin(TrainerPlugin):
         """Return the parallel sizes of the language model's ranks.
 
         Raises:
-            LayoutRefused: They do not go together.
+            LayoutRefused: They contradict each other.
         """
         from offbeat.plugins.megatron.layout import grid_of
 
         return grid_of(of_kind(MegatronTrainerConfig, config.trainer))
 
     def held_by_rank(self, config: "RunConfig") -> "RankBytes":
-        """Return the bytes of the rank that holds most of the recipe's model.
+        """Return the bytes of the largest rank of the recipe's model.
 
         Raises:
             UntrainableModel: The model's family is not mapped.
@@ -95,7 +95,7 @@ class MegatronPlugin(TrainerPlugin):
             stack.enter_context(cpu_stands_in(trainer.device))
         from offbeat.plugins.megatron import split_step as choose
 
-        del choose  # the makers below import it again, without the cost
+        del choose  # the makers below import it again, at no cost
 
     def make_trainer(self, spec: "TrainerSpec", peers: "Peers") -> "ModelTrainer":
         """Create the trainer of a rank."""

@@ -1,7 +1,8 @@
-"""Router of a layer of experts, which scores and chooses as the routers of transformers do.
+"""Router of a layer of experts, which scores and chooses like the routers of transformers.
 
-The library's rounds scores to float32 whatever their dtype, adds up other numbers of experts per
-group, always normalises sigmoid scores, and updates its bias before a step is known to be applied.
+The library's router rounds scores of any dtype to float32, sums other numbers of experts per
+group, and always normalises sigmoid scores. It updates its bias before a step is known to be
+applied.
 
 Legend: T tokens of this rank, E experts, K experts per token, G groups of experts.
 """
@@ -29,7 +30,7 @@ _NO_ZERO: Final = 1e-20  # transformers adds it to the sum of sigmoid scores
 
 
 class ExpertRouter(Router):
-    """Router by softmax or sigmoid scores; with sigmoids, experts are chosen by score plus a bias."""
+    """Router by softmax or sigmoid scores. With sigmoids, a bias is added to choose experts."""
 
     expert_bias: Tensor | None  # [E] float32
 
@@ -44,9 +45,9 @@ class ExpertRouter(Router):
         super().__init__(config, pg_collection, **options)
         self._architecture = architecture
         self.load: RouterLoad | None = None
-        """Counts and losses of this router while a step is trained; None: it only routes."""
+        """Counts and losses of this router while a step is trained. None: it only routes."""
         self.weight_T: Tensor | None = None
-        """What the tokens of the pass weigh in its losses; None: nothing is trained."""
+        """Weights of the pass's tokens in its losses. None: nothing is trained."""
         bias = None
         if architecture.sigmoid_routing:
             device = torch.cuda.current_device()
@@ -56,7 +57,7 @@ class ExpertRouter(Router):
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 -- its name in the library
         """Return weights [T, E], zero for experts that are not chosen, and the chosen ones [T, E].
 
-        ``padding_mask`` is what the library leaves of ``weight_T``, and not read.
+        ``padding_mask`` is the library's rounded copy of ``weight_T``, and is not read.
         """
         del padding_mask
         # The library's ``gating`` needs a name of Transformer Engine, which may not be installed.
@@ -86,7 +87,7 @@ class ExpertRouter(Router):
         return weights_TE, chosen_TE
 
     def _scores(self, logits_TE: Tensor) -> Tensor:
-        """Return the scores [T, E] in float32, those of float64 in float64."""
+        """Return the scores [T, E] in float32, or in float64 for float64 logits."""
         wide_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
         return wide_TE.sigmoid() if self._architecture.sigmoid_routing else wide_TE.softmax(-1)
 
@@ -107,9 +108,9 @@ class ExpertRouter(Router):
 
 
 def weigh_tokens(model: nn.Module) -> None:
-    """Let each layer of experts give its router what the tokens weigh, which it would round to a mask.
+    """Let each layer of experts pass its router the tokens' weights before they become a mask.
 
-    A layer that is computed again in the backward pass is given the weights of its own microbatch again.
+    A layer that is recomputed in the backward pass gets the weights of its own microbatch again.
     """
     for layer in model.modules():
         if isinstance(layer, MoELayer):

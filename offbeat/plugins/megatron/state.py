@@ -1,7 +1,7 @@
 """A rank's share of a trainer's state in one file, in Hugging Face's coordinates.
 
-The files of all ranks lie in one directory. A reader takes the boxes that overlap its own, so that
-a state can be loaded under another layout than it was written under.
+The files of all ranks are in one directory. A reader loads the boxes that overlap its own, so a
+state can be loaded under another layout than it was written under.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def save_share(
     steps: int,
     whole: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
-    """Write the boxes that this rank owns, of every kind that has them: a buffer has no moments.
+    """Write the boxes that this rank owns, of every kind that has them (a buffer has no moments).
 
     ``whole``: further tensors by name, which are equal on all ranks.
 
@@ -56,7 +56,7 @@ def save_share(
 
 
 class SavedShares:
-    """Reader of the files of all ranks of a state; it holds one tensor in memory at a time."""
+    """Reads the files of all ranks of a state, with one tensor in memory at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._stack = directory, ExitStack()
@@ -139,7 +139,7 @@ class SavedShares:
 
 
 def _fill(target: Tensor, region: Region, pieces: Iterable[tuple[Region, Tensor]]) -> int:
-    """Copy the overlap of pieces with a region; return how many of its elements no piece has."""
+    """Copy the overlap of pieces with a region. Return how many of its elements no piece has."""
     missing = region.elements
     for held, piece in pieces:
         if common := region.intersection(held):

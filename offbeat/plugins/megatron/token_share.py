@@ -1,10 +1,10 @@
-"""The tokens of a microbatch that one context-parallel rank computes, and its features of media. Pure.
+"""Finds the tokens of a microbatch that one context-parallel rank computes, and its media. Pure.
 
-A row is cut into two parts per rank, and each rank has one from either end, since later tokens attend
+A row is cut into two parts per rank. Each rank has one from either end, because later tokens attend
 to more.
 
-Legend: R rows, T tokens of a row, O tokens of this rank in a row, U positions that predict, N wanted
-tokens, S tokens of O whose embeddings this rank holds, K placeholders.
+Legend: R rows, T tokens of a row, O tokens of this rank in a row, U positions that predict, N
+wanted tokens, S tokens of O with embeddings on this rank, K placeholders.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class TokenShare:
     positions_RO: Ints
     sample_tokens_RO: Ints
     segments_RT: Ints | None
-    """Segments of the whole rows. None: plain causal attention over positions that count up."""
+    """Segments of the whole rows. None: plain causal attention, with positions that count up."""
 
     predicts_U: Ints  # indices into this rank's flattened rows; never empty
     own_U: Ints  # indices of those in the microbatch's ``predicts_U``
@@ -36,7 +36,7 @@ class TokenShare:
 
 
 def columns_of(tokens: int, rank: int, ranks: int) -> Ints:
-    """Return the columns of one rank, of rows whose length is a multiple of two parts per rank."""
+    """Return the columns of one rank, for rows with a multiple of two tokens per rank."""
     return np.concatenate(
         [np.arange(*each.indices(tokens)) for each in list_column_ranges(tokens, rank, ranks)]
     )
@@ -49,7 +49,7 @@ def list_column_ranges(tokens: int, rank: int, ranks: int) -> list[slice]:
 
 
 def order_parts(ranks: int) -> list[int]:
-    """Return for each part of a row its place among the parts of all ranks, one rank after another."""
+    """Return the place of each part of a row if the parts are ordered by rank."""
     gathered = [part for rank in range(ranks) for part in _parts_of(rank, ranks)]
     return sorted(range(len(gathered)), key=gathered.__getitem__)
 
@@ -99,13 +99,13 @@ def _everything(packed: PackedRows) -> TokenShare:
 
 
 def _at_least_one(places_U: Ints) -> Ints:
-    """Return the places, or the first one: the output head takes part in collectives."""
+    """Return the places, or the first one, because the output head participates in collectives."""
     return places_U if len(places_U) else np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaShare:
-    """Placeholders among the tokens whose embeddings a rank holds."""
+    """Placeholders among the tokens with embeddings on a rank."""
 
     places_K: Ints  # indices into the flattened [S, R] of the embedding
     sources_K: Ints  # index of the feature of each, over all media of the microbatch
@@ -118,9 +118,9 @@ def media_share(
     *,
     sequence_parallel: bool,
 ) -> MediaShare:
-    """Return the placeholders of one rank: every one is that of one context-parallel rank.
+    """Return the placeholders of one rank. Each belongs to one context-parallel rank.
 
-    With sequence parallelism each is that of one tensor-parallel rank as well, else of all of them.
+    With sequence parallelism it belongs to one tensor-parallel rank as well, else to all of them.
 
     Args:
         media: Media in the rows of a microbatch.

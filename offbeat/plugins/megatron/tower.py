@@ -1,8 +1,9 @@
-"""The vision tower of a rank of the first stage: transformers' own modules beside megatron-core's.
+"""The vision tower of a rank of the first stage: transformers' own modules next to megatron-core's.
 
-Every rank that embeds tokens holds the tower whole. Ranks that share matrices, or the tokens of a row,
-compute the same features. Each has a part of the gradient of the loss with respect to them: those of
-its own tokens, or an equal share of all. The parts are summed once per step. Frozen weights have none.
+Every rank that embeds tokens holds the whole tower. Ranks that share matrices, or the tokens of a
+row, compute the same features. Each has a part of the loss gradient with respect to them: for
+its own tokens, or an equal share for all. The parts are summed once per step. Frozen weights have
+none.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -39,7 +40,7 @@ _ATTRIBUTE: Final = TOWER.removesuffix(".")
 
 
 def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the tower of a directory's model, whose weights the caller loads.
+    """Return the tower of a directory's model. The caller loads its weights.
 
     Raises:
         UntrainableModel: Some weights of the tower are of another dtype.
@@ -56,7 +57,7 @@ def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
-    """Give a first stage the tower of a directory's model, whose weights the caller loads.
+    """Add the tower of a directory's model to a first stage. The caller loads its weights.
 
     Raises:
         UntrainableModel: Some weights of the tower are of another dtype.
@@ -72,8 +73,8 @@ def tower_of(model: GPTModel) -> PreTrainedModel | None:
 def features_by(tower: PreTrainedModel, rules: MediaRules) -> FeatureSource:
     """Return the function that computes features on this rank.
 
-    It raises ``FeaturesMismatch`` if the tower makes another number of them than the prompts have
-    placeholders for.
+    It raises ``FeaturesMismatch`` if the number of features differs from the number of placeholders
+    in the prompts.
     """
 
     def computed(media: tuple[Media, ...]) -> Features:
@@ -108,7 +109,7 @@ def _gradients(tower: PreTrainedModel) -> Iterator[Tensor]:
 
 
 def names_in_files(path: Path) -> dict[str, str]:
-    """Return the names in a directory's files of weights that its model names otherwise.
+    """Return the names in a directory's files of weights that have other names in its model.
 
     transformers renames the weights of some image-text models when it loads them.
     """
