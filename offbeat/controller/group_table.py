@@ -103,7 +103,7 @@ class TableSnapshot(msgspec.Struct, frozen=True):
 
 K = TypeVar("K")
 MOST_REASONS: Final = 100
-"""Number of distinct reasons counted separately, because user code may supply a reason."""
+"""Maximum number of reasons counted separately, because user code may supply reasons."""
 OTHER_REASON: Final = "other"
 """Key under which reasons beyond the limit are counted."""
 

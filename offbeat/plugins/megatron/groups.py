@@ -54,7 +54,7 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
 
 @contextmanager
 def _world_of(ranks: int) -> Generator[None]:
-    """Show torch only the first ranks, because the library would use all ranks of the world.
+    """Hide all but the first ranks from the library, which asks torch and uses all ranks.
 
     All ranks of the world create every group, including ranks that are in none.
     """

@@ -2,8 +2,8 @@
 
 Some models' files have the experts of a layer as two tensors, as Qwen3-VL with experts.
 
-    matrices    ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight
-    [H, I] fused       ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
+    matrices    ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
+    fused       ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
     turned      the same names, [E, H, 2I] and [E, I, H]: the files of the hub
 
 A rank holds boxes of matrices. transformers reads the fused and the turned form, and tells them

@@ -123,7 +123,7 @@ def mark_weights(model: nn.Module) -> None:
 
 
 _RECOMPUTED_LAYERS: Final[Mapping[str, Any]] = MappingProxyType(
-    {  # each alone
+    {  # each separately
         "recompute_granularity": "full",
         "recompute_method": "uniform",
         "recompute_num_layers": 1,

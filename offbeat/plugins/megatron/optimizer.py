@@ -253,7 +253,7 @@ _EXPERTS: Final = ("expert_parallel_buffers", "intra_expt_dp_group", "expt_tp_pp
 
 
 def distributed_adamw(ddp: DistributedDataParallel, config: LibraryConfig) -> ChainedOptimizer:
-    """Return the optimizer of the dense layers, chained with the experts' optimizer if it has any.
+    """Return the optimizer of the dense layers, chained with the experts' optimizer, if any.
 
     Only ranks of the layout call it. The library's own ``get_megatron_optimizer`` gathers the
     groups of parameters from all ranks of the world as pickles. Encoder ranks do not call it, and a

@@ -58,7 +58,7 @@ def aligned(
     token = max((each.padding_token for each in microbatches), default=0)
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
-        # Linked replicas also wait for each other's links, so all ranks of the layout align.
+        # Linked replicas wait for each other indirectly, so all ranks of the layout align.
         group = expert_group() if layout.experts_fill_replicas else layout_group()
         count, rows, tokens, token = _most(
             [count, max(every_rows), max(every_tokens), token], group
