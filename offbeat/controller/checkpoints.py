@@ -19,7 +19,7 @@ class Checkpoints:
 
     def __init__(self, state: RunState, trainer_client: TrainerClient) -> None:
         self._state, self._trainer_client = state, trainer_client
-        self._tried = 0  # newest version whose save was begun, well or not
+        self._tried = 0  # newest version with a started save, failed or not
 
     def is_due(self, version: int) -> bool:
         """Return whether a multiple of the interval was passed since the newest save before it.

@@ -356,7 +356,7 @@ class Controller:
         is_requested = isinstance(cause, RunAborted | asyncio.CancelledError)
         state.lifecycle.enter(RunPhase.ABORTED if is_requested else RunPhase.FAILED)
         if isinstance(cause, asyncio.CancelledError):
-            return cause  # a cancellation stays one, whatever clean-up raised
+            return cause  # stays a cancellation, even if clean-up raised
         first = set(leaves(cause)) if cause is not None else set[BaseException]()
         causes = sorted(leaves(group), key=lambda each: each not in first)
         return RunFailed(state.lifecycle.phase, state.step, state.ledger.trainer_version, causes)

@@ -65,7 +65,7 @@ class EngineRecord:
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
     tokens: int = 0  # generated, likewise
     cpu_s: float = 0.0  # of its processes, likewise
-    reported_busy_s: float = 0.0  # of this incarnation alone
+    reported_busy_s: float = 0.0  # only of this incarnation
     reported_tokens: int = 0
     reported_cpu_s: float = 0.0
 

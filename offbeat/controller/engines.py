@@ -113,7 +113,7 @@ class EnginePump:
             if engine.is_given_up or engine.sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
             # Without the release, or the trainer that sends it, the engine is not at fault. A newer
-            # release may have taken the place of the one that it asked for.
+            # release may have replaced the release that it asked for.
             missed = state.sync.is_lost or self._name in self._sync.missed
             strikes += not missed and await self._sync.sender_answers(self._name)
             if self._sync.canaries.must_be_replaced(self._name):

@@ -48,7 +48,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw
     Instances are part of no reference cycle, so they are exempt from garbage collection.
     """
 
-    unix_s: float = 0.0  # when the journal took it, 0 if unknown; the group table ignores it
+    unix_s: float = 0.0  # time of the append, 0 if unknown; the group table ignores it
 
 
 # --- incarnations of the controller ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Failpoint(enum.StrEnum):
     CLEARED = "cleared"
     PUBLISHING = "publishing"  # the snapshot is requested
     PUBLISHED = "published"  # a release exists, no engine has it
-    TRANSFERRING = "transferring"  # engines take it
+    TRANSFERRING = "transferring"  # engines load it
     ACKED = "acked"  # the first engine serves it
     CHECKPOINTING = "checkpointing"
     CHECKPOINTED = "checkpointed"

@@ -145,7 +145,7 @@ class Fleet:
                 assigned, or its last group was returned.
         """
         self._on_change, self._on_report = on_change, on_report
-        self.replaced = 0  # processes that were given up, but those of retired engines
+        self.replaced = 0  # processes given up, except for retired engines
         self.engines = {name: EngineRecord(name) for name in names}
         self.serving_version = 0
         self.restarts = 0  # of all engines

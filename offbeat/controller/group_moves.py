@@ -47,7 +47,7 @@ class GroupMove(NamedTuple):
     event: type[Event]
     leaves: frozenset[Place | GroupEnd]  # empty: the group is new
     enters: Place | GroupEnd
-    when: str = ""  # condition in words, where the event alone is ambiguous
+    when: str = ""  # condition in words, if the event is ambiguous
     kind: ReturnKind | None = None  # kind of a return
 
 

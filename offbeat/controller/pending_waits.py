@@ -31,11 +31,11 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
     target: str
     since: float
     deadline: float  # inf for a wait on run state: the watchdog judges it
-    pump: Pump | None = None  # whose wait on run state it is
+    pump: Pump | None = None  # pump that waits on run state
     component: Component | None = None  # what a remote call waits for
     engine: str = ""  # that has to live for the reply; empty: none has to
     background: bool = False  # it unblocks nobody: a probe of an engine that is well
-    task: "asyncio.Task[Any] | None" = None  # whose wait it is
+    task: "asyncio.Task[Any] | None" = None  # task that waits
     expired: bool = False  # cancelled by ``end``
     lost: str = ""  # why the callee was given up; empty: the deadline is over
 

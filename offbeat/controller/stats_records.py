@@ -16,7 +16,7 @@ STEP_FIELDS: Final = (
 )
 """Numbers of a step, in this order in a row of ``Aggregates.steps``."""
 
-_FORMER_KEPT: Final = 64  # former processes of workers whose calls are remembered one by one
+_FORMER_KEPT: Final = 64  # former workers with separately remembered calls
 
 
 # --- over the whole run --------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class Segments:
         except (JournalFailed, JournalTaken) as failure:
             self._failure = failure
             raise
-        except Exception as error:  # whatever it was: what was taken may not be on disk
+        except Exception as error:  # of any kind: removed records may not be on disk
             self._failure = JournalFailed(str(path), str(error))
             raise self._failure from error
         return self._durable
@@ -192,7 +192,7 @@ class Segments:
         if successor.exists():
             raise JournalTaken(str(successor))
         own = segment_path(self.directory, self._number)
-        if not own.exists():  # the file system keeps what is open, without a name
+        if not own.exists():  # an open file without a name still exists
             raise JournalRemoved(str(own), "no record of it can be read any more")
         self._durable += len(records)
 
@@ -244,7 +244,7 @@ class Segments:
         except OSError:
             with contextlib.suppress(
                 OSError
-            ):  # the first error is reported; a leftover file only takes room
+            ):  # the first error is reported; a leftover file only uses space
                 self._disk.remove(unfinished)
             raise
         self._disk.sync(self.directory)

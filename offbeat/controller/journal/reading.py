@@ -33,8 +33,8 @@ from offbeat.controller.stats_records import CarriedState, RunTotals
 
 log = structlog.stdlib.get_logger()
 
-_ARRAY_16: Final = 0xDC  # MessagePack's array of more than 15 fields; its header takes three bytes
-_KIND_BYTES: Final = 32  # more than the header of an array and the longest name of a kind take
+_ARRAY_16: Final = 0xDC  # MessagePack's array of more than 15 fields, with a header of 3 bytes
+_KIND_BYTES: Final = 32  # exceeds the header of an array and the longest name of a kind
 _NAME: Final = re.compile(r"(events|snapshot|aggregates)-(\d{6,})\.bin")
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.trainers.expert_load import RouterLoad
 
-_SCORED_IN_A_GROUP: Final = 2  # experts whose scores add up to that of their group
+_SCORED_IN_A_GROUP: Final = 2  # experts that make up the score of their group
 _NO_ZERO: Final = 1e-20  # transformers adds it to the sum of sigmoid scores
 
 
