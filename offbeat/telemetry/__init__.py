@@ -1,6 +1,6 @@
 """Reports a run: metrics, sinks, logs, live display, final report.
 
-Telemetry takes no decisions and cannot stop a run: failures are counted and logged.
-``metrics.jsonl`` is the complete record; every other sink gets the same records. Needs neither Ray
-nor torch.
+Telemetry makes no decisions and cannot stop a run: it counts and logs its failures.
+``metrics.jsonl`` is the complete record. Every other sink receives the same records. Needs neither
+Ray nor torch.
 """

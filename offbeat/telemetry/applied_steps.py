@@ -1,4 +1,4 @@
-"""Rewards and staleness of the steps that are applied and not undone by a rewind. Pure."""
+"""Rewards and staleness of all applied steps, except steps that a rewind undid. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 import msgspec
 
 WINDOW_STEPS: Final = 20
-"""Number of steps that ``reward_first`` and ``reward_last`` are means of."""
+"""Number of steps over which ``reward_first`` and ``reward_last`` are means."""
 
 
 class AppliedStepHistory(msgspec.Struct):
     """Sums over the steps of the present lineage, in constant space.
 
-    A rewind cannot be reverted from sums alone: its caller passes what the undone steps had added,
-    and the rewards before them.
+    Sums do not suffice to undo steps. On a rewind, the caller passes the staleness counts of the
+    undone steps and the rewards before them.
     """
 
     first_rewards: list[float] = []  # msgspec copies the default for each instance
@@ -35,25 +35,25 @@ class AppliedStepHistory(msgspec.Struct):
             self.samples[behind] = self.samples.get(behind, 0) + samples
 
     def take_back(self, staleness: Iterable[tuple[int, int]]) -> None:
-        """Subtract the samples of a step that a rewind has undone; call ``cut`` afterwards."""
+        """Subtract the samples of a step that a rewind undid. Call ``cut`` afterwards."""
         for behind, samples in staleness:
             self.samples[behind] -= samples
             if not self.samples[behind]:
                 del self.samples[behind]
 
     def cut(self, steps: int, last_rewards: Sequence[float]) -> None:
-        """Keep the rewards of the first ``steps`` steps, of which ``last_rewards`` are the last."""
+        """Keep the rewards of the first ``steps`` steps. ``last_rewards`` ends these steps."""
         del self.first_rewards[steps:]
         self.last_rewards = list(last_rewards[-WINDOW_STEPS:])
 
     @property
     def first(self) -> float | None:
-        """Mean reward over the first steps; None before any."""
+        """Mean reward over the first steps, or None before the first step."""
         return _mean(self.first_rewards)
 
     @property
     def last(self) -> float | None:
-        """Mean reward over the last steps; None before any."""
+        """Mean reward over the last steps, or None before the first step."""
         return _mean(self.last_rewards)
 
     @property

@@ -1,4 +1,4 @@
-"""Small charts made of characters. Pure."""
+"""Draws small charts with characters. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,7 @@ _PARTS: Final = " ▏▎▍▌▋▊▉█"
 def sparkline(values: Sequence[float]) -> str:
     """Draw one character per value, from the lowest to the highest.
 
-    A level line if they are all equal. A value that is not finite is a blank.
+    Equal values give a level line. A value that is not finite is drawn as a blank.
     """
     finite = [value for value in values if abs(value) < float("inf")]
     if not finite:

@@ -1,7 +1,7 @@
 """Evaluations on disk: ``evaluations/000120.parquet``, one row per sample.
 
-A file is renamed into place, so it is there whole or not at all: an evaluation without a file is
-not done, which is how the controller of a resumed run knows it.
+A file is renamed into place, so it is either complete or missing. A missing file tells the
+controller of a resumed run that the evaluation is not done.
 """
 
 # pyright: basic
@@ -22,13 +22,13 @@ from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
 FOLDER: Final = "evaluations"
-_PREVIEWS: Final = "previews"  # field of a sample, in a column of another name
+_PREVIEWS: Final = "previews"  # the column has another name than the sample's field
 _NAME: Final = re.compile(r"(\d{6,})\.parquet")
 log = structlog.stdlib.get_logger()
 
 
 class EvaluationFiles:
-    """Writes each evaluation to a file of its own, in a thread."""
+    """Writes each evaluation to a separate file, in a thread."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
@@ -37,10 +37,10 @@ class EvaluationFiles:
         """Metrics of the newest evaluation; empty before the first."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="evaluations")
         self.not_written = 0
-        """Evaluations that the disk refused; they are in the metrics alone."""
+        """Evaluations that could not be written to disk; only the metrics contain them."""
 
     def has(self, due: int) -> bool:
-        """Return whether the evaluation that was due at a version is on disk, or will be."""
+        """Return whether the evaluation due at a version is on disk, or is being written."""
         return due in self._done
 
     def take(self, evaluated: EvaluatedVersion) -> None:
@@ -54,7 +54,7 @@ class EvaluationFiles:
         self._writer.shutdown()
 
     def _write(self, evaluated: EvaluatedVersion) -> None:
-        # Loaded here, in the thread: most runs of a test evaluate nothing
+        # Import in the thread, because most runs in tests have no evaluation
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -87,13 +87,13 @@ class EvaluationFiles:
 
 
 def evaluation_files(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return the version each evaluation of a run was due at, and its file, oldest first."""
+    """Return the due version and the file of each evaluation of a run, oldest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("*.parquet"))
     return sorted((int(name[1]), path) for name, path in found if name)
 
 
 def read_evaluation(path: Path) -> EvaluatedVersion:
-    """Read what ``EvaluationFiles`` wrote, without small copies of media.
+    """Read a file that ``EvaluationFiles`` wrote, without small copies of media.
 
     Raises:
         OSError: The file cannot be read.
@@ -109,7 +109,7 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
 
 
 def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | None:
-    """Read the samples of one row of a set; None if the evaluation has none.
+    """Read the samples of one row of a set, or return None if the evaluation has none.
 
     Raises:
         OSError: The file cannot be read.
@@ -122,7 +122,7 @@ def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | No
 
 
 def rows_by_set(path: Path) -> dict[str, list[int]]:
-    """Return the rows that an evaluation has sampled, in ascending order, by the name of their set.
+    """Return the rows that an evaluation has sampled, in ascending order, by set name.
 
     Raises:
         OSError: The file cannot be read.

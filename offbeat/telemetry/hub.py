@@ -23,14 +23,15 @@ from offbeat.telemetry.tracker import Sink, TrackedRun, Tracker
 log = structlog.stdlib.get_logger()
 
 SPOOLED_RECORDS = 10_000
-"""Records that a sink may be behind, some 40 MB, before it loses the oldest."""
+"""Records that may wait for a sink, about 40 MB. Beyond it the sink loses its oldest record."""
 
 
 class Telemetry:
     """Receives the metrics of each step; one thread per sink writes them.
 
-    The sinks are independent: one that raises or blocks neither delays nor loses the records of
-    another. The first sink, ``metrics.jsonl``, receives every record first and is the complete one.
+    The sinks are independent: a sink that raises or blocks neither delays nor loses the records of
+    another. The first sink writes ``metrics.jsonl``. It receives every record first, and only its
+    record is complete.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Telemetry:
         self._closed = False
 
     def start(self) -> None:
-        """Start the writers. Records emitted before are written now."""
+        """Start the writers. They also write records emitted before the start."""
         for writer in self._writers:
             writer.start()
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Emit the metrics of a step. Never blocks, never raises; ignored after ``close``.
+        """Emit the metrics of a step. Never blocks, never raises. Ignored after ``close``.
 
         An undeclared metric is written, and logged once as an error. A value that is not a number
         is left out, and logged once.
@@ -72,10 +73,10 @@ class Telemetry:
         return tuple(writer.tally for writer in self._writers)
 
     def close(self, deadline_s: float) -> tuple[SinkCounts, ...]:
-        """Write what is spooled and close the sinks; returns within the deadline.
+        """Write all spooled records and close the sinks; return within the deadline.
 
-        A sink that is not done by then is abandoned with its pending records, and logged. Blocks:
-        call it from a thread, or where no event loop runs. A second call does nothing.
+        A sink that is not done at the deadline is abandoned with its pending records, and logged.
+        Blocks: call it from a thread, or outside of an event loop. A second call does nothing.
         """
         if self._closed:
             return self.tallies()
@@ -140,7 +141,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 
 
 def run_telemetry(config: RunConfig, run: TrackedRun) -> Telemetry:
-    """Create the telemetry of a run, not started: ``metrics.jsonl``, and the trackers that it wants.
+    """Create the telemetry of a run, not started: ``metrics.jsonl`` and the recipe's trackers.
 
     Raises:
         PluginUnusable: The recipe names a tracker that cannot be used.
@@ -153,10 +154,10 @@ def run_telemetry(config: RunConfig, run: TrackedRun) -> Telemetry:
 
 
 def trackers_of(config: RunConfig) -> Iterator[tuple[str, Tracker[Any], Config]]:
-    """Yield name, tracker and section of each tracker that a recipe can have, or names.
+    """Yield name, tracker and section of each tracker that a recipe can configure or names.
 
     Raises:
-        PluginUnusable: It names one that cannot be used.
+        PluginUnusable: It names a tracker that cannot be used.
     """
     for name, tracker in all_trackers().items():
         yield name, tracker, getattr(config, name)
@@ -170,7 +171,7 @@ def change_trackers(
     config: RunConfig,
     change: Callable[[Tracker[Any], Config], Mapping[str, object]],
 ) -> None:
-    """Change the keys that ``change`` returns for a tracker's section, in the plain recipe ``values``."""
+    """Set in the plain recipe ``values`` the keys that ``change`` returns for each tracker."""
     for name, tracker, section in trackers_of(config):
         sections = values["plugins"] if name in config.plugins else values
         sections[name] = {**sections[name], **change(tracker, section)}

@@ -1,11 +1,11 @@
 """Configures the logging of a process: JSON lines into the run directory.
 
-Modules take their logger with ``structlog.stdlib.get_logger()`` and log events with fields. The
+Modules get their logger with ``structlog.stdlib.get_logger()`` and log events with fields. The
 standard library's loggers and ``warnings`` write to the same file.
 
 Removes secrets from texts before they are written.
 
-Setup of the processes of a run.
+Also sets up the processes of a run.
 """
 
 import atexit
@@ -57,7 +57,7 @@ class Redactor:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Return the secret as it is and as ``repr`` writes it, both also JSON-escaped."""
+    """Return the secret unchanged and as ``repr`` writes it, both also JSON-escaped."""
     plain = {secret, repr(secret)[1:-1]}
     return plain | {
         json.dumps(form, ensure_ascii=ascii_only)[1:-1]
@@ -80,9 +80,9 @@ def configure_logging(
 
     Args:
         process: Name of the file, ``<log_dir>/<process>.log``, and a field of every line.
-        log_dir: Created if missing. A line that the disk refuses is lost, and nothing else.
+        log_dir: Created if missing. If a write fails, only that line is lost.
         run_id: A field of every line.
-        redactor: By default, one with the secrets in this process's environment.
+        redactor: By default, a redactor of the secrets in this process's environment.
 
     Returns:
         The outputs of the logger. Closing is optional: lines are not buffered.
@@ -103,7 +103,7 @@ def _open_outputs(
 
 
 def _send_logs_to(outputs: "JsonLinesLog") -> None:
-    """Send what structlog, the standard library's loggers and ``warnings`` report to ``outputs``."""
+    """Send events of structlog, the standard library's loggers and ``warnings`` to ``outputs``."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -125,7 +125,7 @@ def _send_logs_to(outputs: "JsonLinesLog") -> None:
 
 
 class _Logging:
-    """Logging of a process at a moment, to go back to."""
+    """Logging configuration of a process at one moment, to restore it later."""
 
     def __init__(self) -> None:
         self._config = structlog.get_config() if structlog.is_configured() else None
@@ -142,12 +142,12 @@ class _Logging:
 
 
 class _OpenBlocks:
-    """Blocks of ``log_to`` that are open; those of several runs end in any order."""
+    """Open blocks of ``log_to``. Blocks of several runs may end in any order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._outputs = list["JsonLinesLog"]()  # the newest last
-        self._before: _Logging | None = None  # logging outside of every block
+        self._before: _Logging | None = None  # logging configuration outside of every block
 
     def enter(self, outputs: "JsonLinesLog") -> None:
         with self._lock:
@@ -172,15 +172,16 @@ _OPEN_BLOCKS: Final = _OpenBlocks()
 def log_to(
     process: str, log_dir: Path, *, run_id: str = "", redactor: Redactor | None = None
 ) -> Generator[None]:
-    """Log into a file in the block, then go back to the logging of before.
+    """Log into a file in the block, then restore the previous logging.
 
-    A process has one logging. With blocks of several runs open, all lines go to the newest one.
+    A process has one logging configuration. If several runs have open blocks, all lines go to the
+    newest block.
 
     Args:
         process: Name of the file and a field of every line, as in ``configure_logging``.
         log_dir: Created if missing.
         run_id: A field of every line.
-        redactor: By default, one with the secrets in this process's environment.
+        redactor: By default, a redactor of the secrets in this process's environment.
     """
     outputs = _open_outputs(process, log_dir, run_id, redactor)
     _OPEN_BLOCKS.enter(outputs)
@@ -192,7 +193,7 @@ def log_to(
 
 
 def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dict[str, Any]]:
-    """Return the event unchanged: the output formats it."""
+    """Return the event unchanged, because the output formats it."""
     del logger, method
     return (event,), {}
 
@@ -214,7 +215,7 @@ class JsonLinesLog:
         self._redacted, self._identity = redactor, identity
 
     def msg(self, event: Event) -> None:
-        """Write one event. Never raises: a full disk must not end a run because of its log."""
+        """Write one event. Never raises: a full disk must not end a run."""
         text = self._redacted(json_line({**event, **self._identity}))
         with self._lock:
             if self._file.closed:
@@ -228,7 +229,7 @@ class JsonLinesLog:
                 self._torn = True
 
     def close(self) -> None:
-        """Close the file; later lines are discarded."""
+        """Close the file and discard later lines."""
         with self._lock:
             self._file.close()
 
@@ -240,7 +241,7 @@ def json_line(event: Mapping[str, Any]) -> str:
 
     Values without a JSON form, bytes included, are written as ``repr``.
     """
-    # Base64, which msgspec would use for bytes, hides a secret from the redactor.
+    # msgspec would encode bytes as Base64, in which the redactor cannot find a secret.
     event = {
         key: repr(value) if isinstance(value, bytes) else value for key, value in event.items()
     }
@@ -256,21 +257,21 @@ class _ToStructlog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(
-            min(record.levelno // 10 * 10, logging.CRITICAL),  # structlog knows whole tens only
+            min(record.levelno // 10 * 10, logging.CRITICAL),  # structlog accepts only whole tens
             record.getMessage(),
             logger=record.name,
             exc_info=record.exc_info,
         )
 
 
-_STDERR: Final = 2  # the descriptor: a notebook replaces ``sys.stderr`` by an object without one
+_STDERR: Final = 2  # the descriptor, because a notebook's ``sys.stderr`` has none
 
 
 def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
     """Log into the run directory, and dump the stacks of all threads on SIGUSR1.
 
     Ray shields its workers from Ctrl-C. Pass ``config`` in a process that has the whole recipe, so
-    that its secrets are redacted in the log too.
+    that the log redacts the recipe's secrets too.
     """
     redactor = Redactor.from_environment(config=config)
     logs = configure_logging(name, Path(run_dir) / "logs", redactor=redactor)
@@ -279,17 +280,17 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 
 
 def dump_stacks_on_signal() -> None:
-    """Dump the stacks of all threads to stderr on SIGUSR1, which would else end the process."""
+    """Dump the stacks of all threads to stderr on SIGUSR1, instead of ending the process."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR)
 
 
 @contextmanager
 def pause_collections() -> Generator[None]:
-    """Collect no garbage in the block, which imports large libraries.
+    """Disable garbage collection in the block, which imports large libraries.
 
-    An import creates a million objects that stay, and no garbage; collections would search through
-    them again and again. No later collection searches the objects that exist at the end of the
-    block: ``gc.unfreeze`` returns them to the collector.
+    An import creates a million objects that stay and are no garbage. Collections would search them
+    again and again. Later collections also skip all objects that exist at the end of the block;
+    ``gc.unfreeze`` returns them to the collector.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
-"""Declarations of all metrics: name, unit, reduction over the step, meaning, what to do.
+"""Declares all metrics: name, unit, reduction over the step, meaning, what to do.
 
 ``docs/metrics.md`` is generated from this table: ``python -m offbeat.telemetry.metrics_doc``.
 
-Definition of a metric. ``metric_table`` declares all of them.
+Also defines the records and errors of the table.
 """
 
 import difflib
@@ -293,7 +293,7 @@ ROWS: Final[tuple[Row, ...]] = (
 
 
 class MetricReduction(enum.StrEnum):
-    """Reduction of the values within one step to the step's one number."""
+    """How the values within one step are reduced to one number."""
 
     LAST = "last"  # the value at the end of the step
     MEAN = "mean"
@@ -345,7 +345,7 @@ _OF_ENVIRONMENT: Final = re.compile(r"environment/[^/]+/([a-z_]+)")
 
 
 def declared_name(name: str) -> str:
-    """Return the name under which a metric stands in the table: ``eval/pass@K`` of a set's pass@4."""
+    """Return a metric's name in the table: ``eval/pass@K`` for the pass@4 of a set."""
     for prefix in _NAMED_BY_USER:
         if name.startswith(prefix):
             return f"{prefix}NAME"

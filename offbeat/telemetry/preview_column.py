@@ -1,6 +1,6 @@
 # pyright: basic
 # pyarrow has no types.
-"""Column of the files of a run that holds small copies of the media of a prompt."""
+"""Defines the column of a run's files that holds small copies of a prompt's media."""
 
 from collections.abc import Iterable
 from typing import Any, Final, Protocol, cast
@@ -20,15 +20,15 @@ class _Previews(Protocol):
 
 
 def column_name() -> str:
-    """Return the name of the column, which the registered option chooses."""
+    """Return the column name that the registered option chooses."""
     return cast("_Previews", find_media()).PREVIEW_COLUMN
 
 
 def written(previews: Iterable[Thumbnail]) -> list[dict[str, Any]] | None:
-    """Return the value of the column; None for a prompt without media."""
+    """Return the value of the column, or None for a prompt without media."""
     return [each._asdict() for each in previews] or None
 
 
 def read(value: list[dict[str, Any]] | None) -> tuple[Thumbnail, ...]:
-    """Return what ``written`` was given."""
+    """Return the thumbnails that were passed to ``written``."""
     return tuple(Thumbnail(**each) for each in value or ())

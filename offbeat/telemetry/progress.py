@@ -1,6 +1,6 @@
-"""Display of a run in progress: a live panel on a terminal, an occasional line elsewhere.
+"""Displays a run in progress: a live panel on a terminal, an occasional line elsewhere.
 
-Status of a run in a notebook: one output that is replaced, with the curve of the reward.
+In a notebook, one output with the reward curve is replaced at each status.
 """
 
 import time
@@ -37,7 +37,7 @@ class NotebookPanel:
         self._output = display(HTML("starting"), display_id=True)
 
     def stop(self) -> None:
-        """Leave the last status in the notebook."""
+        """Keep the last status in the notebook."""
 
     def show(self, status: Status) -> None:
         self._points = with_point(self._points, status)
@@ -46,7 +46,7 @@ class NotebookPanel:
 
 
 def with_point(points: list[Point], status: Status) -> list[Point]:
-    """Return the curve with the status's point; of a long one every second point remains."""
+    """Return the curve with the status's point added; a long curve keeps every second point."""
     value = status.reward if status.loss is None else status.loss
     if value is None or (points and points[-1][0] >= status.step):
         return points
@@ -55,7 +55,7 @@ def with_point(points: list[Point], status: Status) -> list[Point]:
 
 
 def as_html(status: Status, points: Sequence[Point]) -> str:
-    """Return a bar, one line of figures and the curve."""
+    """Return the bar, one line of figures and the curve as HTML."""
     name = "reward" if status.loss is None else "loss"
     value = f"{points[-1][1]:.3f}" if points else "-"
     speed = "-" if status.samples_per_s is None else f"{status.samples_per_s:,.0f}"
@@ -71,7 +71,7 @@ def as_html(status: Status, points: Sequence[Point]) -> str:
 
 
 def _curve(points: Sequence[Point], name: str) -> str:
-    """Return the points as a picture; nothing for less than two."""
+    """Return the points as a picture, or nothing for fewer than two points."""
     if len(points) < 2:  # noqa: PLR2004 -- a line needs two
         return ""
     first, last = points[0][0], points[-1][0]
@@ -89,14 +89,14 @@ def _curve(points: Sequence[Point], name: str) -> str:
 
 
 _BAR: Final = 30
-_PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no terminal
+_PLAIN_EVERY_S: Final = 10.0  # seconds between two lines of an output other than a terminal
 
 
 class ProgressDisplay:
     """Shows each ``Status`` passed to it, between entering and leaving the context.
 
-    With a ``file``, the status is written there as well.
-    A line is printed every ``plain_every_s`` in every phase, at a new phase, and for the last step.
+    With a ``file``, the status is also written to it. Without a panel, a line is printed every
+    ``plain_every_s``, at a new phase, and for the last step.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class ProgressDisplay:
         self._file = file
         self._console, self._clock, self._plain_every_s = console, clock, plain_every_s
         self._panel = _make_panel(console)
-        self.phase = "starting"  # of the last status
+        self.phase = "starting"  # phase of the last status
         self._latest: Status | None = None
-        self._shown: Status | None = None  # on the last line
+        self._shown: Status | None = None  # status of the last printed line
         self._shown_at = clock()
 
     def __enter__(self) -> Self:
@@ -141,7 +141,7 @@ class ProgressDisplay:
             self._shown = status
 
     def wait(self, waiting_for: str) -> None:
-        """Show that the controller reports no status, and what the run waits for."""
+        """Show the reason for waiting while the controller reports no status."""
         if self._panel is not None:
             if self._latest is not None:
                 self._panel.show(msgspec.structs.replace(self._latest, waiting_for=waiting_for))
@@ -156,7 +156,7 @@ class ProgressDisplay:
         shown = self._shown
         if shown is None or self._is_time or status.step == status.steps != shown.step:
             return True
-        # Every sync is a phase; a line for each would be one per step.
+        # Every sync is a phase, so a line for each sync would be a line per step.
         return status.phase != shown.phase and "syncing" not in (status.phase, shown.phase)
 
     @property
@@ -165,7 +165,7 @@ class ProgressDisplay:
 
 
 def _make_panel(console: Console) -> "TerminalPanel | NotebookPanel | None":
-    """Return the panel of a terminal or a notebook; None where lines are printed."""
+    """Return the panel of a terminal or a notebook, or None to print lines."""
     if console.quiet:
         return None
     if console.is_jupyter:
@@ -174,7 +174,7 @@ def _make_panel(console: Console) -> "TerminalPanel | NotebookPanel | None":
 
 
 class TerminalPanel:
-    """A few rows at the cursor, which disappear at the end."""
+    """A few rows at the cursor, which disappear when the display stops."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)

@@ -8,16 +8,16 @@ import msgspec
 
 
 class MetricRecord(msgspec.Struct, frozen=True):
-    """The record that every sink receives. All sinks share ``metrics``, so none may change it."""
+    """Record that every sink receives. All sinks share ``metrics``, so none may change it."""
 
-    step: int  # optimizer step, from 1; of an evaluation the version that was scored
-    version: int  # trainer version after the step; of an evaluation the version that was scored
+    step: int  # optimizer step, from 1; for an evaluation, the scored version
+    version: int  # trainer version after the step; for an evaluation, the scored version
     time_s: float  # Unix time of the end of the step or evaluation
     metrics: dict[str, float]
 
 
 EVALUATION: Final = "eval/"
-"""Begins the name of every metric of an evaluation."""
+"""Prefix of the name of every evaluation metric."""
 EVALUATION_MARK: Final = f'"{EVALUATION}'.encode()
 """Bytes that only lines of evaluations contain."""
 
@@ -30,14 +30,14 @@ def is_evaluation(record: MetricRecord) -> bool:
 def encode_line(record: MetricRecord) -> bytes:
     """Encode the record as one line of valid JSON, newline included.
 
-    JSON has no literal for values that are not finite; they are written as strings that ``float``
+    JSON has no literal for values that are not finite. They are written as strings that ``float``
     parses.
     """
     head: dict[str, Any] = {
         "step": record.step, "version": record.version, "time_s": round(record.time_s, 3)
     }  # fmt: skip
     values = {name: _portable(value) for name, value in record.metrics.items()}
-    # The head twice: first in the line, and last, so that no metric replaces it.
+    # The head is first in the line, and again last so that no metric replaces it.
     return msgspec.json.encode({**head, **values, **head}) + b"\n"
 
 
@@ -56,7 +56,7 @@ def decode_line(line: bytes) -> MetricRecord:
 def read_metrics(path: Path) -> list[MetricRecord]:
     """Read every complete record of a ``metrics.jsonl``, also of a live or crashed run."""
     lines = path.read_bytes().split(b"\n")
-    return [decode_line(line) for line in lines[:-1]]  # after the last newline: a torn record
+    return [decode_line(line) for line in lines[:-1]]  # the last item is a torn record
 
 
 def _portable(value: float) -> float | str:

@@ -1,4 +1,4 @@
-"""Final report of a run on the terminal: what was learnt, how fast, and what waited for what."""
+"""Prints the final report of a run: rewards, throughput, and which part waited for which."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ def render_summary(
 ) -> RenderableType:
     """Render the final table.
 
-    ``paths`` maps descriptions to the files that the run wrote; ``recipe`` has its values by key;
+    ``paths`` maps descriptions to the files that the run wrote. ``recipe`` has its values by key.
     ``preview`` is the command or call that previews the run.
     """
     parts: list[RenderableType] = [_headline(summary, preview), _figures(summary, recipe or {})]
@@ -101,7 +101,7 @@ def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
 
 
 def _add_learned(table: Table, summary: Summary) -> None:
-    """Add the rewards, and the loss of a run that has none."""
+    """Add the rewards, or the loss of a run without rewards."""
     if summary.reward_first is not None or summary.loss is None:
         if 0 < summary.steps <= WINDOW_STEPS:
             _add(
@@ -122,7 +122,7 @@ def _add_learned(table: Table, summary: Summary) -> None:
 
 
 def _scores(metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield for each evaluation set its name, the mean reward with its error, and the other scores."""
+    """Yield name, mean reward with its error, and the other scores of each evaluation set."""
     for name in [name for name in metrics if name.endswith("/reward")]:
         place = name.removesuffix("/reward")
         error = metrics.get(f"{name}_se")
@@ -137,7 +137,7 @@ def _samples(count: int) -> str:
 
 
 def _restarts(summary: Summary) -> tuple[str, str]:
-    """Return the total number of restarts, and the processes they are of."""
+    """Return the total number of restarts, and the processes that restarted."""
     counts = {
         "of engines": summary.restarts,
         "of workers": summary.worker_restarts,
@@ -203,7 +203,7 @@ def _columns() -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """Add a row of plain text: values of the run are never parsed as markup."""
+    """Add a row of plain text. Values of the run are never parsed as markup."""
     table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 

@@ -18,8 +18,8 @@ Pause = Callable[[threading.Event, float], object]
 """Waits for this many seconds, or until the event is set."""
 
 P = ParamSpec("P")
-_FIRST_PAUSE_S: Final = 0.5  # after the first write of a sink that failed
-_LONGEST_PAUSE_S: Final = 30.0  # after many
+_FIRST_PAUSE_S: Final = 0.5  # after a sink's first failed write
+_LONGEST_PAUSE_S: Final = 30.0  # after many failed writes
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class SinkCounts(msgspec.Struct, frozen=True):
     sink: str
     accepted: int
     written: int
-    dropped: int  # the oldest records if the spool was full; all if the sink is unusable
+    dropped: int  # the oldest records if the spool was full; all records if the sink is unusable
     pending: int
     failures: int  # number of calls that raised
 
@@ -36,8 +36,8 @@ class SinkCounts(msgspec.Struct, frozen=True):
 class SinkWriter:
     """Feeds one sink from a bounded spool, in order, and retries when it raises.
 
-    ``put`` and ``finish`` belong to one thread, the producer's; the sink is called from the writer's
-    own. Nothing is locked: the queue's put never waits, and every counter has one writer.
+    Only the producer's thread calls ``put`` and ``finish``. Only the writer's thread calls the
+    sink. No lock is needed: the queue's put never waits, and every counter has one writer.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SinkWriter:
         self._thread.start()
 
     def put(self, record: MetricRecord) -> None:
-        """Add a record. Never waits, never raises; a full spool loses its oldest record."""
+        """Add a record. Never waits, never raises. A full spool loses its oldest record."""
         self._accepted += 1
         if self._unusable:
             return
@@ -72,7 +72,7 @@ class SinkWriter:
     def finish(self) -> None:
         """Accept no more records.
 
-        Spooled records are written; the first failure from here on is final.
+        The writer writes spooled records, but no longer retries after a failure.
         """
         if self._thread.ident is None:  # closed before it was started: write the spooled records
             self.start()
@@ -80,7 +80,7 @@ class SinkWriter:
         self._queue.put(None)  # marks the end, after the last record
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the sink to be closed; return False if it was not in time."""
+        """Wait for the sink to be closed; return False on a timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -118,7 +118,7 @@ class SinkWriter:
             self._written += 1
 
     def _persist(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Repeat the call until it succeeds; False if it failed and the run is over."""
+        """Repeat the call until it succeeds; return False if it failed and the run is over."""
         failures_before, pause_s = self._failures, _FIRST_PAUSE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""``status.json``: what a run does now, for readers of its directory."""
+"""Writes ``status.json``, the current state of a run for readers of its directory."""
 
 import os
 import platform
@@ -18,23 +18,23 @@ class NamedWait(msgspec.Struct, frozen=True):
 
     waiter: str
     target: str
-    for_s: float  # so long already
-    deadline_s: float | None  # since its begin; None: the watchdog judges it
+    for_s: float  # seconds waited so far
+    deadline_s: float | None  # since the start of the wait; None: the watchdog checks it
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Status that the controller reports about twice a second.
 
-    A figure that does not exist yet is None.
+    A figure is None until it exists.
     """
 
     step: int  # optimizer steps done
     steps: int  # optimizer steps of the run
     phase: str
     reward: float | None = None  # mean over the last 20 steps
-    reward_recent: tuple[float, ...] = ()  # of those steps, oldest first
-    loss: float | None = None  # of the last step, in a run without rewards
-    staleness_mean: float | None = None  # mean of the last step
+    reward_recent: tuple[float, ...] = ()  # rewards of these steps, oldest first
+    loss: float | None = None  # loss of the last step, in a run without rewards
+    staleness_mean: float | None = None  # mean over the last step
     staleness_max: int | None = None
     ready: int = 0  # number of ready groups
     in_flight: int = 0
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 STATUS_FILE: Final = "status.json"
 _EVERY_S: Final = 2.0
 ALIVE_WITHIN_S: Final = 15.0
-"""A run whose file is older was killed, or hangs: several writes are missing."""
+"""Maximum age of the file of a live run. Beyond it, several writes are missing: killed or hung."""
 log = structlog.stdlib.get_logger()
 
 
@@ -63,15 +63,15 @@ class StatusRecord(msgspec.Struct, frozen=True):
     status: Status
 
     def is_fresh(self, now_unix_s: float) -> bool:
-        """Return whether the run was alive a moment ago, whichever clock is a little ahead."""
+        """Return whether the run was alive a moment ago; tolerates small clock differences."""
         return abs(now_unix_s - self.unix_s) <= ALIVE_WITHIN_S
 
 
 class StatusFile:
     """Writes the latest status atomically, every two seconds at most.
 
-    It is not made durable, because it says nothing after a crash but when the run was last alive. A
-    disk that refuses costs a log line, never the run.
+    The file is not made durable, because after a crash it shows only when the run was last alive. A
+    failed write is logged and never ends the run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``summary.json``: the result of a run, for programs."""
+"""Defines ``summary.json``, the result of a run for programs."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ class GroupCounts(msgspec.Struct, frozen=True):
 
 
 class Syncs(msgspec.Struct, frozen=True):
-    """Weight syncs. Times are those of the slowest engine."""
+    """Weight syncs. Times are of the slowest engine."""
 
     count: int
     pause_s: float  # median; decoding was paused
@@ -36,33 +36,34 @@ class Syncs(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a finished run, over all incarnations unless a field says otherwise.
 
-    A busy fraction and the waits beside it are fractions of the time since each incarnation's first
-    weights were served, and sum to 1; ``offbeat.telemetry.time_accounting`` defines each wait.
+    A busy fraction and the waits next to it are fractions of the time since each incarnation's
+    first weights were served, and sum to 1. ``offbeat.telemetry.time_accounting`` defines each
+    wait.
     """
 
     run_id: str
     name: str
     outcome: Literal["finished", "aborted", "failed"]
     error: str | None = None  # one line
-    failed_in_user_code: bool = False  # of a reward, an environment or an agent: the fix is there
+    failed_in_user_code: bool = False  # fix the reward, the environment or the agent
     # What ended a run before its last step: a command, a signal, ``run.stop()`` or the setting that
-    # is a limit. Empty if it took all its steps, if its prompts ended, or if it failed.
+    # set a limit. Empty if all steps were trained, if the prompts ended, or if the run failed.
     ended_by: str = ""
     steps: int  # optimizer steps done
-    steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end
+    steps_asked: int = 0  # fewer are done if the run is stopped, or its prompts end
     trainer_version: int
     groups: GroupCounts
     reward_first: float | None = None  # mean over the first 20 steps; None without rewards
     reward_last: float | None = None
-    loss: float | None = None  # of the last step of the last incarnation; None without one
-    # Steps of the last incarnation with a group whose rewards differ; None: rewards do not decide
+    loss: float | None = None  # loss of the last step of the last incarnation; None if unknown
+    # Steps of the last incarnation with a group of unequal rewards; None: rewards are not used
     steps_with_signal: int | None = None
     # With several environments, means over the last 20 steps of the last incarnation
     reward_by_environment: dict[str, float] = {}
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
-    masked_samples: int = 0  # of the groups trained: they failed, and count nowhere else
-    wall_s: float  # not between two incarnations
+    masked_samples: int = 0  # failed samples in trained groups; counted nowhere else
+    wall_s: float  # without the time between incarnations
     first_step_s: float | None = None  # from the start to the end of step 1
     samples_per_s: float = 0.0  # since the first weights of each incarnation were served
     tokens_per_s: float = 0.0
@@ -74,15 +75,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     syncs: Syncs | None = None  # medians of the last incarnation; None without a sync
     restarts: int = 0  # restarts of engines
     worker_restarts: int = 0
-    worker_losses: int = 0  # of environment workers, also of those that came back
-    workers_lost: list[str] = []  # those of them that had not come back at the end
+    worker_losses: int = 0  # losses of environment workers, including workers that returned
+    workers_lost: list[str] = []  # lost workers that had not returned at the end
     trainer_restarts: int = 0  # restarts of all trainer ranks together
     engines_retired: list[str] = []  # engines given up since the start, or the last resume
-    evaluation: dict[str, float] = {}  # metrics of the newest one; empty: none
-    # Evaluations failed in the last controller; the others are in eval/*
+    evaluation: dict[str, float] = {}  # metrics of the newest evaluation; empty if none
+    # Failed evaluations of the last controller; eval/* has the others
     evaluations_failed: int = 0
-    evaluation_failure: str = ""  # why the last of them failed, in one line
-    rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
+    evaluation_failure: str = ""  # why the newest failed evaluation failed, in one line
+    rewinds: int = 0  # to a checkpoint or the initial model, after a lost trainer or in a resume
     controller_incarnations: int = 1
     resumes: int = 0  # incarnations begun by offbeat train --resume
     weights_digest: str | None = None
@@ -94,7 +95,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps_with_signal == 0 < self.steps and self.controller_incarnations == 1
 
     def to_json(self) -> bytes:
-        """Encode as indented JSON with a final newline. A value that is not finite is null."""
+        """Encode as indented JSON with a final newline. A value that is not finite becomes null."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     @classmethod

@@ -1,6 +1,6 @@
 """Attributes the time of actors: every moment belongs to exactly one category.
 
-Pure except for the clock.
+Pure, except that it reads a clock.
 """
 
 import enum
@@ -9,27 +9,27 @@ from typing import Final
 
 
 class TrainerTime(enum.StrEnum):
-    """Categories of a trainer's time: its work, or the reason of its waiting."""
+    """Categories of a trainer's time: its work, or the reason why it waits."""
 
     STARTING = "starting"
     COMPUTE = "compute"
     CALLS = "calls"  # a call or its payload is in transit
     CONTROLLER = "controller"  # between two calls: advantages, ledger, journal
     WAITING_GROUPS = "waiting_groups"
-    WAITING_WEIGHTS = "waiting_weights"  # waiting while generators receive its weights
+    WAITING_WEIGHTS = "waiting_weights"  # waiting while generators receive the trainer's weights
     WAITING_GATE = "waiting_gate"  # an operator paused the run
-    SYNC = "sync"  # publishing its weights
+    SYNC = "sync"  # publishing the trainer's weights
     CHECKPOINT = "checkpoint"
     INCIDENT = "incident"  # a step is aborted, the trainer replaced, or the run rewound
     OTHER = "other"  # unattributed
 
 
 class GeneratorTime(enum.StrEnum):
-    """Categories of an engine's time: its work, or the reason of its waiting."""
+    """Categories of an engine's time: its work, or the reason why it waits."""
 
     STARTING = "starting"
     COMPUTE = "compute"
-    EPISODES = "episodes"  # groups are out, but in environment, reward or transit
+    EPISODES = "episodes"  # groups are in environment, reward or transit
     WAITING_GATE = "waiting_gate"  # nothing may be admitted: the trainer is behind
     WAITING_WEIGHTS = "waiting_weights"  # not serving before a sync
     SYNC = "sync"  # receiving weights
@@ -39,14 +39,14 @@ class GeneratorTime(enum.StrEnum):
 
 
 class Bottleneck(enum.StrEnum):
-    """The longest cause of waiting in a step or run, which decides what to tune.
+    """The longest cause of waiting in a step or run: the first thing to tune.
 
     See docs/failure-modes.md, "A run that is slow".
     """
 
     TRAINER = "trainer"
     GENERATORS = "generators"
-    # Trainer and generators wait in turns, because the bound keeps them in step
+    # Trainer and generators wait in turns because of the staleness bound
     STALENESS = "staleness"
     SYNC = "sync"
     REWARD = "reward"
@@ -55,11 +55,11 @@ class Bottleneck(enum.StrEnum):
 
 
 NOTICEABLE: Final = 0.25
-"""Share of the time up to which waiting is not a bottleneck."""
+"""Maximum share of the time that waiting may be without being a bottleneck."""
 
 
 class TimeAccount:
-    """Attributes the time of one actor, from its creation on, to one category at a time.
+    """Attributes the time of one actor since its creation, to one category at a time.
 
     At any moment the seconds by category sum to the time since creation.
     """
@@ -91,8 +91,8 @@ class TimeAccount:
 class FleetTimeAccount:
     """Attributes the time of many actors, each to one category at a time.
 
-    The seconds by category sum to the time since each actor was added, over all of them. The cost
-    of a switch and of reading does not depend on the number of actors.
+    The seconds by category sum to the time since each actor was added, over all actors. The cost of
+    a switch and of reading does not depend on the number of actors.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -132,13 +132,13 @@ class FleetTimeAccount:
 class StepTimes:
     """Splits the seconds by category among steps, although some are only known later.
 
-    An actor reports occasionally how long it computed; until then that time counts for the other
-    categories in ``together``. A late report is credited to later steps: no step has less than 0 of
-    a category, each sums to its duration, and all together approximate the whole.
+    An actor occasionally reports how long it computed. Until then that time counts for the other
+    categories in ``together``. A late report is credited to later steps. In each step no category
+    is negative and all sum to its duration. Over all steps the split is approximately right.
     """
 
     def __init__(self, *together: str) -> None:
-        """``together`` lists categories whose sum never falls, the late-reported one first."""
+        """``together`` lists categories with a sum that never falls, the late-reported one first."""
         self._together = together
         self._given = dict[str, float]()
 
@@ -168,7 +168,7 @@ def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
 def serving_shares(
     trainer: Mapping[str, float], engines: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the shares of trainer and engines without their starts; each sums to 1."""
+    """Return the shares of trainer and engines without their start time; each sums to 1."""
     return (
         fractions({k: v for k, v in trainer.items() if k != TrainerTime.STARTING}),
         fractions({k: v for k, v in engines.items() if k != GeneratorTime.STARTING}),
@@ -182,7 +182,7 @@ def verdict(
     generate_s: float = 0.0,
     reward_s: float = 0.0,
 ) -> Bottleneck:
-    """Return the bottleneck of a step or run: the cause behind the longest waiting.
+    """Return the bottleneck of a step or run: the cause of the longest wait.
 
     Args:
         trainer: Seconds or shares by ``TrainerTime``.
@@ -193,7 +193,7 @@ def verdict(
             while groups are out, the reward is the cause.
 
     Returns:
-        ``BALANCED`` if no waiting takes more than a quarter of the time. Waiting that follows from an
+        ``BALANCED`` if no wait exceeds a quarter of the time. Waiting that follows from an
         incident, or from an operator's pause, is ignored.
     """
     t, g = fractions(trainer), fractions(generators)
@@ -220,7 +220,7 @@ def verdict(
 
 
 def tuning(bottleneck: str, recipe: Mapping[str, object]) -> list[str]:
-    """Return the changes that may shorten the waiting, without those that the recipe has already.
+    """Return changes that may shorten the waiting, without changes that the recipe already has.
 
     Args:
         bottleneck: A ``Bottleneck``; any other text has no changes.

@@ -1,7 +1,7 @@
 """Writes ``trace.json``, a run's timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-``TraceEvents`` makes Chrome trace events of spans and marks, ``TraceJson`` is the file with one line
-per event, and ``TraceFile`` writes them in a thread.
+``TraceEvents`` converts spans and marks to Chrome trace events. ``TraceJson`` is the file with one
+line per event. ``TraceFile`` writes the events in a thread.
 """
 
 import math
@@ -42,12 +42,12 @@ class TraceEvents:
     that crosses another, so an overlapping span goes to another thread of its lane. The observer
     reports spans in the order of their ends: a lane has as many threads as spans overlap.
 
-    Groups are pairs of asynchronous events: a viewer packs thousands of them into a few rows. Their
-    ids begin with the prompt index. No time is negative.
+    Groups are pairs of asynchronous events, because a viewer packs thousands of them into a few
+    rows. Their ids begin with the prompt index. No time is negative.
     """
 
     def __init__(self, incarnation: int, offset_s: float) -> None:
-        """``offset_s`` is added to every time: the trace begins at 0."""
+        """``offset_s`` is added to every time, so that the trace begins at 0."""
         self._first_process = incarnation * _PROCESSES_PER_INCARNATION
         self._suffix = f", incarnation {incarnation + 1}" if incarnation else ""
         self._offset_s = offset_s
@@ -87,7 +87,7 @@ class TraceEvents:
         return max(0, round((time_s + self._offset_s) * 1e6))
 
     def _process(self, kind: str) -> Generator[Event, None, int]:
-        """Return the process of a kind; the first time, yield the events that name it."""
+        """Return the process of a kind. On first use, yield the events that name it."""
         process = self._first_process + _NUMBERS.get(kind, 0)
         if process not in self._processes:
             self._processes.add(process)
@@ -97,7 +97,7 @@ class TraceEvents:
         return process
 
     def _thread(self, lane: Place, process: int, start_us: float) -> Generator[Event, None, int]:
-        """Return the lane's first thread that is free from this time on; name it if it is new."""
+        """Return the lane's first thread that is free from this time on. Name a new thread."""
         threads = self._lanes.setdefault(lane, {})
         for thread, free_us in threads.items():
             if free_us <= start_us:
@@ -129,7 +129,7 @@ _MARK: Final = f'"name":"{_BEGIN}"'.encode()
 
 
 class TraceJson:
-    """Appends events; the partial line of a write that raised is cut off by the next one.
+    """Appends events. After a write that raised, the next write cuts off its partial line.
 
     The file is ``[``, then one event per line, each but the first after a comma, then ``]``. So it
     can be read at any moment, and continued after a crash.
@@ -144,7 +144,7 @@ class TraceJson:
     def open(self, unix_s: float) -> tuple[int, float]:
         """Create the file, or continue after its last whole event.
 
-        A file of other content is moved aside, to ``trace.json.unreadable``.
+        A file with other content is renamed to ``trace.json.unreadable``.
 
         Returns:
             The number of controllers that have written before, and the Unix time of the trace's 0.
@@ -169,7 +169,7 @@ class TraceJson:
         return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
-        """Write encoded events: all of them or, as far as a later call can detect, none.
+        """Write encoded events: all of them, or none as far as a later call can detect.
 
         Raises:
             OSError: The write failed.
@@ -199,10 +199,10 @@ class TraceJson:
         self._end += len(content)
 
     def _scan(self) -> tuple[int, float]:
-        """Return the result of ``open``; record where the last whole event ends."""
+        """Return the result of ``open`` and record the end of the last whole event."""
         incarnations, self.events, first = 0, 0, b""
         with self.path.open("rb") as file:
-            self._end = len(file.readline())  # the line of [
+            self._end = len(file.readline())  # the line with [
             for line in file:
                 if not line.endswith(b"}\n"):
                     break  # the end of the array, or a torn event
@@ -216,13 +216,13 @@ class TraceJson:
 
 TRACE_FILE: Final = "trace.json"
 SPOOLED: Final = 200_000
-"""Spans and marks that the writer may be behind, some 80 MB, before further ones are left out."""
+"""Spans and marks that may wait for the writer, about 80 MB. Further ones are left out."""
 
 MAX_EVENTS: Final = 2_000_000
-"""Maximum number of events in the file, some 300 MB."""
+"""Maximum number of events in the file, about 300 MB."""
 
-_FLUSH_S: Final = 0.5  # between two writes
-_BATCH: Final = 4096  # spans and marks of one write
+_FLUSH_S: Final = 0.5  # seconds between two writes
+_BATCH: Final = 4096  # maximum spans and marks per write
 
 _Spooled = tuple[Place, str, float, float | None, dict[str, str | float]]
 
@@ -240,13 +240,12 @@ class TraceTally(msgspec.Struct, frozen=True):
 class TraceFile:
     """Records spans and marks; a thread writes them, twice per second.
 
-    ``span`` and ``mark`` append to a bounded spool: they never wait and never raise. They belong to
-    one thread, the controller's.
+    ``span`` and ``mark`` append to a bounded spool: they never wait and never raise. Call them only
+    from the controller's thread.
 
-    After ``close`` the file is valid JSON. Before, and after a crash, it is the same array without
-    its end: the format allows that, and Perfetto and Chrome load it. Only a torn last event is
-    lost. A later controller of the run continues the same file, under processes of its own and on
-    the same time axis.
+    After ``close`` the file is valid JSON. Before, and after a crash, the array has no end: the
+    format allows that, and Perfetto and Chrome load it. Only a torn last event is lost. A later
+    controller of the run continues the same file and time axis, under new process numbers.
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class TraceFile:
         unix_s: Callable[[], float] = time.time,
         pause: Pause = threading.Event.wait,
     ) -> None:
-        """``clock`` is that of the times of spans and marks, in seconds."""
+        """``clock`` measures the times of spans and marks, in seconds."""
         self._file = TraceJson(path)
         self._began_s, self._began_unix_s = clock(), unix_s()
         self._spooled, self._max_events, self._pause = spooled, max_events, pause
@@ -275,13 +274,13 @@ class TraceFile:
         self._closed = False
 
     def start(self) -> None:
-        """Start the writer. Spans and marks recorded before are written now."""
+        """Start the writer. It also writes spans and marks recorded before."""
         self._thread.start()
 
     def span(
         self, lane: Place, name: str, start_s: float, end_s: float, **facts: str | float
     ) -> None:
-        """Record something that took from ``start_s`` to ``end_s``."""
+        """Record something that lasted from ``start_s`` to ``end_s``."""
         self._put((lane, name, start_s, end_s, facts))
 
     def mark(self, lane: Place, name: str, at_s: float, **facts: str | float) -> None:
@@ -289,9 +288,9 @@ class TraceFile:
         self._put((lane, name, at_s, None, facts))
 
     def close(self, deadline_s: float) -> TraceTally:
-        """Write what is spooled and end the file; returns within the deadline.
+        """Write all spooled events and end the file; return within the deadline.
 
-        Blocks: call it from a thread, or where no event loop runs. A second call does nothing.
+        Blocks: call it from a thread, or outside of an event loop. A second call does nothing.
         """
         if not self._closed:
             self._closed = True
@@ -329,7 +328,7 @@ class TraceFile:
         self._attempt(self._end)
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Try to write; keep what failed for the next attempt."""
+        """Try to write. Keep a failed batch for the next attempt."""
         try:
             write()
         except OSError as error:
@@ -347,7 +346,7 @@ class TraceFile:
             self._batch, self._batch_spans = [], 0
 
     def _opened(self) -> TraceEvents:
-        """Create the file, or continue that of an earlier controller."""
+        """Create the file, or continue the file of an earlier controller."""
         incarnation, began_unix_s = self._file.open(self._began_unix_s)
         return TraceEvents(incarnation, self._began_unix_s - began_unix_s - self._began_s)
 

@@ -1,9 +1,9 @@
 """Interface of a tracker: a plug-in that receives the metrics of each step.
 
-``metrics.jsonl`` is the complete record; trackers get the same records. The models of a recipe import
-this module, so it imports none of them.
+``metrics.jsonl`` is the complete record. Trackers receive the same records. The recipe's models
+import this module, so it must not import them.
 
-Interface between a sink and the hub.
+Also defines the interface between a sink and the hub.
 """
 
 from abc import ABC, abstractmethod
@@ -19,10 +19,10 @@ from offbeat.telemetry.records import MetricRecord
 
 
 class Sink(Protocol):
-    """Destination of records. All calls come from the sink's own thread, one at a time.
+    """Destination of records. All calls come from the sink's thread, one at a time.
 
-    A call may block and may raise. A call that raised is repeated after a pause, so a ``write``
-    that raises must not leave a partial record that a second one would duplicate.
+    A call may block and may raise. A call that raised is repeated after a pause. So a ``write``
+    that raises must not leave a partial record that the repeated call would duplicate.
     """
 
     @property
@@ -32,12 +32,12 @@ class Sink(Protocol):
         """Prepare the sink. Called before every write.
 
         Raises:
-            SinkUnusable: The sink can never work in this process; it is not tried again.
+            SinkUnusable: The sink can never work in this process. It is not tried again.
         """
         ...
 
     def write(self, record: MetricRecord) -> None:
-        """Write the next record. Records come in the order of the steps, each once."""
+        """Write the next record. Records arrive in the order of the steps, each once."""
         ...
 
     def close(self) -> None:
@@ -46,13 +46,13 @@ class Sink(Protocol):
 
 
 class SinkUnusable(FixableError):
-    """A sink that can never work in this process: trying again would not help."""
+    """Sink that can never work in this process, so a retry would not help."""
 
     form = "nothing is written to {}: {}. {}"
 
 
 def not_installed(sink: str, error: ImportError, instead: str = "") -> SinkUnusable:
-    """Return the error of a sink whose package cannot be imported."""
+    """Return the error of a sink if its package cannot be imported."""
     fix = f"Install it with: pip install 'offbeat[{sink}]'{instead}"
     return SinkUnusable(sink, f"it cannot be imported ({error})", fix)
 
@@ -68,7 +68,7 @@ class TrackedRun:
     name: str
     run_dir: Path
     recipe: Mapping[str, Any]
-    """Redacted: a tracker may show it."""
+    """Redacted, so a tracker may show it."""
     samples_per_step: int = 1
 
 
@@ -85,17 +85,17 @@ class Tracker(ABC, Generic[S]):
     """Receives the metrics of each step; each method gets the tracker's section of the recipe."""
 
     section: type[S]
-    """Model of its section; a recipe has it under the tracker's name."""
+    """Model of the section that a recipe has under the tracker's name."""
 
     variable_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that it reads, by their beginning: processes of a run get them."""
+    """Prefixes of environment variables that the tracker reads. Processes of a run receive them."""
 
     can_count_samples: ClassVar[bool] = False
     """Whether its x axis can count samples: ``offbeat export --x-axis samples``."""
 
     @abstractmethod
     def make_sink(self, section: S, run: TrackedRun) -> Sink | None:
-        """Return the sink of a run, not opened; None: the recipe wants none."""
+        """Return the sink of a run, not opened, or None if the recipe wants none."""
 
     def check(self, section: S, environ: Mapping[str, str]) -> Iterator[Finding]:
         """Yield findings about the recipe and this machine, for ``offbeat check``."""
@@ -103,17 +103,17 @@ class Tracker(ABC, Generic[S]):
         yield from ()
 
     def for_dry_run(self, section: S) -> Mapping[str, object]:
-        """Return the keys that a dry run changes, such as to make no connection."""
+        """Return the keys that a dry run changes, for example to make no connection."""
         del section
         return {}
 
     def for_evaluation(self, section: S) -> Mapping[str, object]:
-        """Return the keys that ``offbeat eval`` changes: it makes no steps."""
+        """Return the keys that ``offbeat eval`` changes, because it trains no steps."""
         del section
         return {}
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace | None:
-        """Return where ``offbeat export`` writes the metrics of an ended run; None: it cannot.
+        """Return where ``offbeat export`` writes the metrics of an ended run, or None if it cannot.
 
         ``output`` is the place that the user named.
 

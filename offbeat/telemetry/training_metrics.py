@@ -1,6 +1,6 @@
-"""Declarations of the metrics of training: the step itself, experts, and how far off policy it was.
+"""Declares the metrics of training: the step, experts, and how far off policy it was.
 
-A part of ``metric_table``.
+Part of ``metric_table``.
 """
 
 from typing import Final
