@@ -1,6 +1,6 @@
 """Defines a run's configuration.
 
-Frozen pydantic models, recipes, overrides, and one report of all that is wrong.
+Frozen pydantic models, recipes, overrides, and one report of all problems.
 
-Imports pydantic and yaml only; never torch, ray or transformers.
+Imports only pydantic and yaml; never torch, ray or transformers.
 """

@@ -1,4 +1,4 @@
-"""The base of every config model, and the marks a field can carry."""
+"""Base of every config model, and marks for its fields."""
 
 import math
 import re
@@ -12,24 +12,24 @@ from offbeat.config.problems import Clash
 
 
 class RelativeToRecipe:
-    """Marks a path that the loader makes absolute: relative to the recipe that names it."""
+    """Marks a path that the loader makes absolute, relative to the recipe that contains it."""
 
 
 class OneIsAList:
-    """Marks a list of text that may be written as one text: a list of one."""
+    """Marks a list of texts. A single text means a list of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """States a constraint that no number expresses, for messages and ``config explain``."""
+    """Words for a constraint that no number expresses, for messages and ``config explain``."""
 
     text: str
 
 
 def is_uri(path: str) -> bool:
-    """Return whether a path is the address of something that is no file system, as in s3://bucket.
+    """Return whether a path is a URI outside of the file system, such as s3://bucket.
 
-    A library of paths may have made one slash of two.
+    A path library may have replaced its two slashes by one.
     """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path) is not None
 
@@ -43,10 +43,10 @@ RunName = Annotated[
         "of at most 100 letters, digits, dots, dashes and underscores, a letter or digit first"
     ),
 ]
-"""Fit to be the name of a directory."""
+"""Name that is a valid directory name."""
 
 SectionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=60)]
-"""Name that a recipe chooses for a section; without a dot, which would end it in a dotted key."""
+"""Section name chosen by a recipe. It has no dot, because a dot separates the parts of a key."""
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
         case list():
             return [_plain(child) for child in cast("list[Any]", value)]
         case str():
-            value.encode()  # half of a character: UnicodeEncodeError is a ValueError
+            value.encode()  # raises for a lone surrogate: UnicodeEncodeError is a ValueError
         case float() if not math.isfinite(value):
             raise ValueError(f"{value} is not finite")
         case None | bool() | int() | float():
@@ -72,11 +72,11 @@ Options = Annotated[
     AfterValidator(_plain),
     InWords("of text, finite numbers, true, false, null, and lists or mappings of these"),
 ]
-"""Free-form, and the same whether it stays in the process or crosses to another as JSON."""
+"""Free-form values that are the same after crossing to another process as JSON."""
 
 
 def default_choice(key: str, choice: str) -> BeforeValidator:
-    """Return a validator by which a section of several kinds is of kind ``choice`` if it has no ``key``."""
+    """Return a validator that selects kind ``choice`` for a section without ``key``."""
 
     def choose(section: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
         if isinstance(section, dict) and key not in section:
@@ -90,7 +90,7 @@ Kind = TypeVar("Kind", bound="Config")
 
 
 def of_kind(kind: type[Kind], section: "Config") -> Kind:
-    """Return ``section`` as the kind that its reader was chosen for.
+    """Return ``section``, typed as the kind that its reader was chosen for.
 
     Raises:
         TypeError: The section is of another kind.
@@ -111,20 +111,20 @@ class Config(BaseModel):
     )
 
     def find_clashes(self) -> Iterator[Clash]:
-        """Yield keys of this section that cannot work together; a rule over sections is elsewhere."""
+        """Yield keys of this section that cannot work together; not rules over several sections."""
         yield from ()
 
 
 def with_fields(core: type[Kind], fields: Mapping[str, Any]) -> type[Kind]:
-    """Return a section with the fields that plug-ins add to it, by its name."""
+    """Return a section with the fields that plug-ins add to it; it keeps its name."""
     return create_model(
         core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
     )
 
 
 def choice_of(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type
-    """Return the type of a section that is one of these models by its ``key``, or ``choice`` without."""
+    """Return the type of a section that ``key`` selects from these models; default ``choice``."""
     marks = [default_choice(key, choice)]
-    if len(sections) == 1:  # pydantic refuses to choose from one
+    if len(sections) == 1:  # pydantic refuses a choice with one member
         return Annotated[sections[0], *marks]
     return Annotated[Union[sections], Field(discriminator=key), *marks]  # noqa: UP007 -- of a tuple

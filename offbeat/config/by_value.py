@@ -1,9 +1,10 @@
-"""Objects that a program gives a run by value: a reward, an agent, an environment, a sampler, a loss.
+"""Objects passed to a run by value: a reward, an agent, an environment, a sampler, a loss.
 
-A recipe names such an object ``offbeat.by_value:NAME-DIGEST``, so a run directory says which code the
-run began with, and another function is another name. This process sends the bytes to its own children
-over their sockets, and to the Ray actors of the run; it writes them to no file. They are the bytes of
-the moment when the object is given, as is the digest: what the program changes later is of no effect.
+A recipe names such an object ``offbeat.by_value:NAME-DIGEST``. The name records in the run
+directory which code the run began with, and another function has another name. This process sends
+the bytes to its children over their sockets, and to the Ray actors of the run. It writes them to no
+file. Bytes and digest are computed when the object is passed: later changes by the program have no
+effect.
 """
 
 import sys
@@ -20,7 +21,7 @@ _SHOWN: Final = 12
 
 
 class CannotBeSent(ShortInNotebooks, OffbeatError):
-    """An object that is given by value holds something that no other process can have."""
+    """An object passed by value holds something that no other process can use."""
 
     name: str
     problem: str
@@ -37,7 +38,7 @@ class PackedValue(msgspec.Struct, frozen=True):
 
     target: str
     pickled: bytes
-    paths: tuple[str, ...]  # where modules are found that the value names
+    paths: tuple[str, ...]  # where modules that the value names are found
 
 
 _given: Final[dict[str, Any]] = {}
@@ -46,7 +47,7 @@ _unverifiable: Final[dict[str, tuple[str, ...]]] = {}
 
 
 def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
-    """Keep a copy of an object for runs of this process; return the ``module:name`` that names it.
+    """Keep a copy of an object for runs of this process; return its name ``module:name``.
 
     Raises:
         CannotBeSent: It cannot be pickled.
@@ -68,7 +69,7 @@ def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
 
 
 def is_by_value(target: str) -> bool:
-    """Return whether a target names an object that was given by value."""
+    """Return whether a target names an object that was passed by value."""
     return target.partition(":")[0] == _MODULE
 
 
@@ -81,7 +82,7 @@ def given(target: str) -> Any:  # noqa: ANN401 -- the user's object
     """Return the object of a target.
 
     Raises:
-        KeyError: Nobody has given it to this process.
+        KeyError: The object was never passed to this process.
     """
     return _given[target]
 
@@ -92,24 +93,24 @@ def is_given(target: str) -> bool:
 
 
 def unverifiable(target: str) -> tuple[str, ...]:
-    """Return what a target's digest does not cover, as ``name (type)``."""
+    """Return the parts that a target's digest does not cover, as ``name (type)``."""
     return _unverifiable.get(target, ())
 
 
 def _cloudpickle() -> Any:  # noqa: ANN401 -- a module without types
-    # Only where an object is given by value. It has no types.
+    # Imported only if an object is passed by value. It has no types.
     import cloudpickle  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
 
     return cloudpickle
 
 
 def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
-    """Return the objects among the targets that were given by value, for a child process."""
+    """Return the targets' objects that were passed by value, for a child process."""
     return tuple(_packed[target] for target in targets if target in _packed)
 
 
 def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
-    """Pickle with the code of the user's module: a child may not import that of a script."""
+    """Pickle with the code of the user's module, because a child may be unable to import it."""
     from offbeat.config.value_digest import is_installed  # noqa: PLC0415 -- imports numpy
 
     module = sys.modules.get(getattr(value, "__module__", None) or "")
@@ -126,7 +127,7 @@ def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a mod
 
 
 def unpack(values: Iterable[PackedValue]) -> None:
-    """Keep the objects that the parent of this process has packed."""
+    """Keep the objects that the parent of this process packed."""
     for each in values:
         if each.target not in _given:
             sys.path += [path for path in each.paths if path not in sys.path]

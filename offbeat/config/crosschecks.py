@@ -1,7 +1,7 @@
-"""Finds combinations of settings that cannot work, and says what to set instead.
+"""Finds combinations of settings that cannot work, and suggests settings that do.
 
-Each check takes a whole config and yields clashes; it says what would happen, not only what is
-forbidden. A single value out of range is the models' business.
+Each check receives a whole config and yields clashes. A clash explains what would happen, not only
+that it is forbidden. The models check single values out of range.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ _MIB = 2**20
 
 
 def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
-    """Yield everything about ``config`` that cannot work.
+    """Yield every setting or combination of ``config`` that cannot work.
 
     A dry run needs no backend and no device.
     """
@@ -75,7 +75,7 @@ def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
 
 
 def section_clashes(section: Config) -> Iterator[Clash]:
-    """Yield what each section finds among its own keys, except sections of environments and in mappings."""
+    """Yield clashes within each section, except environments and sections in mappings."""
     yield from section.find_clashes()
     for _, value in section:
         if isinstance(value, Config) and not isinstance(value, EnvironmentConfig):
@@ -117,7 +117,7 @@ def _stubs_come_together(config: RunConfig) -> Iterator[Clash]:
 
 def _in_flight_is_reachable(config: RunConfig) -> Iterator[Clash]:
     max_in_flight, max_outstanding = config.rollout.max_in_flight, max_outstanding_groups(config)
-    custom = isinstance(config.sampler, CustomSamplerConfig)  # only it knows its own limit
+    custom = isinstance(config.sampler, CustomSamplerConfig)  # only the sampler knows its limit
     if max_in_flight is not None and max_in_flight > max_outstanding and not custom:
         yield Clash(
             ("rollout.max_in_flight", "sampler.max_staleness", "groups_per_step"),
@@ -185,7 +185,7 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
     if not config.generator.deterministic:
         return
     if not config.generator.has_engines:
-        return  # ``demonstration_clashes`` says what these need
+        return  # ``demonstration_clashes`` checks what these need
     if config.generator.engines > 1:
         yield Clash(
             ("generator.deterministic", "generator.engines"),
@@ -215,7 +215,7 @@ def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
 
 
 def _teacher_alone(config: RunConfig) -> bool:
-    """Return whether advantages come from a teacher, and rewards have no part in them."""
+    """Return whether advantages come only from a teacher, without any part for rewards."""
     loss = config.algorithm.loss
     return loss.name != "sft" and loss.teacher is not None and not loss.teacher_reward_coef
 
@@ -238,7 +238,7 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 
 
 def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield a teacher that the trainer cannot hold, and groups too small or too few for the algorithm."""
+    """Yield a teacher that the trainer cannot hold, and too small or too few groups."""
     teacher, backend = config.algorithm.loss.teacher_path, config.trainer.backend
     if teacher is not None and backend not in CORE_BACKENDS:
         yield Clash(
@@ -264,7 +264,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def moe_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what cannot work where ``trainer.moe`` sets something."""
+    """Yield settings that cannot work together with ``trainer.moe``."""
     moe = moe_of(config)
     if moe is None:
         return
@@ -323,7 +323,7 @@ def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
 
 
 def data_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield environments without prompts, files that nothing reads, and paths that name none."""
+    """Yield environments without prompts, files that are not read, and paths that name no file."""
     yield from _prompts_have_one_source(config)
     yield from _paths_on_the_hub_name_files(config)
 
@@ -373,7 +373,7 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
 
 
 def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings of evaluation sets that nothing reads."""
+    """Yield settings of evaluation sets that are not read."""
     if config.environment.makes_prompts:
         for key in config.eval.paths:
             yield Clash(
@@ -394,7 +394,7 @@ def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
 def in_each_environment(
     check: Callable[[RunConfig], Iterator[Clash]],
 ) -> Callable[[RunConfig], Iterator[Clash]]:
-    """Return a check of all environments of a run, made of a check of a single one."""
+    """Turn a check of a single environment into a check of all environments of a run."""
 
     def checked(config: RunConfig) -> Iterator[Clash]:
         for name, view in environment_views(config).items():
@@ -411,7 +411,7 @@ def environment_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what stands beside several environments and is not read, or cannot be one of them."""
+    """Yield settings unused with several environments, and environments that cannot be mixed."""
     if not config.environments:
         return
     single = {
@@ -464,11 +464,11 @@ _UNREAD: Final = {
     ),
     "rollout": ("on_failed_sample", "sample_retries", "max_sample_tokens", "max_branches"),
 }
-"""Keys that nothing reads where no model is called and nothing is scored."""
+"""Keys that are not read if no model is called and no sample is scored."""
 
 
 def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Demonstrations come without a generator, and what reads a generator comes without them."""
+    """Yield a generator set with demonstrations, and settings that need one without it."""
     recorded = config.environment.name == "demonstrations"
     generator = config.generator
     if recorded and generator.has_engines:
@@ -562,7 +562,7 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield limits of the samples of agents in a run that has none."""
+    """Yield limits of agents' samples in a run without agents."""
     if any(view.environment.is_agent for view in environment_views(config).values()):
         return
     of_agents = {"max_sample_tokens", "max_branches", "branches"}
@@ -575,7 +575,7 @@ def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def sample_clashes(config: RunConfig) -> Iterator[Clash]:
-    """A number of valid samples no group has or every group has; a penalty nothing falls under."""
+    """Yield a minimum of valid samples that no or every group meets, and an unused penalty."""
     yield from _overlong_clashes(config)
     minimum = config.rollout.min_valid_samples
     if minimum is None:
@@ -621,7 +621,7 @@ def _overlong_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what rounding at random does not go with."""
+    """Yield settings that cannot be combined with random rounding."""
     trainer = config.trainer
     if trainer.backend == "stub" or trainer.optimizer.rounding == "nearest":
         return
@@ -690,7 +690,7 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """The length of warm-up or decay, under the key that the recipe gives it by."""
+    """The length of warm-up or decay, with the key that the recipe uses for it."""
 
     key: str
     given: int
@@ -701,7 +701,7 @@ class _Phase:
         return f"{self.key}={self.given}{in_steps}"
 
     def per_step(self, config: RunConfig) -> int:
-        """Return how much of the key's unit a step is."""
+        """Return the length of a step in the key's unit."""
         return config.groups_per_step * config.samples_per_group if self._is_in_samples else 1
 
     @property
@@ -723,7 +723,7 @@ def _phase(
 
 
 def layout_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield parallel sizes that cannot work together, or beside another setting."""
+    """Yield parallel sizes that cannot work together, or not with another setting."""
     trainer = config.trainer
     size = trainer.tensor_parallel if isinstance(trainer, TorchTrainerConfig) else 1
     if size > 1 and not has_part("tensor_parallel"):
@@ -738,11 +738,11 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 MOST_TRAINER_RANKS: Final = 1 << 17
-"""More GPUs than any machine for training has; what is computed for each rank still takes seconds."""
+"""More GPUs than any training machine has. Computations per rank still end within seconds."""
 
 
 def rank_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield more trainer ranks than there can be: a slip of the pen, which would be computed for long."""
+    """Yield an impossible number of trainer ranks: a typing error that would be slow to compute."""
     ranks, encoders = trainer_ranks(config), encoder_ranks(config.trainer)
     if ranks > MOST_TRAINER_RANKS:
         of_encoders = f", {encoders} of them of trainer.encoder," if encoders else ""
@@ -756,7 +756,10 @@ def rank_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield fractions of GPUs for several trainer ranks: Ray may put two ranks on one GPU, which NCCL refuses."""
+    """Yield fractional GPUs with several trainer ranks.
+
+    Ray may put two ranks on one GPU, which NCCL refuses.
+    """
     resources = trainer_resources(config) if trainer_device(config.trainer) != "cpu" else []
     least = min((each.gpus for each in resources), default=1.0)
     if len(resources) > 1 and 0 < least < 1:
@@ -773,12 +776,12 @@ def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases that the engines could not take."""
+    """Yield releases that the engines could not load."""
     yield from _adapter_clashes(config)
     yield from quantize_clashes(config)
     yield from transport_clashes_of_real_run(config)
     yield from delta_clashes(config)
-    # Embedded engines hold the type of the recipe's model, and take no other.
+    # Embedded engines hold and accept only the type of the recipe's model.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):
         yield Clash(
@@ -790,7 +793,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
-    """A release can only be merged from adapters."""
+    """Yield releases that are merged although there are no adapters."""
     if config.sync.adapter == "merged" and not model_is_frozen(config):
         keys = freezing_keys()
         missing = " or ".join(keys) or "a plug-in of adapters"
@@ -804,7 +807,7 @@ def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _engine_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings of engines that their plug-in refuses."""
+    """Yield engine settings that the engine's plug-in refuses."""
     engines = find_engine(config.generator.backend)
     if engines is not None:
         yield from engines.find_clashes(config)

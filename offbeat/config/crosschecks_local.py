@@ -1,4 +1,4 @@
-"""Finds recipes that one process cannot run, and settings that one copy of the weights excludes."""
+"""Finds recipes that one process cannot run, and settings that shared weights exclude."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ _ON_RAY = "Leave runtime.backend out, to run on Ray"
 
 
 def local_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield everything that a run in one process cannot do; a dry run replaces it by stubs."""
+    """Yield every setting that a run in one process cannot use. A dry run uses stubs instead."""
     if config.runtime.backend != "local":
         return
     if (workers := environment_workers(config)) > 1:
@@ -66,7 +66,7 @@ def _clash(key: str, value: object, problem: str, fix: str) -> Clash:
 
 
 def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield everything for which engines need weights of their own; a dry run has no weights."""
+    """Yield every setting for which engines need their copy of the weights; none in a dry run."""
     if not shares_weights(config):
         return
     if (backend := config.runtime.backend) != "local":

@@ -1,7 +1,7 @@
-"""Interface of a kind of engine that a plug-in brings, named by ``generator.backend``.
+"""Interface of a kind of engine that a plug-in adds, selected by ``generator.backend``.
 
-Plug-ins import this module, and the models of a recipe load plug-ins: so it imports no model, and
-looks for no plug-in when it is imported.
+Plug-ins import this module, and the models of a recipe load plug-ins. So importing it neither
+imports a model nor searches for plug-ins.
 """
 
 from abc import ABC, abstractmethod
@@ -21,35 +21,35 @@ CORE_ENGINES: Final = ("embedded", "stub", "none")
 
 
 class EnginePlugin(ABC):
-    """Brings the section of a recipe, the rules, the findings and the actor of one kind of engine.
+    """Provides a recipe section, rules, findings and an actor for one kind of engine.
 
-    Each ``config`` that a method gets has the plug-in's ``section`` as its section ``generator``.
+    Each ``config`` passed to a method has the plug-in's ``section`` as its section ``generator``.
     """
 
     section: type["PluginGeneratorConfig"]
     """Model of section ``generator``. Its field ``backend`` is a ``Literal`` of the name."""
 
     needs_ray_because: str = "its engines are actors of Ray"
-    """Reason why a run in one process cannot have these engines; empty: it can."""
+    """Reason why a run in one process cannot use these engines. Empty if it can."""
 
     variable_prefixes: Sequence[str] = ()
-    """Prefixes of environment variables that the engines read: their actors get them."""
+    """Prefixes of environment variables that the engines read. Their actors receive them."""
 
     @abstractmethod
     def server_class(self) -> type[Any]:
-        """Return the class of an engine's server, an ``EngineServer`` that is made from its spec.
+        """Return the class of an engine's server: an ``EngineServer``, created from its spec.
 
-        A process of Ray has one engine. Where a run in one process can have these engines, the class
-        takes ``steps_in``, an executor of one thread for the engine, and ``cpu_clock``, as
+        A process of Ray has one engine. If a run in one process can use these engines, the class
+        accepts ``steps_in``, an executor of one thread for the engine, and ``cpu_clock``, as
         ``EmbeddedEngineServer`` does.
         """
 
     def actor_class(self) -> type[Any] | None:
-        """Return the class of an engine's Ray actor; None: it is made from the server's class."""
+        """Return the class of an engine's Ray actor, or None to derive it from the server class."""
         return None
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together."""
+        """Yield settings that cannot be combined."""
         del config
         yield from ()
 
@@ -64,13 +64,13 @@ class EnginePlugin(ABC):
         yield from ()
 
     def check_model(self, config: "RunConfig") -> Iterator[Finding]:
-        """Yield findings about the model, whose files are complete."""
+        """Yield findings about the model, after all its files are present."""
         del config
         yield from ()
 
 
 def known_engines() -> dict[str, EnginePlugin]:
-    """Return the kinds of engines that plug-ins of this package bring, by name."""
+    """Return the kinds of engines from plug-ins of this package, by name."""
     return cast("dict[str, EnginePlugin]", plugins_of("engine"))
 
 
@@ -78,7 +78,7 @@ def find_engine(name: str) -> EnginePlugin | None:
     """Return the plug-in of a kind of engine, or None if the core has the kind.
 
     Raises:
-        PluginUnusable: No package brings it, or it cannot be used.
+        PluginUnusable: No package provides it, or it cannot be used.
     """
     if name in CORE_ENGINES:
         return None

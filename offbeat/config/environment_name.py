@@ -1,4 +1,4 @@
-"""The type of ``environment.name``: a name of the core, of a plug-in here, or of another package."""
+"""Type of ``environment.name``: a name of the core, of a plug-in here, or of another package."""
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -9,11 +9,11 @@ from offbeat.config.environment_traits import find_environment_plugin, known_env
 from offbeat.doors import NoSuchPlugin, PluginUnusable
 
 PLUGIN_UNUSABLE: Final = "plugin_unusable"
-"""Type of the error of pydantic for a plug-in that is there and broken."""
+"""Type of the pydantic error for an installed but broken plug-in."""
 
 
 def _accept_plugin(name: object, is_known: ValidatorFunctionWrapHandler) -> object:
-    """Accept a known environment, or one that another package brings."""
+    """Accept a known environment, or an environment of another package."""
     try:
         return is_known(name)
     except ValidationError:
@@ -33,7 +33,7 @@ def _is_absent(name: str) -> bool:
 
 
 def unusable_error(unusable: PluginUnusable, fix: str = "") -> PydanticCustomError:
-    """Return the error of a value that names an unusable plug-in; ``fix`` replaces its own."""
+    """Return the error of a value that names an unusable plug-in; ``fix`` replaces its fix."""
     problem = f"{unusable.subject}: {unusable.problem}"
     context = {"problem": problem, "fix": f"{fix or unusable.fix}."}
     return PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context)
@@ -45,7 +45,7 @@ else:
     EnvironmentName = Annotated[
         Literal[tuple(known_environments())],
         WrapValidator(_accept_plugin),
-        PlainSerializer(str),  # that of a literal warns about the name of a plug-in
+        PlainSerializer(str),  # a literal's serializer warns about the name of a plug-in
     ]
 
 ENVIRONMENT_NAMES: Final = " ".join(

@@ -1,7 +1,7 @@
 """Traits of environments by name, in the core and in plug-ins.
 
-Plug-ins import this module, and the models of a recipe load plug-ins: so it imports no model, and
-looks for no plug-in when it is imported.
+Plug-ins import this module, and the models of a recipe load plug-ins. So importing it neither
+imports a model nor searches for plug-ins.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ from offbeat.doors import find_plugin, plugins_of
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """The file of prompts that an environment reads."""
+    """The prompt file that an environment reads."""
 
     missing: str
-    """What the environment lacks without the file, behind "has no"."""
+    """Name of the missing thing if there is no file, after "has no"."""
 
     rows: str
-    """The file and its rows, behind "Set data.path to a"."""
+    """The file and its rows, after "Set data.path to a"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,34 @@ class EnvironmentTraits:
     """Its line in the documentation of ``environment.name``."""
 
     makes_prompts: bool = False
-    """Whether it reads no file of prompts."""
+    """Whether it reads no prompt file."""
 
     is_agent: bool = False
-    """Whether its episodes call the model over HTTP, from processes of their own."""
+    """Whether its episodes call the model over HTTP, from separate processes."""
 
     renders_messages: bool = False
-    """Whether an agent sends tokens: then its endpoint needs no renderer."""
+    """Whether an agent sends tokens, so that its endpoint needs no renderer."""
 
     user_code: str = ""
-    """The object that ``environment.target`` names, as messages call it; empty: it reads no target."""
+    """Name in messages of the object in ``environment.target``. Empty: it reads no target."""
 
     call_form: CallForm | None = None
     """The form of the function that ``environment.target`` names, or None if it names none."""
 
     prompt_file: PromptFile | None = None
-    """The file that it needs, or None if it needs no file, or says so itself."""
+    """The file that it needs, or None if it needs no file or reports a missing one itself."""
 
     reads_any_row: bool = False
-    """Whether a row of the file may have any keys, and needs neither ``prompt`` nor ``messages``."""
+    """Whether a file's row may have any keys, and needs neither ``prompt`` nor ``messages``."""
 
     keys: frozenset[str] = frozenset()
-    """Keys of the section that most environments refuse and that it reads."""
+    """Keys of the section that it reads and most environments refuse."""
 
     held_out: str = ""
-    """The prompts of evaluations without a file, in words; empty: the ones that are trained on."""
+    """In words, the prompts of evaluations without a file. Empty: the training prompts."""
 
     listed_after: str = ""
-    """The environment after which lists of all names show it; empty: at their end."""
+    """The environment after which lists of all names show it. Empty: last."""
 
 
 CORE_ENVIRONMENTS: Final[Mapping[str, EnvironmentTraits]] = {
@@ -96,7 +96,7 @@ class _EnvironmentPlugin(Protocol):
 
 
 def known_environments() -> dict[str, EnvironmentTraits]:
-    """Return the environments of this package, in the order in which lists show them."""
+    """Return the environments of this package, in display order."""
     known = list(CORE_ENVIRONMENTS.items())
     for name, plugin in cast("dict[str, _EnvironmentPlugin]", plugins_of("environment")).items():
         names, before = [each for each, _ in known], plugin.traits.listed_after
@@ -110,7 +110,7 @@ def find_traits(name: str) -> EnvironmentTraits:
     """Return the traits of an environment.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return (
         CORE_ENVIRONMENTS[name]
@@ -123,6 +123,6 @@ def find_environment_plugin(name: str) -> _EnvironmentPlugin:
     """Return the plug-in of an environment that is not in the core.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("_EnvironmentPlugin", find_plugin("environment", name))

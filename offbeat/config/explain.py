@@ -17,9 +17,9 @@ from offbeat.config.sections.generator import PluginGeneratorConfig
 from offbeat.doors import PluginUnusable
 from offbeat.messages.failures import OffbeatError
 
-_PLUGINS: Final = "plugins"  # key of the sections of other packages
-_GENERATOR: Final = "generator"  # the section that an engine brings
-_BACKEND: Final = f"{_GENERATOR}.backend"  # the key that names an engine
+_PLUGINS: Final = "plugins"  # section key of other packages
+_GENERATOR: Final = "generator"  # section that an engine provides
+_BACKEND: Final = f"{_GENERATOR}.backend"  # key that selects an engine
 
 
 class NoSuchKey(OffbeatError):
@@ -33,14 +33,14 @@ class NoSuchKey(OffbeatError):
 
 
 def explain(key: str = "") -> str:
-    """Type, range, default and meaning of a dotted key; of a section, all that is in it.
+    """Return type, range, default and meaning of a dotted key, or all keys of a section.
 
-    The last part of a key suffices if no other key ends with it. A package of others is imported
-    where it alone has the answer: its tracker for the section of that, its engine for section
-    ``generator`` and for keys there that not every engine has.
+    The last part of a key suffices if no other key ends with it. Other packages are imported only
+    if they are needed for the answer: a tracker for its section, and engines for section
+    ``generator`` and for its keys that only some engines have.
 
     Raises:
-        NoSuchKey: With the nearest one.
+        NoSuchKey: It names the nearest key.
     """
     if not key:
         doc = RunConfig.__doc__ or ""
@@ -80,13 +80,13 @@ def _explain_plugin(key: str) -> str:
 
 
 def _find_by_last_part(part: str) -> str:
-    """Return the one key whose last part this is, else ``""``."""
+    """Return the only key with this last part, else ``""``."""
     found = [key.key for key in schema.known_keys().values() if key.leaf == part]
     return found[0] if len(found) == 1 else ""
 
 
 def _table(keys: Iterable[schema.Key]) -> str:
-    """Format one entry per key; sections below are only named."""
+    """Format one entry per key. Sections below are only named."""
     return "\n".join(
         _in_table(
             each,
@@ -101,12 +101,12 @@ def _in_table(key: schema.Key, notes: str) -> str:
 
 
 def _entry(key: schema.Key, notes: str = "", margin: str = "") -> str:
-    """Format type, default and meaning of a key; ``margin`` begins the line of its meaning."""
+    """Format type, default and meaning of a key. ``margin`` starts the line of its meaning."""
     return f"{key.doc}{notes}" if key.sections else f"{key.summary}\n{margin}{key.doc}{notes}"
 
 
 def _notes(key: schema.Key) -> str:
-    """Format the names that packages of others bring for a key, and the settings that it needs."""
+    """Format the names that other packages add to a key, and the settings that the key needs."""
     names = [f"{name} ({package})" for name, package in installed_names(key.key).items()]
     notes = [f"Of installed packages: {', '.join(names)}."] if names else []
     settings = schema.only_with(key)
@@ -122,16 +122,16 @@ def _notes(key: schema.Key) -> str:
 
 
 class PackageEngines(NamedTuple):
-    """Engines that installed packages bring, imported."""
+    """Engines of installed packages, imported."""
 
     sections: Mapping[str, type[PluginGeneratorConfig]]
-    keys: list[schema.Key]  # their variants are the engines that have them in this form
+    keys: list[schema.Key]  # their variants are the engines with the key in this form
     unusable: Mapping[str, PluginUnusable]
 
 
 @cache
 def _find_engines(path: tuple[str, ...]) -> PackageEngines:
-    """Import the engines that packages on a path bring, and return their keys."""
+    """Import the engines of packages on a path, and return their keys."""
     del path
     sections = dict[str, type[PluginGeneratorConfig]]()
     unusable = dict[str, PluginUnusable]()
@@ -153,7 +153,7 @@ def _find_engines(path: tuple[str, ...]) -> PackageEngines:
 
 
 def _explain_engine_key(key: str) -> str:
-    """Explain a key of section ``generator`` that engines of other packages alone have."""
+    """Explain a key of section ``generator`` that only engines of other packages have."""
     found = _find_engines(tuple(sys.path))
     forms = [each for each in found.keys if each.key == key]
     if not forms:
@@ -173,21 +173,21 @@ def _only_with_engines(key: schema.Key) -> str:
 
 
 def _engines_of_packages() -> Iterator[str]:
-    """Yield the meaning of each engine that another package brings, or why it is unknown."""
+    """Yield the meaning of each engine of another package, or why it is unknown."""
     found = _find_engines(tuple(sys.path))
     yield from (f"    {name}: {schema.doc_of(each)}" for name, each in found.sections.items())
     yield from (f"    {name}: unusable. {each}." for name, each in found.unusable.items())
 
 
 def _keys_of_packages() -> Iterator[str]:
-    """Yield the keys of section ``generator`` that engines of other packages alone have."""
+    """Yield the keys of section ``generator`` that only engines of other packages have."""
     for key in _find_engines(tuple(sys.path)).keys:
         if schema.known(key.key) is None:
             yield _in_table(key, _only_with_engines(key))
 
 
 def _engines_with(key: schema.Key) -> tuple[list[str], list[str]]:
-    """Return the engines of other packages that have a key of section ``generator``, and notes on them."""
+    """Return other packages' engines with a key of section ``generator``, and notes on them."""
     installed = [*installed_names(_BACKEND)]
     if not installed:
         return [], []

@@ -1,4 +1,4 @@
-"""The type of section ``generator``: a kind of the core, of a plug-in here, or of another package."""
+"""Type of section ``generator``: a kind of the core, of a plug-in here, or of another package."""
 
 import functools
 import operator
@@ -29,16 +29,16 @@ _KNOWN: Final = (*CORE_ENGINES, *known_engines())
 
 
 def find_generator_section(backend: str) -> type[PluginGeneratorConfig] | None:
-    """Return the section of engines that another package brings, or None if no package does."""
+    """Return the section of an engine of another package, or None if no package has the engine."""
     try:
         plugin = None if backend in _KNOWN else find_engine(backend)
     except PluginUnusable:
-        return None  # the validation of the section says why
+        return None  # validation of the section reports the reason
     return None if plugin is None else plugin.section
 
 
 def _accept_plugin(section: object, of_known: ValidatorFunctionWrapHandler) -> object:
-    """Validate a kind of this package, or one that another package brings."""
+    """Validate a kind of this package, or a kind of another package."""
     if isinstance(section, dict):
         backend = cast("dict[str, object]", section).get("backend")
     else:
@@ -67,7 +67,7 @@ def _accept_plugin(section: object, of_known: ValidatorFunctionWrapHandler) -> o
 
 
 def _find(backend: str) -> EnginePlugin | None:
-    """Return the plug-in of a kind that is not in this package, or None if no package brings it."""
+    """Return the plug-in of a kind from another package, or None if no package provides it."""
     try:
         return find_engine(backend)
     except NoSuchPlugin as absent:

@@ -1,4 +1,4 @@
-"""Reward functions that the package brings, by the name a recipe gives in place of module:name."""
+"""Reward functions of the package, by the name that a recipe uses instead of module:name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ class Grader:
     """A reward function of the package."""
 
     target: str  # module:name
-    package: str = ""  # that it imports; empty: none beyond those of offbeat
-    extra: str = ""  # of offbeat, with which the package is installed
+    package: str = ""  # third-party package that it imports; empty: only offbeat's dependencies
+    extra: str = ""  # extra of offbeat that installs the package
     answer_key: str = ""
     """Key of a prompt's row with the answer to compare with, unless the option of this name sets
-    another; empty: rows need none."""
+    another key. Empty if rows need no answer.
+    """
 
 
 GRADERS: Final[Mapping[str, Grader]] = MappingProxyType(
@@ -31,6 +32,6 @@ GRADERS: Final[Mapping[str, Grader]] = MappingProxyType(
 
 
 def reward_target(target: str) -> str:
-    """Return ``module:name`` of a reward: that of a grader of the package, or ``target`` itself."""
+    """Return the ``module:name`` of a reward; ``target`` may name a grader of the package."""
     grader = GRADERS.get(target)
     return target if grader is None else grader.target

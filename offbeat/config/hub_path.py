@@ -1,4 +1,4 @@
-"""Names of files on the Hugging Face Hub, as recipes write them."""
+"""Parses names of files on the Hugging Face Hub, as recipes write them."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ HUB: Final = "hf://"
 FORM: Final = "hf://datasets/OWNER/NAME[@REVISION]/FILES"
 
 READABLE: Final = (".parquet", ".jsonl", ".json", ".ndjson")
-"""Endings of the files that can be read, Parquet or JSON Lines."""
+"""Endings of readable files: Parquet or JSON Lines."""
 
 MODEL_FORM: Final = "OWNER/NAME[@REVISION]"
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
@@ -24,21 +24,21 @@ class HubPath:
 
     dataset: str  # OWNER/NAME
     revision: str | None  # None: the dataset's default branch
-    pattern: str  # a file, or with * several
+    pattern: str  # a file, or several with *
 
     @property
     def is_readable(self) -> bool:
-        """Return whether files of such a name may be Parquet or JSON Lines."""
+        """Return whether files of this name may be Parquet or JSON Lines."""
         return self.pattern.endswith((*READABLE, "*"))
 
 
 def is_on_hub(path: str | None) -> bool:
-    """Return whether a path of a recipe names files on the hub, correctly or not."""
+    """Return whether a recipe's path names files on the hub, even if it is malformed."""
     return path is not None and path.startswith(HUB)
 
 
 def hub_path(path: str) -> HubPath | None:
-    """Return the parts of a path of ``FORM``; None for any other.
+    """Return the parts of a path of ``FORM``, or None for any other path.
 
     A slash inside REVISION is written %2F, as in ``refs%2Fconvert%2Fparquet``.
     """
@@ -50,7 +50,7 @@ def hub_path(path: str) -> HubPath | None:
 
 
 def hub_model(text: str) -> tuple[str, str | None] | None:
-    """Return name and revision of a text of ``MODEL_FORM``, which may begin with hf://; else None.
+    """Return name and revision of a text of ``MODEL_FORM``, with or without hf://, or None.
 
     A slash in the revision is written %2F.
     """
@@ -62,9 +62,10 @@ def hub_model(text: str) -> tuple[str, str | None] | None:
 
 
 def name_of_copy(path: str) -> str | None:
-    """Return ``hf://OWNER/NAME@COMMIT`` of a directory that holds a copy of that model, by its path.
+    """Return ``hf://OWNER/NAME@COMMIT`` for the path of a directory with a copy of the model.
 
-    That is one of the cache of ``huggingface_hub``, or one that a run has downloaded; else None.
+    The copy is in the cache of ``huggingface_hub``, or a run downloaded it. Return None for any
+    other directory.
     """
     found = _COPY.fullmatch(path)
     if found is None:

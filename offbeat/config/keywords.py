@@ -1,4 +1,4 @@
-"""Arguments of ``offbeat.train`` as overrides of a recipe, and their names in its problems."""
+"""Converts arguments of ``offbeat.train`` to overrides, and names them in a recipe's problems."""
 
 import difflib
 import inspect
@@ -24,7 +24,7 @@ _ARGUMENTS: Final = {
     "environment.target": "reward=FUNCTION",
     "environment.rewards.NAME.weight": "reward={'NAME': {'target': FUNCTION, 'weight': 0.5}, ...}",
 }
-"""Arguments of ``offbeat.train`` in the place of keys, for the message about another library's name."""
+"""Arguments of ``offbeat.train`` in place of keys, for messages about other libraries' names."""
 
 _ARGUMENT_BY_KEY: Final = {
     "model": "model",
@@ -38,14 +38,14 @@ _ARGUMENT_BY_KEY: Final = {
     "algorithm.loss.name": "loss",
     "algorithm.loss.target": "loss",
 }
-"""Arguments of ``offbeat.train`` by the key of the recipe that they set."""
+"""Arguments of ``offbeat.train`` by the recipe key that they set."""
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Return ``key=value`` of each keyword, as ``load_recipe`` reads them.
 
-    A keyword is a key of a recipe, as ``trainer``, a dotted one, or the last part of one if there is
-    only one of that name: ``learning_rate``. An object that can be called is given by value.
+    A keyword is a section or a dotted key of a recipe. The last part of a key suffices if it is
+    unique, as in ``learning_rate``. A callable object is passed by value.
 
     Raises:
         ConfigError: A name fits several keys, a key has two values, or a value is of no kind that a
@@ -63,7 +63,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what a value sets, by key: a section sets each of its keys."""
+    """Yield the key and value of each setting in a value; a section sets each of its keys."""
     if not isinstance(value, Mapping):
         yield key, value
         return
@@ -72,14 +72,14 @@ def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_known_name(name: str) -> bool:
-    """Return whether a keyword is a key of a recipe, or of another library, whose message names ours."""
+    """Return whether a keyword is a recipe key, or another library's key with a known message."""
     if "." in name or schema.known(name) is not None or name in _by_last_part():
         return True
     return bool(matching_keys(name, least=1) or find_note(name))
 
 
 def find_key(name: str) -> str:
-    """Return the key of a recipe that a keyword sets; an unknown name as it is.
+    """Return the key of a recipe that a keyword sets; return an unknown name unchanged.
 
     Raises:
         ConfigError: It fits several keys, or an argument.
@@ -106,7 +106,7 @@ def _as_key(key: str) -> str:
 
 
 def bad_argument(name: str, problem: str, hint: str) -> ConfigError:
-    """Return the error of an argument that was given in Python."""
+    """Return the error of an argument passed in Python."""
     return ConfigError((Problem(Location(f"argument {name}"), "", ABSENT, problem, hint),))
 
 
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- what json does not know
         return str(os.fspath(value))  # pyright: ignore[reportUnknownArgumentType] -- of any path
     if callable(value):
         return give(value)
-    if hasattr(value, "item"):  # a number of numpy
+    if hasattr(value, "item"):  # a numpy number
         return value.item()
     raise TypeError(f"{value!r} has the type {type(value).__name__}")
 
@@ -150,7 +150,7 @@ def check_names(
     """Refuse keywords that are misspelt arguments of ``call``, or arguments of ``others``.
 
     Raises:
-        ConfigError: There is one. The error names the first.
+        ConfigError: A keyword is refused. The error names the first.
     """
     if "rewards" in settings and not isinstance(settings["rewards"], Mapping):
         raise bad_argument("rewards", "it is no argument here", "Did you mean `reward`?")
@@ -172,7 +172,7 @@ def _list_arguments(call: Callable[..., Any]) -> list[str]:
 
 
 def name_arguments(error: ConfigError, settings: Mapping[str, Any]) -> ConfigError:
-    """Return the error with arguments of the call in the place of overrides, which nobody wrote."""
+    """Return the error with the call's arguments in place of overrides."""
     is_agent = settings.get("environment.name") == "agent"
     name_by_key = {find_key(name): _ARGUMENT_BY_KEY.get(name, name) for name in settings}
     if is_agent:

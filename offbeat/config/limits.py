@@ -1,4 +1,4 @@
-"""Numbers that follow from a config, and that several rooms have to agree on."""
+"""Numbers that follow from a config and that several rooms must agree on."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerC
 
 _LEAST_START_S: Final = 120.0
 _LOAD_BYTES_PER_SECOND: Final = 200e6
-"""Bytes of a model's files that a slow shared disk delivers in a second."""
+"""Bytes per second of a model's files from a slow shared disk."""
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32
 _MASK_BYTES: Final = 1
@@ -26,14 +26,15 @@ _REWARD_BYTES: Final = 4
 _OFFSET_BYTES: Final = 8
 _BRANCH_BYTES: Final = 4  # branch_samples: int32
 _WHOLE_BRANCHES: Final = 4
-"""Branches as long as the context of the model that a sample has room for by default: a sample may
-have more of them that are shorter, and the buffer has to hold the largest groups of a step."""
+"""Default room of a sample, in branches as long as the model's context. A sample may have more but
+shorter branches, and the buffer must hold the largest groups of a step.
+"""
 
 
 def max_outstanding_groups(config: RunConfig) -> int:
-    """Most prompt groups that can be admitted and not yet trained.
+    """Return the maximum number of admitted prompt groups that are not yet trained.
 
-    Of a custom sampler only a guess, what the bound can train: it may have a reach of its own.
+    For a custom sampler this is a guess from the staleness bound: it may have another reach.
     """
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
@@ -45,7 +46,7 @@ def max_outstanding_groups(config: RunConfig) -> int:
 
 
 def max_sample_tokens(config: RunConfig) -> int:
-    """Return the most tokens of an agent's sample, over all its branches."""
+    """Return the maximum number of tokens of an agent's sample, over all its branches."""
     rollout = config.rollout
     if rollout.max_sample_tokens is not None:
         return rollout.max_sample_tokens
@@ -56,25 +57,25 @@ def max_sample_tokens(config: RunConfig) -> int:
 
 
 def max_group_bytes(config: RunConfig) -> int:
-    """Return the most bytes that the packed columns of one prompt group can take.
+    """Return the maximum number of bytes of the packed columns of one prompt group.
 
-    The prompt is stored once, with its pictures. A single-turn response is at most ``max_new_tokens`` long; with more
-    turns the observations between them are response tokens too, and only ``max_model_len`` bounds
-    the whole; of an agent ``max_sample_tokens``, over all branches that are trained. Logprobs that
-    the trainer adds to the group are counted. Of several environments, the one with the largest
-    groups decides.
+    The prompt is stored once, with its pictures. A single-turn response has at most
+    ``max_new_tokens``. With more turns, observations are response tokens too, and only
+    ``max_model_len`` bounds the sample. ``max_sample_tokens`` bounds an agent's sample, over all
+    trained branches. Logprobs that the trainer adds to the group are counted. With several
+    environments, the largest groups decide.
     """
     return max(map(_max_group_bytes, environment_views(config).values()))
 
 
 def _max_group_bytes(config: RunConfig) -> int:
     samples, whole = config.samples_per_group, config.generator.max_model_len
-    boundaries = _OFFSET_BYTES  # of one branch
+    boundaries = _OFFSET_BYTES  # for one branch
     if config.environment.is_agent:
         most = max_sample_tokens(config)
         whole = response = min(whole, most)
         if config.rollout.branches == "train":
-            # A branch has two tokens or more: one of its prompt and one drawn.
+            # A branch has at least two tokens: one of its prompt and one sampled.
             response, branches = most, min(config.rollout.max_branches, most // 2)
             boundaries = branches * (_OFFSET_BYTES + _BRANCH_BYTES)
     elif config.environment.max_turns > 1:
@@ -90,9 +91,9 @@ def _max_group_bytes(config: RunConfig) -> int:
 
 
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
-    """Return what is done about a failed sample: by default an agent's is drawn again.
+    """Return how a failed sample is handled; by default an agent's sample is drawn again.
 
-    Of several environments, each has its own; of their run as a whole it is that of the agents.
+    Each of several environments can have another default. For the whole run, agents decide.
     """
     configured = config.rollout.on_failed_sample
     if configured is not None:
@@ -102,7 +103,7 @@ def on_failed_sample(config: RunConfig) -> OnFailedSample:
 
 
 def min_valid_samples(config: RunConfig) -> int:
-    """Return the number of samples of a group without which it is not trained."""
+    """Return the minimum number of valid samples of a group that is trained."""
     configured = config.rollout.min_valid_samples
     return min(2, config.samples_per_group) if configured is None else configured
 
@@ -117,7 +118,7 @@ def trainer_ranks(config: RunConfig) -> int:
 
 
 class EncoderSizes(Protocol):
-    """Section of the ranks that hold only the vision tower, which a plug-in brings."""
+    """Section of a plug-in for the ranks that hold only the vision tower."""
 
     @property
     def data_parallel(self) -> int: ...
@@ -134,12 +135,12 @@ class EncoderSizes(Protocol):
 
 
 def encoder_of(trainer: AnyTrainerConfig) -> EncoderSizes | None:
-    """Return the ranks that hold the vision tower alone; None: there are none."""
+    """Return the section of the ranks with only the vision tower, or None without such ranks."""
     return cast("EncoderSizes | None", getattr(trainer, "encoder", None))
 
 
 def encoder_ranks(trainer: AnyTrainerConfig) -> int:
-    """Return the number of ranks that hold the vision tower alone. They are the last of the world."""
+    """Return the number of ranks that hold only the vision tower: the last of the world."""
     encoder = encoder_of(trainer)
     return 0 if encoder is None else encoder.data_parallel * encoder.tensor_parallel
 
@@ -148,13 +149,13 @@ def encoder_ranks(trainer: AnyTrainerConfig) -> int:
 class RankResources:
     """Resources of one trainer rank."""
 
-    cpus: float  # that Ray reserves, as ``gpus``
+    cpus: float  # CPUs reserved by Ray, like ``gpus``
     gpus: float
     threads: int
 
 
 def rank_resources(trainer: AnyTrainerConfig, rank: int, ranks: int) -> RankResources:
-    """Return the resources of a rank of a world of so many."""
+    """Return the resources of a rank in a world of ``ranks`` ranks."""
     threads = trainer.threads if isinstance(trainer, ModelTrainerConfig) else 1
     encoder = encoder_of(trainer)
     if encoder is None or rank < ranks - encoder_ranks(trainer):
@@ -165,57 +166,57 @@ def rank_resources(trainer: AnyTrainerConfig, rank: int, ranks: int) -> RankReso
 
 
 def trainer_resources(config: RunConfig) -> list[RankResources]:
-    """Return the resources of every trainer rank, in their order."""
+    """Return the resources of every trainer rank, in order."""
     ranks = trainer_ranks(config)
     return [rank_resources(config.trainer, rank, ranks) for rank in range(ranks)]
 
 
 def microbatch_tokens(trainer: AnyTrainerConfig) -> int:
-    """Return the most tokens in one forward-backward of one replica, whose ranks may share its rows."""
+    """Return the maximum tokens per forward-backward of a replica. Its ranks may share the rows."""
     ranks = trainer.ranks_of_row if isinstance(trainer, ModelTrainerConfig) else 1
     return trainer.max_tokens_per_microbatch * ranks
 
 
 def encoder_tokens(trainer: AnyTrainerConfig) -> int | None:
-    """Return the most tokens of media that an encoder rank computes at once; None: no bound."""
+    """Return the maximum media tokens that an encoder rank computes at once, None if unbounded."""
     encoder = encoder_of(trainer)
     return None if encoder is None else encoder.max_tokens_per_microbatch
 
 
 def shares_weights(config: RunConfig) -> bool:
-    """Return whether engines compute with the trainer's tensors, of which there is one copy."""
+    """Return whether engines and the trainer compute with the same tensors."""
     generator = config.generator
     return isinstance(generator, EmbeddedGeneratorConfig) and generator.share_weights
 
 
 def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
-    """Return the patterns of names of parameters that are not trained; empty: all are trained."""
+    """Return the name patterns of parameters that are not trained. Empty: all are trained."""
     trainer = config.trainer
     return trainer.freeze if isinstance(trainer, ModelTrainerConfig) else ()
 
 
 def moe_of(config: RunConfig) -> MoeConfig | None:
-    """Return how the run balances experts; None: it leaves them to the loss."""
+    """Return how the run balances experts, or None to leave it to the loss."""
     trainer = config.trainer
     moe = trainer.moe if isinstance(trainer, ModelTrainerConfig) else None
     return moe if moe is not None and (moe.has_losses or moe.bias_update_rate) else None
 
 
 def trainer_replicas(trainer: AnyTrainerConfig) -> int:
-    """Return the number of data-parallel ranks, among which the groups of a step are divided."""
+    """Return the number of data-parallel ranks, which divide the groups of a step."""
     return trainer.data_parallel if isinstance(trainer, ModelTrainerConfig) else 1
 
 
 def trainer_device(trainer: AnyTrainerConfig) -> str:
-    """Return the torch device of each rank; a stub has no tensors, so its ranks meet as those on CPU."""
+    """Return the torch device of each rank, which is CPU for a stub without tensors."""
     return trainer.device if isinstance(trainer, ModelTrainerConfig) else "cpu"
 
 
 def start_deadline_s(section: GeneratorConfig | AnyTrainerConfig, model_bytes: int = 0) -> float:
-    """Return the seconds that a trainer or an engine gets to start.
+    """Return the number of seconds in which a trainer or an engine must start.
 
     Args:
-        section: Its section of the recipe, whose own number is used if it has one.
+        section: Its section of the recipe. A number there overrides the computed one.
         model_bytes: Bytes of the model's weight files.
     """
     given = section.start_deadline_s
@@ -225,8 +226,8 @@ def start_deadline_s(section: GeneratorConfig | AnyTrainerConfig, model_bytes: i
 def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> OptimizerConfig:
     """Return the optimizer's section with warm-up and decay in steps; keys in samples are None.
 
-    Samples are those of whole batches: a step that trained fewer, because groups were dropped,
-    counts like the others. So the schedule follows from the version alone, after a resume as well.
+    Samples are counted in whole batches, even if a step trained fewer because groups were dropped.
+    So the schedule depends only on the version, also after a resume.
     """
     per_step = config.groups_per_step * config.samples_per_group
     counts = {"warmup": optimizer.warmup_samples, "decay": optimizer.decay_samples}
@@ -239,7 +240,7 @@ def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> Optimize
 
 
 def counted_functions(environment: EnvironmentConfig) -> int:
-    """Return the number of reward functions of an environment, built-in graders apart."""
+    """Return the number of reward functions of an environment, without built-in graders."""
     if environment.name != "function":
         return 0
     targets = [each.target for each in environment.rewards.values()] or [environment.target]
@@ -247,12 +248,12 @@ def counted_functions(environment: EnvironmentConfig) -> int:
 
 
 def max_reward_calls(config: RunConfig) -> int:
-    """Return the most calls that the rewards of one group make, their tries included."""
+    """Return the maximum number of reward calls of one group, including retries."""
     return config.samples_per_group * _calls_per_sample(config)
 
 
 def max_evaluation_calls(config: RunConfig) -> int:
-    """Return the most calls that the rewards of one evaluation make; 0 in a run that has none."""
+    """Return the maximum number of reward calls of one evaluation; 0 without evaluations."""
     if not (config.eval.interval or config.eval.at_start):
         return 0
     samples = sum(
@@ -262,10 +263,10 @@ def max_evaluation_calls(config: RunConfig) -> int:
 
 
 def _calls_per_sample(config: RunConfig) -> int:
-    """Return the most calls for one sample of a group.
+    """Return the maximum number of calls for one sample of a group.
 
-    A group is scored as a whole first. Where a failed sample does not fail its group, each sample
-    is then scored by itself, and those that are drawn again once more each time.
+    A group is first scored as a whole. If a failed sample does not fail its group, each sample is
+    then scored by itself. A sample that is drawn again is scored once more each time.
     """
     scorings = 1
     policy = on_failed_sample(config)

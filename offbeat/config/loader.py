@@ -25,42 +25,42 @@ _REMOVED: Final = {
     "sync.transport=gloo": "The gloo broadcast was removed. Set sync.transport to reshard, which also "
     "sends over TCP, or to object_store.",
 }
-"""What to set instead of a value that older recipes and runs have, by key and value."""
+"""Replacements for values of older recipes and runs, by key and value."""
 _PLUGINS: Final[Mapping[str, Kind]] = {
     "environment.name": "environment",
     f"environments.{schema.NAME}.environment.name": "environment",
     "sync.quantize": "wire_format",
     "sync.transport": "transport",
 }
-"""Kind of the plug-ins that a key chooses among."""
+"""Kind of plug-in that a key selects."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A configuration that can work, and where it came from. Paths in it are absolute."""
+    """A working configuration and its sources. Its paths are absolute."""
 
     config: RunConfig
-    recipe: Path | None  # as asked for; None: there are only overrides
-    sources: tuple[Path, ...]  # recipes read, what is extended first
-    origins: Mapping[str, Location]  # of every key that was given; a key not in it has its default
-    dropped: tuple[str, ...]  # inherited keys that another choice by name left behind
+    recipe: Path | None  # as asked for; None if there are only overrides
+    sources: tuple[Path, ...]  # recipes in reading order; an extended recipe precedes its extension
+    origins: Mapping[str, Location]  # of every key that was set; other keys have their defaults
+    dropped: tuple[str, ...]  # inherited keys dropped because a name selects another choice
 
 
 def load_recipe(
     path: Path | str | None, overrides: Sequence[str] = (), *, dry_run: bool = False
 ) -> LoadedRecipe:
-    """Read, merge and check everything; of the environment only the home directory is read.
+    """Read, merge and check everything. Only the home directory is read from the environment.
 
-    ``model.path: OWNER/NAME`` is a model of the hub unless there is such a directory.
+    ``model.path: OWNER/NAME`` is a hub model unless such a directory exists.
 
-    A recipe may name another one in ``extends:``, which it is laid over; ``overrides`` are dotted
-    ``a.b.c=value`` with a YAML value, the last one wins. Relative paths are relative to the file
-    that names them, in an override to the working directory; ``~`` is the home directory.
+    A recipe may name a base recipe in ``extends:``, and overrides its values. ``overrides`` are
+    dotted ``a.b.c=value`` with a YAML value; the last one wins. Relative paths are relative to the
+    file that contains them, in an override to the working directory. ``~`` is the home directory.
 
     Args:
-        path: A YAML file; None: the overrides are all.
-        overrides: Settings laid over the recipe.
-        dry_run: Whether backends and devices are going to be stubs, so that they need not exist.
+        path: A YAML file, or None to use only the overrides.
+        overrides: Settings that override the recipe.
+        dry_run: Whether stubs replace backends and devices, which then need not exist.
 
     Raises:
         ConfigError: With every problem found. There is no partly usable result.
@@ -89,7 +89,10 @@ def load_recipe(
 
 
 def resolve_run_dir(config: RunConfig) -> Path:
-    """The run directory, absolute: ``{name}`` filled in, relative to the working directory."""
+    """Return the absolute run directory, with ``{name}`` filled in.
+
+    It is relative to the working directory.
+    """
     return Path(config.run_dir.replace("{name}", config.name)).absolute()
 
 
@@ -110,9 +113,9 @@ def _judge(root: Section) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iterator[Problem]:
-    """Yield problems that do not follow from a known one.
+    """Yield problems that do not follow from a known problem.
 
-    A value taken out, or a recipe that is missing.
+    A known problem can be a removed value or a missing recipe.
     """
     keys = {problem.key for problem in known}
     values = {(problem.key, problem.location) for problem in known}
@@ -127,7 +130,7 @@ def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iter
 
 
 def _key_of(detail: ErrorDetails) -> str:
-    """The dotted key pydantic complains about: without choices, and without places in a list."""
+    """Return the dotted key of a pydantic error, without choices and list indices."""
     key, chosen = "", ""
     for part in detail["loc"]:
         if key != chosen and part in schema.choices(key):
@@ -161,12 +164,12 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
 
 
 def _patched(root: Section, bad: set[str]) -> RunConfig | None:
-    """The configuration with every bad value replaced by its default.
+    """Return the configuration with each bad value replaced by its default.
 
-    None if that is not enough.
+    Return None if it still does not validate.
     """
     for key in bad:
-        # What a section holds depends on its choice: with a bad one, all of it is left out.
+        # The choice decides which keys a section has, so a bad choice removes the whole section.
         above = key.rpartition(".")[0]
         section, name = root.parent(above if schema.chooser(above) == key else key)
         if section is not None:
@@ -182,7 +185,7 @@ def _patched(root: Section, bad: set[str]) -> RunConfig | None:
 def _cross_check(
     config: RunConfig | None, root: Section, bad: set[str], *, dry_run: bool
 ) -> Iterator[Problem]:
-    """Clashes between values that are good on their own."""
+    """Yield problems for combinations of values that are valid separately."""
     for clash in clashes(config, dry_run=dry_run) if config is not None else ():
         if not any(_concerns(key, wrong) for key in clash.keys for wrong in bad):
             node = root.find(clash.keys[0])
@@ -198,10 +201,7 @@ def _concerns(key: str, wrong: str) -> bool:
 
 
 def _locate(clash: Clash, root: Section) -> Location:
-    """Return where to change something.
-
-    At an override if one takes part, else at the first key given.
-    """
+    """Return the location to change: an override in the clash, else the first key that was set."""
     given = [node.location for key in clash.keys if (node := root.find(key)) is not None]
     typed = [location for location in given if sources.is_override(location)]
     return next(iter([*typed, *given]), root.location)

@@ -13,11 +13,11 @@ class LossSpec:
     config: LossConfig = field(default_factory=ClippedPgLossConfig)
     temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
     minibatches: int = 1  # parts that the groups of the step are divided into
-    epochs: int = 1  # times that each of them is trained
+    epochs: int = 1  # times that each part is trained
 
     @classmethod
     def of(cls, run: RunConfig) -> "LossSpec":
-        """Return the recipe's loss. A constant that it leaves out is the budget of a call."""
+        """Return the recipe's loss. A missing constant is set to the token budget of a call."""
         loss, sampling = run.algorithm.loss, run.generator.sampling
         if loss.normalize == "constant" and loss.constant_tokens is None:
             loss = loss.model_copy(update={"constant_tokens": sampling.max_new_tokens})
@@ -26,5 +26,5 @@ class LossSpec:
 
     @property
     def optimizer_steps(self) -> int:
-        """Return the number of optimizer steps that a step of the run takes."""
+        """Return the number of optimizer steps per step of the run."""
         return self.minibatches * self.epochs

@@ -1,7 +1,7 @@
-"""The section of ``environment`` that a plug-in of media brings, for the models and rules of a recipe.
+"""Section of ``environment`` from a media plug-in, for the models and rules of a recipe.
 
-The models of a recipe import this module and load plug-ins: so it imports no model, and looks for no
-plug-in when it is imported.
+The models of a recipe import this module and load plug-ins. So importing it neither imports a model
+nor searches for plug-ins.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class MediaLimits(Protocol):
 
     @property
     def max_bytes(self) -> int:
-        """Return the most bytes of the media of a prompt."""
+        """Return the maximum number of media bytes of a prompt."""
         ...
 
 
@@ -37,7 +37,7 @@ class _MediaPlugin(Protocol):
 
 
 def with_media(core: type[C]) -> type[C]:
-    """Return section ``environment`` with the sections of the plug-ins of media."""
+    """Return section ``environment`` with the sections of media plug-ins."""
     fields: dict[str, Any] = {
         plugin.key: (plugin.section | None, Field(default=None, description=plugin.doc))
         for plugin in _plugins()
@@ -46,13 +46,13 @@ def with_media(core: type[C]) -> type[C]:
 
 
 def find_media_limits(environment: Config) -> MediaLimits | None:
-    """Return the limits of media in prompts, or None if prompts have none."""
+    """Return the limits of media in prompts, or None if prompts have no media."""
     given = (getattr(environment, plugin.key) for plugin in _plugins())
     return next((section for section in given if section is not None), None)
 
 
 def media_clashes(config: "RunConfig") -> Iterator[Clash]:
-    """Yield settings that do not go together with media in prompts."""
+    """Yield settings that cannot be combined with media in prompts."""
     for plugin in _plugins():
         yield from plugin.find_clashes(config)
 

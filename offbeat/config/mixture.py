@@ -1,7 +1,7 @@
 """The environments of a run: one without a name, or several by name.
 
-Code that is about one environment reads the config of a run of that environment alone, a *view*, so
-that it does not have to know whether there are others.
+Code for one environment reads a *view*: the config of a run with only that environment. So the code
+need not know whether other environments exist.
 
 Computes one short name of everything a group's tokens depend on besides the weights.
 """
@@ -19,11 +19,11 @@ from offbeat.config.sections.eval import EvalSetConfig
 SECTION: Final = "environments"
 
 _OWN_KEYS: Final = re.compile(r"(?<![\w.])(?=environment\.|data\.|eval\.(?:path|columns))")
-"""Matches the beginning of a key that each of several environments has for itself."""
+"""Matches the beginning of a key that each of several environments sets separately."""
 
 
 def environment_views(config: RunConfig) -> dict[str, RunConfig]:
-    """Return by name the config of a run of each environment alone; a single one has no name."""
+    """Return the view of each environment by name. A single environment has an empty name."""
     if not config.environments:
         return {"": config}
     workers = max(each.environment.workers for each in config.environments.values())
@@ -38,7 +38,7 @@ def environment_views(config: RunConfig) -> dict[str, RunConfig]:
             "sets": {},
         }
         section: dict[str, object] = {
-            # Every worker plays every environment
+            # Every worker plays all environments
             "environment": each.environment.model_copy(update={"workers": workers}),
             "data": each.data,
             "eval": config.eval.model_copy(update=scored),
@@ -61,12 +61,12 @@ def key_in(name: str, key: str) -> str:
 
 
 def text_in(name: str, text: str) -> str:
-    """Return a message about the view called ``name`` with the keys of the recipe."""
+    """Return a message about the view called ``name``, with the recipe's keys for the view's."""
     return _OWN_KEYS.sub(key_in(name, ""), text) if name else text
 
 
 def inputs_in(name: str, inputs: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what is recorded of a run's inputs under the keys of the view called ``name``.
+    """Return the recorded inputs of a run, with the keys of the view called ``name``.
 
     Paths on the hub and other inputs keep their keys.
     """
@@ -83,7 +83,7 @@ def inputs_in(name: str, inputs: Mapping[str, str]) -> Mapping[str, str]:
 def evaluation_sets(config: RunConfig) -> dict[str, EvalSetConfig]:
     """Return the evaluation sets by name, with prompts and samples filled in.
 
-    Several environments have a set each, under the name of the environment.
+    Each of several environments has a set under its name.
     """
     views = environment_views(config)
     return {
@@ -94,7 +94,7 @@ def evaluation_sets(config: RunConfig) -> dict[str, EvalSetConfig]:
 
 
 def prompt_paths(config: RunConfig) -> dict[str, str]:
-    """Return all paths of prompt files by their keys, those of evaluations included."""
+    """Return all paths of prompt files by key, including evaluations."""
     return {
         key_in(name, key): path
         for name, view in environment_views(config).items()
@@ -104,7 +104,7 @@ def prompt_paths(config: RunConfig) -> dict[str, str]:
 
 
 def evaluation_paths(config: RunConfig) -> dict[str, str]:
-    """Return the paths of the prompt files of evaluations by their keys."""
+    """Return the paths of the prompt files of evaluations by key."""
     return {
         key_in(name, key): path
         for name, view in environment_views(config).items()
@@ -113,7 +113,7 @@ def evaluation_paths(config: RunConfig) -> dict[str, str]:
 
 
 def environment_workers(config: RunConfig) -> int:
-    """Return the number of environment workers: the most that an environment asks for."""
+    """Return the number of environment workers: the maximum over the environments."""
     return max(view.environment.workers for view in environment_views(config).values())
 
 
@@ -123,17 +123,18 @@ def has_media(config: RunConfig) -> bool:
 
 
 _LEFT_OUT_IF_OFF: Final[dict[str, object]] = {"top_k": 0, "min_p": 0.0, "stop": []}
-"""Sampling keys that are no part of the name at these values. A stored group whose settings lack the
-key was sampled so, and may still be trained."""
+"""Sampling keys that the name omits at these values. A stored group whose settings lack the key was
+sampled with this value, and may still be trained.
+"""
 
 
 def sampling_identity(config: RunConfig) -> str:
-    """Return a name that differs wherever groups are sampled under other settings.
+    """Return a name that differs whenever the settings of sampling differ.
 
-    A stored group may be trained only under the settings it was sampled under: the trainer computes
-    the probabilities of its tokens at the present temperature, and compares them with those that the
-    engine recorded. With other limits the samples are of another distribution. What else a group is
-    made of (model, data, environment, seed) a resumed run cannot change.
+    A stored group may be trained only under the settings it was sampled under. The trainer computes
+    the probabilities of its tokens at the present temperature, and compares them with the engine's
+    recorded probabilities. Other limits change the distribution of samples. A resumed run cannot
+    change the other inputs of a group: model, data, environment and seed.
     """
     generator = config.generator
     views = environment_views(config)
@@ -150,7 +151,7 @@ def sampling_identity(config: RunConfig) -> str:
         "max_sample_tokens": config.rollout.max_sample_tokens,
         "max_branches": config.rollout.max_branches,
         "branches": config.rollout.branches,
-        "kv": None,  # in the name since the first runs
+        "kv": None,  # part of the name since the first runs
         **generator.sampling_settings,
     }
     content = json.dumps(settings, sort_keys=True).encode()

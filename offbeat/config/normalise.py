@@ -1,4 +1,4 @@
-"""Normalises the tree as written for validation by the models: known keys, text as text."""
+"""Normalises a recipe's tree before validation by the models: known keys, text as text."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from offbeat.config.trainer_parts import common_keys
 from offbeat.config.tree import Leaf, Node, Section
 from offbeat.doors import Kind, explain_unusable
 
-_CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
+_CLOSE: Final = 0.75  # 0.6 would match `seed` to deepspeed, and `encoder` to nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
 _MOST_PLACES: Final = 3
 
@@ -24,7 +24,7 @@ _OF_ALL_LIBRARIES: Final = (
     *("trainer.activation_checkpointing", "trainer.sequence_parallel"),
     "trainer.optimizer",
 )
-"""Keys, and sections of keys, of the core whose names other libraries use, too."""
+"""Keys and sections of the core with names that other libraries also use."""
 
 _SHORT_FORMS: Final = {"runtime": "backend"}
 """Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
@@ -32,14 +32,14 @@ _SHORT_FORMS: Final = {"runtime": "backend"}
 _LOSS: Final = "algorithm.loss"
 
 _SECTION_KINDS: Final[Mapping[str, Kind]] = {"": "tracker", "environment": "media"}
-"""Kind of the plug-ins that bring sections by their names, by the section around these."""
+"""Kind of plug-ins that add sections by name, by the section that contains them."""
 
 
 def expand_short_forms(layer: Section) -> list[Problem]:
     """Turn a section that is written as one value into a section with that key.
 
-    A loss with a target and without a name is the custom one. A name that a package brings becomes
-    the target that its entry point has. Returned are names that several packages bring.
+    A loss with a target and without a name becomes the custom loss. A name from a package becomes
+    the target of its entry point. Return problems for names that several packages have.
     """
     for section, key in _SHORT_FORMS.items():
         node = layer.children.get(section)
@@ -52,11 +52,11 @@ def expand_short_forms(layer: Section) -> list[Problem]:
 
 
 def normalise(root: Section) -> list[Problem]:
-    """Take out of ``root`` what no model knows, and report it.
+    """Remove from ``root`` everything that no model has, and report it.
 
-    Afterwards every key is known; an empty section is gone; a section of several kinds says which it
-    is; text fields hold the text as written (``name: 007`` is no 7, ``name: no`` is no false); numbers are no
-    booleans.
+    Afterwards every key is known and no section is empty. A section of several kinds names its
+    kind. Text fields hold the text as written: ``name: 007`` is not the number 7 and ``name: no``
+    is not false. Booleans are not numbers.
     """
     problems = list[Problem]()
     _section(root, "", problems, root)
@@ -81,7 +81,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         if known is None and name in of_package:
             continue  # its model validates it
         if known is not None and known.sections and node.plain() is None:
-            del section.children[name]  # an absent section, also one that another choice has
+            del section.children[name]  # an absent section, even if another choice has it
         elif known is None or name not in valid:
             problems.append(_unknown(key, node, section, valid))
             del section.children[name]
@@ -101,7 +101,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
 
 
 def _misfit(key: schema.Key, place: str, node: Node) -> Problem | None:
-    """Return what is wrong with a value for a section, or a switch for a number."""
+    """Return the problem of a value instead of a section, or a boolean instead of a number."""
     if isinstance(node, Section):
         return None
     if key.sections:
@@ -113,7 +113,7 @@ def _misfit(key: schema.Key, place: str, node: Node) -> Problem | None:
 
 
 def _make_list(node: Node) -> Node:
-    """Return a list of one if the value is one text, as written."""
+    """Return a list of one item for a single text, as written."""
     if isinstance(node, Leaf) and node.text is not None:
         return Leaf([node.text], None, node.location)
     return node
@@ -124,7 +124,7 @@ def _as_written(leaf: Leaf) -> Leaf:
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:
-    """Return what to put there: the default and what the key does."""
+    """Return a hint for a key: its default and its meaning."""
     default = "" if key.required else f"Default: {key.default}."
     return " ".join(part for part in (suggestion, default, key.doc) if part)
 
@@ -149,7 +149,7 @@ def _holds_bool(value: object) -> bool:
 
 
 def _of_preset(root: Section) -> Mapping[str, Any]:
-    """The keys that the recipe's preset sets in the loss; none without a preset."""
+    """Return the keys that the recipe's preset sets in the loss, or none without a preset."""
     return PRESETS.get(root.text("algorithm.preset") or "", {}).get("loss", {})
 
 
@@ -165,16 +165,16 @@ def _against_preset(section: Section, absent: str, root: Section) -> Problem:
 
 
 def _leave_to_preset(section: Section, name: str, valid: Iterable[str]) -> None:
-    """Take out the choice of another loss, and the keys that only that one has."""
+    """Remove the choice of another loss, and the keys that only that loss has."""
     of_preset = schema.choices(_LOSS)[name].model_fields
     for key in ("name", *(set(valid) - of_preset.keys())):
         section.children.pop(key, None)
 
 
 def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) -> None:
-    """Take the default choice, the preset's if there is one, where none is made.
+    """Set the preset's or the default choice if the section makes none.
 
-    ``sampler.max_staleness=4`` alone means that of the default sampler.
+    ``sampler.max_staleness=4`` by itself sets the default sampler's value.
     """
     known = schema.known(place)
     if known is not None and known.chosen_by and known.chosen_by not in section.children:
@@ -187,7 +187,7 @@ def _valid_names(section: Section, place: str) -> set[str]:
     name = section.text(known.chosen_by) if known is not None else None
     if (model := schema.find_choice(place, name or "")) is not None:
         return set(model.model_fields)
-    is_of_nobody = place == "generator" and name is not None  # its keys are not known, either
+    is_of_nobody = place == "generator" and name is not None  # its keys are unknown, too
     if known is not None and (known.holds_sections or is_of_nobody):
         return set(section.children)
     return {key.leaf for key in schema.children(known.key if known else place)}
@@ -207,7 +207,7 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         hint = f"Only {chooser}={other} has it: take it out, or set {chooser} to {other}."
         return Problem(node.location, key, node.plain(), message, hint)
     hint = ""
-    if isinstance(node, Section):  # of another library, whose keys in it are known
+    if isinstance(node, Section):  # a section of another library, with known keys
         below = (name for name, _ in node.locations(f"{key}."))
         is_misspelt = difflib.get_close_matches(key.rpartition(".")[2], valid, cutoff=_CLOSE)
         hint = translated(below, parts=2, places={} if is_misspelt else _places())
@@ -216,14 +216,14 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
 
 
 def _explain_absent(key: str) -> str:
-    """Return why the plug-in that brings a section cannot be used; empty if none brings it."""
+    """Return why the plug-in that adds a section cannot be used, or "" if no plug-in adds it."""
     place, _, name = key.rpartition(".")
     kind = _SECTION_KINDS.get(place.rpartition(".")[2])
     return "" if kind is None else explain_unusable(kind, name)
 
 
 def _places() -> dict[str, str]:
-    """Return keys of a recipe by their last part, if other libraries have the same names for them."""
+    """Return keys of a recipe by their last part, if other libraries use the same names."""
     places = dict[str, str]()
     for name in (*_OF_ALL_LIBRARIES, *common_keys()):
         below = [key.key for key in schema.children(name)]
@@ -232,9 +232,9 @@ def _places() -> dict[str, str]:
 
 
 def meant(key: str, valid: Iterable[str]) -> str:
-    """Return what a user may have meant by ``key``, where ``valid`` are the names its section has.
+    """Return the suggestion for an unknown ``key``; ``valid`` are the names in its section.
 
-    Of a section that there is not, whose names are none: what may have been meant by the section.
+    If the section is unknown too, ``valid`` is empty and the suggestion is for the section.
     """
     place, _, leaf = key.rpartition(".")
     valid = sorted(valid)
@@ -246,7 +246,7 @@ def meant(key: str, valid: Iterable[str]) -> str:
 
 
 def _nearest(key: str, valid: list[str]) -> str:
-    """Return the place of this key, or the nearest key there is, else the names of its section."""
+    """Return the place of this key, or the nearest key, else the names of its section."""
     place, _, leaf = key.rpartition(".")
     by_leaf = dict[str, list[schema.Key]]()
     for known in schema.known_keys().values():
@@ -254,7 +254,7 @@ def _nearest(key: str, valid: list[str]) -> str:
     if leaf in by_leaf:
         return _belongs(leaf, by_leaf[leaf])
     if near := difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE):
-        known = schema.known(f"{place}.{near[0]}" if place else near[0])  # None: of a package
+        known = schema.known(f"{place}.{near[0]}" if place else near[0])  # None: key of a package
         return f"Did you mean `{near[0]}`?{f' ({known.summary})' if known is not None else ''}"
     if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
         return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"

@@ -1,6 +1,6 @@
-"""Names that installed packages of others bring for keys of a recipe.
+"""Names that installed packages add to keys of a recipe.
 
-They are in the metadata of a package, which is not imported.
+They are in a package's metadata; the package is not imported.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ _TARGET_KINDS: Final[Mapping[str, TargetKind]] = {
     "sampler.name": "sampler",
     "environment.target": "grader",
 }
-"""Kind of the names that a key takes in the place of targets."""
+"""Kind of the names that a key accepts instead of targets."""
 
 _KINDS: Final[Mapping[str, Kind | TargetKind]] = {
     **_TARGET_KINDS,
@@ -35,7 +35,7 @@ _KINDS: Final[Mapping[str, Kind | TargetKind]] = {
     "generator.backend": "engine",
     "plugins": "tracker",
 }
-"""Kind of the names that a key takes, or that a section has as keys."""
+"""Kind of the names that a key accepts, or that a section has as keys."""
 
 _BUILT_IN: Final[Mapping[str, Iterable[str]]] = {
     "algorithm.advantage": get_args(AdvantageName),
@@ -45,7 +45,7 @@ _BUILT_IN: Final[Mapping[str, Iterable[str]]] = {
 
 
 def installed_names(key: str) -> dict[str, str]:
-    """Return the names that installed packages bring for a key, each with its package."""
+    """Return the names that installed packages add to a key, each with its package."""
     kind, known = _KINDS.get(key), schema.known(key)
     if kind is None or known is None:
         return {}
@@ -54,7 +54,7 @@ def installed_names(key: str) -> dict[str, str]:
 
 
 def suggest_name(key: str, value: object) -> str:
-    """Return what to do about a name that nothing brings; empty if a key takes more than names."""
+    """Return a fix for an unknown name, or "" if the key accepts more than names."""
     kind, known = _KINDS.get(key), schema.known(key)
     if kind is None or known is None or not known.names or not isinstance(value, str):
         return ""
@@ -62,9 +62,9 @@ def suggest_name(key: str, value: object) -> str:
 
 
 def expand_names(layer: Section) -> list[Problem]:
-    """Put the target of a package's entry point in the place of its name.
+    """Replace names by the target of a package's entry point.
 
-    Returned are names that several packages bring.
+    Return problems for names that several packages have.
     """
     problems = list[Problem]()
     for key, kind in _TARGET_KINDS.items():

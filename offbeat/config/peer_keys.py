@@ -1,6 +1,8 @@
-"""Translates keys of NeMo-RL, verl, prime-rl, TRL, slime and OpenRLHF, for the message about an unknown key.
+"""Translates other libraries' keys, for the message about an unknown key.
 
-docs/coming-from.md has the same keys with what differs in their meaning, and more of them.
+The libraries are NeMo-RL, verl, prime-rl, TRL, slime and OpenRLHF.
+
+docs/coming-from.md lists the same keys and more, with the differences in their meaning.
 """
 
 from collections.abc import Iterable, Mapping
@@ -306,7 +308,7 @@ PEER_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "algorithm.loss.kl_clamp": ("loss_fn.kl_output_clamp_value",),
     "eval.prompts": ("grpo.max_val_samples", "eval.num_examples"),
 }
-"""Keys of other libraries, by the key of a recipe that takes their place; prefixes may be left out."""
+"""Keys of other libraries, by the recipe key that replaces them. Prefixes may be left out."""
 
 _EVALUATION: Final = (
     "It has no key here: an evaluation samples as training does, by `generator.sampling`."
@@ -443,10 +445,12 @@ NOTES: Final[dict[str, str]] = {
     "vllm_server_port": _ENGINES,
     "warmup_ratio": _RATIO,
 }
-"""Sentences on keys of other libraries that have no counterpart, or one of another meaning."""
+"""Sentences on keys of other libraries that have no counterpart, or a counterpart of another
+meaning.
+"""
 
 _WITHOUT_COUNTERPART: Final = ("critic",)
-"""Sections of other libraries that have none of their keys here."""
+"""Sections of other libraries without any counterpart here."""
 
 _MOST_TRANSLATED: Final = 4
 _PAGE: Final = "More: docs/coming-from.md."
@@ -455,13 +459,13 @@ _PAGE: Final = "More: docs/coming-from.md."
 def translated(
     keys: Iterable[str], *, parts: int = 1, places: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return which keys of a recipe correspond to ``keys`` of other libraries; ``""`` if none does.
+    """Return the recipe keys that correspond to ``keys`` of other libraries, or ``""`` if none.
 
     Args:
         keys: Dotted, as written.
-        parts: Last parts of a dotted key that have to be those of the other library's key, unless
-            all parts of that are.
-        places: Keys of a recipe by their last part, for keys that have the same name here.
+        parts: Minimum number of last parts that must match the other library's key. Fewer suffice
+            if they are the whole key.
+        places: Keys of a recipe by their last part, for keys with the same name here.
     """
     keys = list(keys)
     noted = {key: note for key in keys if (note := find_note(key))}
@@ -481,14 +485,14 @@ def translated(
 
 
 def _say(key: str, ours: list[str]) -> str:
-    """Say which keys of a recipe correspond to a key that no model has."""
+    """Return a sentence on the recipe keys that correspond to an unknown key."""
     if ours == [key]:
         return f"`{key}` belongs to a plug-in that is not installed: reinstall offbeat"
     return f"`{key}` is {' or '.join(f'`{each}`' for each in ours)} here"
 
 
 def find_note(key: str) -> str:
-    """Return the note on a dotted key, by as many of its last parts as a note names, or ``""``."""
+    """Return the note that matches the most last parts of a dotted key, or ``""``."""
     parts = key.split(".")
     if parts[0] in _WITHOUT_COUNTERPART:
         return NOTES[parts[0]]
@@ -497,9 +501,9 @@ def find_note(key: str) -> str:
 
 
 def matching_keys(key: str, least: int) -> list[str]:
-    """Return the keys whose counterparts share the most last parts with ``key``.
+    """Return the keys with counterparts that share the most last parts with ``key``.
 
-    They share at least ``least`` of them, or all that the counterpart has.
+    They share at least ``least`` parts, or all parts of the counterpart.
     """
     shared = {
         ours: max(_shared_parts(key, peer, least) for peer in peers)
@@ -510,7 +514,7 @@ def matching_keys(key: str, least: int) -> list[str]:
 
 
 def _shared_parts(one: str, other: str, least: int) -> int:
-    """Count the last parts that two dotted keys have in common; 0 if they are too few."""
+    """Count the last parts that two dotted keys have in common. Return 0 if they are too few."""
     left, right = one.split("."), other.split(".")
     count = 0
     while count < min(len(left), len(right)) and left[-1 - count] == right[-1 - count]:

@@ -1,6 +1,6 @@
-"""Checks the sections of plug-ins from other packages, which are no part of the models.
+"""Checks the sections of plug-ins from other packages, which the models do not contain.
 
-Asks the plug-ins that section ``sync`` of a recipe needs for settings that do not go together.
+Also asks the plug-ins of section ``sync`` for settings that cannot be combined.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ def section_of_plugin(name: str) -> type[Config]:
     """Return the model of the section ``plugins.NAME``.
 
     Raises:
-        PluginUnusable: There is no such plug-in, or its import fails.
+        PluginUnusable: The plug-in does not exist, or its import fails.
     """
     return cast("_HasSection", find_plugin("tracker", name)).section
 
 
 def plugin_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield sections whose plug-in cannot be used, and values that it refuses."""
+    """Yield sections with an unusable plug-in, and values that a plug-in refuses."""
     for name, options in config.plugins.items():
         section = f"plugins.{name}"
         if name in RunConfig.model_fields:
@@ -61,7 +61,7 @@ class _TransportPlugin(Protocol):
 
 
 def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield keys whose plug-in is not there, or cannot be imported."""
+    """Yield keys with a missing plug-in, or a plug-in that cannot be imported."""
     if config.sync.delta:
         try:
             find_only("release_form")
@@ -78,14 +78,14 @@ def delta_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def quantize_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings that do not go together with the format of quantized releases."""
+    """Yield settings that cannot be combined with the format of quantized releases."""
     if config.sync.quantize is not None:
         plugin = cast("_WireFormat", find_plugin("wire_format", config.sync.quantize))
         yield from plugin.find_clashes(config)
 
 
 def transport_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings that do not go together with the transport, in a dry run too."""
+    """Yield settings that cannot be combined with the transport, also in a dry run."""
     for plugin in _transport_plugin(config):
         yield from plugin.find_clashes(config)
 

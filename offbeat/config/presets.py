@@ -1,8 +1,8 @@
 """Published algorithms and the defaults of other libraries by name: keys of ``algorithm``.
 
-A preset is shorthand, not a mode: it is written out when a recipe is read, and nothing behind the
-configuration knows its name. What it does not set has its default. No algorithm's preset sets a KL
-penalty, whose coefficient belongs to a model and a task; a library's preset does where it does.
+A preset is shorthand, not a mode: it is expanded when a recipe is read, and only the configuration
+knows its name. Other keys keep their defaults. No algorithm's preset sets a KL penalty, because its
+coefficient belongs to a model and a task. A library's preset sets one if the library does.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ def _preset(advantage: str, *parts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        # arXiv:2402.03300, without its KL penalty. It gives no clip range; 0.2 is PPO's.
+        # arXiv:2402.03300, without its KL penalty. It states no clip range; 0.2 is from PPO.
         "grpo": _preset("grpo", _CLIPPED, _ENGINE, _SEQUENCES),
-        # arXiv:2503.20783: divided by the generation budget instead of by lengths. The mean over the
-        # tokens of a batch is one of the forms it finds biased.
+        # arXiv:2503.20783: divided by the generation budget instead of by lengths. The paper finds
+        # the mean over the tokens of a batch biased, among other forms.
         "dr_grpo": _preset("dr_grpo", _CLIPPED, _ENGINE, _CONSTANT),
         # arXiv:2503.14476: clip-higher and the token-level loss. Dynamic sampling is
         # filters.zero_variance; over-long samples: rollout.truncated_samples and overlong_tokens.
@@ -42,13 +42,13 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "gspo": _preset(
             "grpo", {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, _ENGINE, _SEQUENCES
         ),
-        # arXiv:2506.13585: no lower bound. It gives no upper one; weights up to 5 as TRL has them in
-        # its recipe for ScaleRL, arXiv:2510.13786.
+        # arXiv:2506.13585: no lower bound. It states no upper bound; TRL has weights up to 5 in its
+        # recipe for ScaleRL, arXiv:2510.13786.
         "cispo": _preset(
             "grpo", {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0}, _ENGINE, _TOKENS
         ),
-        # arXiv:2402.14740: plain policy gradient, so the ratio is 1, of whole responses, so no length
-        # divides. The constant makes its gradient as large as the others'.
+        # arXiv:2402.14740: plain policy gradient of whole responses, so the ratio is 1 and no
+        # length divides. The constant gives its gradient the same scale as the others.
         "rloo": _preset("rloo", {"name": "clipped_pg"}, _CURRENT, _CONSTANT),
         # arXiv:2501.03262, section 3.2, without its KL penalty.
         "reinforce_pp_baseline": _preset(
@@ -58,13 +58,15 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "tis": _preset("grpo", _CLIP_HIGHER, _CURRENT, _TOKENS, {"tis_cap": 2.0}),
         # arXiv:2510.18855, whose loss is a mean of sequence means.
         "icepop": _preset("grpo", _CLIPPED, _CURRENT, _SEQUENCES, {"icepop_band": (0.5, 5.0)}),
-        # richardli.xyz/rl-collapse, part 3: the weight of a sequence, 0 above a bound, which is verl's;
-        # its decoupled_seq_is_rs has a lower bound of 0.5 besides. The mean is over what is kept.
+        # richardli.xyz/rl-collapse, part 3: sequence weights, 0 above a bound. The bound is from
+        # verl; its decoupled_seq_is_rs also has a lower bound of 0.5. The mean is over the kept
+        # sequences.
         "mis": _preset(
             "grpo", _CLIP_HIGHER, _CURRENT, _TOKENS, {"sequence_band": (0.0, 2.0)}, _PRODUCT, _KEPT
         ),
-        # The same, by geometric mean and with token weights: decoupled_geo_rs_token_tis of verl. Its
-        # band, [0.999, 1.001], is for equal weights; one that holds a version's staleness is a choice.
+        # The same, by geometric mean and with token weights: decoupled_geo_rs_token_tis of verl.
+        # Its band, [0.999, 1.001], is for equal weights. A band that admits a version of staleness
+        # is a choice.
         "geo_mask": _preset(
             "grpo",
             _CLIP_HIGHER,
@@ -74,12 +76,13 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             {"sequence_statistic": "geometric"},
             _KEPT,
         ),
-        # arXiv:2505.24298: the proximal policy is what the step begins with. A token whose weight is
-        # over 5 is dropped, which was AReaL's default until April 2026; none is since.
+        # arXiv:2505.24298: the proximal policy is the policy at the start of the step. A token with
+        # a weight over 5 is dropped. This was AReaL's default until April 2026; since then it drops
+        # none.
         "decoupled_ppo": _preset(
             "grpo", _CLIPPED, {"old_logprobs": "policy"}, _TOKENS, {"icepop_band": (0.0, 5.0)}
         ),
-        # arXiv:2511.20347: a smooth gate in the place of the clip range, and a mean of means.
+        # arXiv:2511.20347: a smooth gate instead of the clip range, and a mean of means.
         "sapo": _preset(
             "grpo", {"name": "sapo", "tau_positive": 1.0, "tau_negative": 1.05}, _ENGINE, _SEQUENCES
         ),
@@ -111,10 +114,9 @@ else:
 
 
 def with_preset(given: object) -> object:
-    """Return ``given``, completed by its preset where it has no value itself.
+    """Return ``given``, with missing values filled in from its preset.
 
-    Anything that is no mapping, and a preset that does not exist, come back as they are: the model
-    reports them.
+    A value that is no mapping, or an unknown preset, is returned unchanged: the model reports it.
     """
     if not isinstance(given, Mapping):
         return given
@@ -128,7 +130,7 @@ def with_preset(given: object) -> object:
 
 
 def _over(preset: object, given: object) -> object:
-    """Return ``given`` where it has a value, key by key where both are sections."""
+    """Return ``given``, with missing values from ``preset``; sections are merged key by key."""
     if isinstance(preset, Mapping) and isinstance(given, Mapping):
         return {**cast("Mapping[str, Any]", preset), **cast("Mapping[str, Any]", given)}
     return given

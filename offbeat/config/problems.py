@@ -1,4 +1,4 @@
-"""Reports what is wrong with a recipe, where, and how to fix it: all of it at once.
+"""Reports all problems of a recipe at once: each with its place and its fix.
 
 Defines the result of a cross-check, and the check of a name that several sections have.
 """
@@ -18,7 +18,7 @@ _LONGEST_LINE: Final = 4000
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place a value can come from: a line of a file, a whole file, or an override."""
+    """Source of a value: a line of a file, a whole file, or an override."""
 
     source: str  # path as the user wrote it, or "override 'steps=10'"
     line: int | None = None  # from 1
@@ -31,7 +31,7 @@ class Location:
 
 
 class Absent:
-    """Marks that there is no value to show: ``Problem.value`` of a missing key or file."""
+    """Marks a missing value: ``Problem.value`` of a missing key or file."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -42,13 +42,13 @@ ABSENT: Final = Absent()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. ``key`` is dotted and empty when the whole file is meant."""
+    """One problem. ``key`` is dotted, and empty if the problem concerns the whole file."""
 
     location: Location
     key: str
-    value: Any  # as given; ABSENT when none was
+    value: Any  # as written; ABSENT if missing
     message: str  # what is wrong, one line
-    hint: str  # what to do; may be empty
+    hint: str  # how to fix it; may be empty
 
     def __str__(self) -> str:
         shown = "" if isinstance(self.value, Absent) else f" = {self._shown()}"
@@ -58,12 +58,12 @@ class Problem:
         return text + (f"\n    {printable(self.hint, longest=_LONGEST_LINE)}" if self.hint else "")
 
     def _shown(self) -> str:
-        """Never a secret: a report may end in a log that others read."""
+        """Return the value without secrets, because a report may end in a log that others read."""
         return shorten(without_secrets(self.value, named=is_secret_key(self.key)))
 
 
 class ConfigError(ShortInNotebooks, OffbeatError):
-    """A recipe cannot be used. ``problems`` are all that were found, in reading order."""
+    """A recipe cannot be used. ``problems`` has all problems found, in reading order."""
 
     problems: tuple[Problem, ...]
 
@@ -76,7 +76,7 @@ class ConfigError(ShortInNotebooks, OffbeatError):
 
 
 def shorten(value: Any) -> str:  # noqa: ANN401 - whatever a recipe can hold
-    """The value as YAML writes it, on one line of bounded length."""
+    """Return the value as YAML writes it, on one line of bounded length."""
     match value:
         case None:
             text = "null"
@@ -89,7 +89,7 @@ def shorten(value: Any) -> str:  # noqa: ANN401 - whatever a recipe can hold
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Settings that do not go together. The first of ``keys`` is the one to look at."""
+    """Settings that cannot be combined. The first of ``keys`` is the main one."""
 
     keys: tuple[str, ...]
     message: str
@@ -97,7 +97,7 @@ class Clash:
 
 
 def target_clashes(key: str, target: str, kind: str, hint: str) -> Iterator[Clash]:
-    """Yield that a target has not the form of the name of an object, ``module:name``."""
+    """Yield a clash if a target is not of the form ``module:name``."""
     module, _, name = target.partition(":")
     names = (*module.replace("/", ".").split("."), name)  # the import explains a path
     if not is_by_value(target) and not all(each.isidentifier() for each in names):

@@ -35,12 +35,12 @@ def document() -> str:
 
 
 def is_repeated(key: str) -> bool:
-    """Return whether a key is below a section that has the keys of an earlier one."""
+    """Return whether a key is in a section with the same keys as an earlier section."""
     return any(key.startswith(f"{section}.") for section, _ in _repeated_sections())
 
 
 def _repeated_sections() -> Iterator[tuple[str, str]]:
-    """Yield the sections that have the models of an earlier section, with that section."""
+    """Yield each section with the models of an earlier section, and that section."""
     earlier = dict[tuple[type, ...], str]()
     for key in known_keys().values():
         if key.sections and (first := earlier.setdefault(key.sections, key.key)) != key.key:
@@ -55,7 +55,7 @@ def _reference(section: Key, first: str) -> str:
 
 
 def _chapter(section: Key) -> str:
-    """Return a section of recipes, with its choices if a key chooses among them."""
+    """Return the chapter of a section, with its choices if a key selects among them."""
     docs = [f"`{name}`: {doc_of(model)}" for name, model in choices(section.key).items()]
     only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""
     intro = [f"{only}{section.doc}", *docs]

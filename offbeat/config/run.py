@@ -1,4 +1,4 @@
-"""The root of a recipe."""
+"""Defines the root of a recipe."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,7 +126,7 @@ class RunConfig(Config):
 
 
 def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:
-    """Return the model of a recipe with the sections of the plug-ins of this package."""
+    """Return the model of a recipe with the sections of this package's plug-ins."""
     sections: dict[str, type[Config]] = {
         name: tracker.section for name, tracker in plugins_of("tracker").items()
     }
@@ -137,5 +137,5 @@ def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:
     return with_fields(core, fields)
 
 
-if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+if not TYPE_CHECKING:  # hidden from type checkers, so that the core cannot read a plug-in's section
     RunConfig = _with_sections_of_plugins(RunConfig)

@@ -1,7 +1,7 @@
 """Lists every key of a recipe with its type, range, default and docstring.
 
-Read from the models once, so that messages, ``config explain`` and documentation cannot disagree
-with what is validated.
+Read once from the models, so that messages, ``config explain`` and documentation agree with
+validation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,28 +32,28 @@ _REQUIRED: Final = "required"
 _NAMED: Final = "of letters, digits, dashes and underscores, a letter or digit first"
 
 NAME: Final = "NAME"
-"""Stands in a dotted key for a name that the recipe chooses: ``eval.sets.NAME.path``."""
+"""Placeholder in a dotted key for a name that the recipe chooses: ``eval.sets.NAME.path``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a recipe. ``sections`` are the models below it: several for a choice by a key."""
+    """One key of a recipe. ``sections`` are the models below it: several if a key selects one."""
 
     key: str  # dotted
     kind: str  # type and range in words: "integer, at least 0"
     default: str  # as a recipe would write it, or "required"
     doc: str
     sections: tuple[type[Config], ...]
-    variants: tuple[str, ...]  # the choices it belongs to; empty: always there
-    is_text: bool  # takes text, free or out of a list, and nothing else but null
+    variants: tuple[str, ...]  # the choices it belongs to; empty: all
+    is_text: bool  # accepts only text, free or from a list, or null
     is_path: bool
-    is_list: bool = False  # takes one text as a list of one
+    is_list: bool = False  # accepts one text as a list of one
     takes_bool: bool = False
-    names: tuple[str, ...] = ()  # the values it takes besides null, if they are named
-    holds_text: bool = False  # takes a mapping of text
-    chosen_by: str = ""  # of several sections: the key below that chooses, as in "backend"
+    names: tuple[str, ...] = ()  # the values it accepts besides null, if they are named
+    holds_text: bool = False  # accepts a mapping of text
+    chosen_by: str = ""  # key below that selects a section, such as "backend"
     default_choice: str = ""
-    holds_sections: bool = False  # takes sections by names that the recipe chooses
+    holds_sections: bool = False  # accepts sections by names that the recipe chooses
 
     @property
     def leaf(self) -> str:
@@ -65,7 +65,7 @@ class Key:
 
     @property
     def summary(self) -> str:
-        """``integer, at least 0; default 1``."""
+        """Return type, range and default, as in ``integer, at least 0; default 1``."""
         return (
             f"{self.kind}; {self.default}"
             if self.required
@@ -87,7 +87,7 @@ def known_keys() -> dict[str, Key]:
 
 
 def keys_of(section: type[Config], prefix: str) -> list[Key]:
-    """Return the keys of a section that no model contains, with ``prefix`` before each."""
+    """Return the keys of a section outside of the models, with ``prefix`` before each."""
     return list(_walk(section, prefix, ()))
 
 
@@ -104,15 +104,15 @@ def known(key: str) -> Key | None:
 
 
 def children(section: str) -> list[Key]:
-    """Keys directly below a dotted section; below "": those of the top level.
+    """Return the keys directly below a dotted section; ``""`` is the top level.
 
-    None below a value.
+    Empty for a key that is not a section.
     """
     return [key for key in known_keys().values() if key.key.rpartition(".")[0] == section]
 
 
 def choices(key: str) -> dict[str, type[Config]]:
-    """The models of a section that one of its keys chooses among; empty for any other key."""
+    """Return the models of a section that one of its keys selects; empty for any other key."""
     found = known(key)
     if found is None or not found.chosen_by:
         return {}
@@ -120,20 +120,20 @@ def choices(key: str) -> dict[str, type[Config]]:
 
 
 def find_choice(key: str, name: str) -> type[Config] | None:
-    """Return the model of a section that a name chooses, also one that another package brings."""
+    """Return the model of a section that a name selects, also from another package."""
     if name in (found := choices(key)):
         return found[name]
     return find_generator_section(name) if key == "generator" and name else None
 
 
 def chooser(section: str) -> str:
-    """The dotted key that chooses among the models of a section; empty if there is one model."""
+    """Return the dotted key that selects the model of a section; empty if it has one model."""
     found = known(section)
     return f"{section}.{found.chosen_by}" if found is not None and found.chosen_by else ""
 
 
 def only_with(key: Key) -> str:
-    """The settings without which a key does not exist: ``sampler.name=in_order or windowed``.
+    """Return the settings that a key needs to exist: ``sampler.name=in_order or windowed``.
 
     Empty for a key that its section always has.
     """
@@ -157,7 +157,7 @@ def _in_markdown(doc: str | None) -> str:
 def _walk(
     section: type[BaseModel], prefix: str, variants: tuple[str, ...], chooser: str = ""
 ) -> Iterator[Key]:
-    """Yield the keys of a section, first the one by which it is chosen."""
+    """Yield the keys of a section; the key that selects it is the first."""
     for name, field in sorted(section.model_fields.items(), key=lambda item: item[0] != chooser):
         below, chosen_by = _sections(field.annotation), str(field.discriminator or "")
         marks = [*field.metadata, *chain(*(marks for _, marks in _parts(field.annotation)))]
@@ -192,7 +192,7 @@ def _walk_named(model: type[Config], key: str) -> Iterator[Key]:
 
 
 def _named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
-    """Return the model of a mapping from names to sections; None of any other field."""
+    """Return the model of a mapping from names to sections, or None for any other field."""
     if get_origin(annotation) is not dict:
         return None
     (model,) = _sections(get_args(annotation)[1]) or (None,)
@@ -200,7 +200,7 @@ def _named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
 
 
 def _combined(keys: list[Key], section: Key | None) -> Key:
-    """Combine the same key of several variants into one; where they differ, all are named."""
+    """Combine the same key of several variants into one key; list all values that differ."""
     first = keys[0]
     if section is None or not first.variants:
         return first
@@ -223,7 +223,7 @@ def _combined(keys: list[Key], section: Key | None) -> Key:
 
 
 def _defaults(keys: list[Key]) -> str:
-    """``0 (in_order), 1 (ready_first, windowed)``; only the value where all agree."""
+    """Return ``0 (in_order), 1 (ready_first, windowed)``, or only the value if all agree."""
     names = dict[str, list[str]]()
     for key in keys:
         names.setdefault(key.default, []).extend(key.variants)
@@ -253,7 +253,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _parts(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:  # noqa: ANN401 - any annotation
-    """Yield the types that a field takes, null included, each with the marks around it."""
+    """Yield the types that a field accepts, null included, each with the marks around it."""
     parts: tuple[Any, ...] = get_args(annotation)
     if get_origin(annotation) is Annotated:
         inner, *own = parts
@@ -267,7 +267,7 @@ def _parts(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
 
 
 def _types(annotation: Any) -> list[Any]:  # noqa: ANN401
-    """Return the types that a field takes besides null."""
+    """Return the types that a field accepts besides null."""
     return [part for part, _ in _parts(annotation) if part is not NoneType]
 
 
@@ -282,12 +282,12 @@ def _is_text(part: Any) -> bool:  # noqa: ANN401
 
 
 def _literals(part: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """Return the values of a ``Literal``; empty of another type."""
+    """Return the values of a ``Literal``; empty for another type."""
     return get_args(part) if get_origin(part) is Literal else ()
 
 
 def _names(annotation: Any) -> tuple[str, ...]:  # noqa: ANN401
-    """Return the values of a ``Literal``; empty of a field that takes others, null aside."""
+    """Return the values of a ``Literal``, ignoring null; empty if the field accepts others."""
     named = [_literals(part) for part in _types(annotation)]
     return tuple(map(str, chain.from_iterable(named))) if all(named) else ()
 

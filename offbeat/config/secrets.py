@@ -5,13 +5,17 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 REDACTED: Final = "REDACTED"
-"""Stands in the place of a secret in a recipe."""
+"""Replaces a secret in a recipe."""
 
 SHORTEST: Final = 6
-"""A shorter value is a word or a switch: taking out "1" or "true" would garble every text."""
+"""Minimum length of a secret. Removing shorter values such as "1" or "true" would garble every
+text.
+"""
 
 USER_IN_URL: Final = re.compile(r"(?<=://)[^\s/?#@:\"']{0,200}:[^\s/?#@\"']{1,200}(?=@)")
-"""``user:password`` of a URL that has a password. Bounded, so that no text makes it slow."""
+"""``user:password`` in a URL that has a password. Its length is bounded so that no text makes it
+slow.
+"""
 
 _VARIABLE: Final = re.compile(
     r"(?:(?:^|_)(?:TOKEN|SECRET|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)|PASSWORD|PASSWD|PASSPHRASE)$",
@@ -29,12 +33,12 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def is_secret_variable(name: str) -> bool:
-    """Return whether the name of an environment variable says that it holds a secret."""
+    """Return whether an environment variable holds a secret, judging by its name."""
     return _VARIABLE.search(name) is not None
 
 
 def of_environment(environ: Mapping[str, str]) -> set[str]:
-    """The values of variables whose names say that they hold a secret."""
+    """Return the values of environment variables that hold a secret, judging by their names."""
     return {
         value
         for name, value in environ.items()
@@ -43,7 +47,7 @@ def of_environment(environ: Mapping[str, str]) -> set[str]:
 
 
 def of_recipe(values: Mapping[str, Any]) -> set[str]:
-    """The values of a recipe whose keys say so, as text."""
+    """Return as text the values of a recipe with a key that names a secret."""
     return {
         str(value)
         for key, value in _leaves(values)
@@ -52,7 +56,7 @@ def of_recipe(values: Mapping[str, Any]) -> set[str]:
 
 
 def is_secret_key(dotted: str) -> bool:
-    """Return whether the value of this key of a recipe, or of an override, is a secret."""
+    """Return whether this key of a recipe, or of an override, holds a secret."""
     return any(
         _KEY.search(_CAMEL.sub("_", key)) and not _MARKUP_TOKEN.search(key)
         for key in dotted.split(".")
@@ -60,9 +64,9 @@ def is_secret_key(dotted: str) -> bool:
 
 
 def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = False) -> Any:  # noqa: ANN401
-    """Return the same structure with each secret replaced; a tuple becomes a list, as YAML has it.
+    """Return the same structure with each secret replaced; a tuple becomes a list, as in YAML.
 
-    ``named``: a key around it says that it is one.
+    ``named``: an enclosing key names a secret.
     """
     match value:
         case dict():
@@ -84,7 +88,7 @@ def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = 
 
 
 def redacted_keys(values: object) -> Iterator[str]:
-    """Yield the dotted key of each value that was taken out of these as a secret; a list is one value."""
+    """Yield the dotted key of each value that was redacted as a secret; a list is one value."""
     yield from dict.fromkeys(key for key, value in _leaves(values) if value == REDACTED)
 
 

@@ -1,4 +1,4 @@
-"""Reading recipes and overrides into trees; nothing here knows what the keys mean."""
+"""Reads recipes and overrides into trees, without knowing the meaning of keys."""
 
 import difflib
 import os
@@ -22,16 +22,16 @@ _OVERRIDE: Final = "override "
 
 @dataclass(slots=True)
 class Sources:
-    """The layers of one configuration, the deepest first, and what was wrong while reading."""
+    """The layers of one configuration, base first, and the problems found while reading."""
 
     layers: list[Section] = field(default_factory=list[Section])
-    files: list[Path] = field(default_factory=list[Path])  # the recipe asked for comes last
+    files: list[Path] = field(default_factory=list[Path])  # the requested recipe is the last
     problems: list[Problem] = field(default_factory=list[Problem])
-    complete: bool = True  # False: a recipe could not be read, so what is missing may be in there
+    complete: bool = True  # False: an unreadable recipe may contain missing keys
 
 
 def read(recipe: Path | None, overrides: Sequence[str]) -> Sources:
-    """Read ``recipe``, if any, what it extends, and the overrides.
+    """Read ``recipe`` if given, the recipes that it extends, and the overrides.
 
     Problems are collected, not raised.
     """
@@ -48,7 +48,7 @@ def is_override(location: Location) -> bool:
 
 
 def overridden_key(location: Location) -> str:
-    """Return the key that the override at a location sets; its text may be cut behind it."""
+    """Return the key that the override at a location sets; the text after the key may be cut."""
     return location.source.removeprefix(_OVERRIDE)[1:].partition("=")[0]
 
 
@@ -78,7 +78,7 @@ def _refusal(where: Location, key: str, value: object, message: str, hint: str) 
 
 
 def _check_link(path: Path, asked_at: Location, above: Iterable[Path]) -> None:
-    """Raise ConfigError if ``path`` is one of the recipes above, which extend it, or they are too many."""
+    """Raise ConfigError if ``path`` extends itself through ``above``, or the chain is too long."""
     visited = [each.resolve() for each in above]
     if (identity := path.resolve()) in visited:
         names = " -> ".join(step.name for step in [*visited, identity])
@@ -91,7 +91,7 @@ def _check_link(path: Path, asked_at: Location, above: Iterable[Path]) -> None:
 
 
 def _base_of(path: Path, section: Section, problems: list[Problem]) -> tuple[Path | None, Location]:
-    """Take ``extends`` out of a recipe; return the path that it names, if any, and its place."""
+    """Remove ``extends`` from a recipe; return the path in it, if any, and its location."""
     match section.children.pop("extends", None):
         case None:
             return None, section.location
@@ -128,7 +128,7 @@ def _read_recipe(path: Path, asked_at: Location, problems: list[Problem]) -> Sec
 
 
 def _neighbours(path: Path) -> str:
-    """Recipes a user may have meant: beside the path, and in ``recipes/``."""
+    """Return recipes that a user may have meant: next to the path, and in ``recipes/``."""
     folders = dict.fromkeys([path.parent, Path("recipes")])
     found = [
         os.fspath(file)
@@ -147,7 +147,7 @@ def _neighbours(path: Path) -> str:
 
 
 def _make_paths_absolute(layer: Section, folder: Path, problems: list[Problem]) -> None:
-    """Paths are relative to the file that names them, so they are resolved before layers mix."""
+    """Resolve paths relative to the file that contains them, before layers are merged."""
     paths = [key.key for key in schema.known_keys().values() if key.is_path]
     for key in (place for path in paths for place in _places(layer, path)):
         section, name = layer.parent(key)
@@ -164,13 +164,13 @@ def _make_paths_absolute(layer: Section, folder: Path, problems: list[Problem]) 
 
 
 def _from_home(leaf: Leaf, key: str, problems: list[Problem]) -> str:
-    """Return the path of a leaf with the home directory that ``~`` or ``~user`` stands for."""
+    """Return the path of a leaf with ``~`` or ``~user`` replaced by the home directory."""
     path = leaf.text or ""
     if not path.startswith("~"):
         return path
     try:
         return os.fspath(Path(path).expanduser())
-    except RuntimeError:  # of pathlib
+    except RuntimeError:  # raised by pathlib
         hint = (
             "Write ~/ for your own home, ./~NAME for a directory of that name, or the whole path."
         )
@@ -179,7 +179,7 @@ def _from_home(leaf: Leaf, key: str, problems: list[Problem]) -> str:
 
 
 def _places(layer: Section, key: str) -> Iterator[str]:
-    """Yield where a key stands in a layer: itself, or below each of the names that it chooses."""
+    """Yield the places of a key in a layer: itself, or below each name that the layer chooses."""
     above, named, below = key.partition(f".{schema.NAME}.")
     if not named:
         yield key
@@ -191,7 +191,7 @@ def _places(layer: Section, key: str) -> Iterator[str]:
 
 
 def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
-    """Read all overrides as one layer, so that their order matters only for a key given twice."""
+    """Read all overrides as one layer. Their order matters only for a key that is set twice."""
     layer = Section({}, Location(_OVERRIDE))
     for each in overrides:
         if (section := _read_override(each, sources)) is not None:
@@ -200,7 +200,7 @@ def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
 
 
 def _quoted_for_yaml(key: str, text: str) -> str:
-    """Return the advice for a value that YAML cannot read; of a list, the elements need the quotes."""
+    """Return advice for a value that YAML cannot read. In a list, the elements need quotes."""
     if not text.startswith("["):
         return f"Quote the value for YAML too: {key}='\"...\"'."
     inside = text.removeprefix("[").removesuffix("]")
@@ -211,7 +211,7 @@ def _quoted_for_yaml(key: str, text: str) -> str:
 
 
 def _read_override(override: str, sources: Sources) -> Section | None:
-    """``a.b.c=value``. A path in it is relative to the working directory."""
+    """Read ``a.b.c=value``. A path in it is relative to the working directory."""
     key, equals, text = override.partition("=")
     shown = f"{key}=..." if is_secret_key(key) else override
     where = Location(f"{_OVERRIDE}{shorten(shown)}")

@@ -1,7 +1,7 @@
 """Finds backends of the trainer by name, in the core and in plug-ins, for the rules of a recipe.
 
-The models of a recipe import this module and load plug-ins: so it imports no model, and looks for no
-plug-in when it is imported.
+The models of a recipe import this module and load plug-ins. So importing it neither imports a model
+nor searches for plug-ins.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offbeat.config.sections.trainer_base import ModelTrainerConfig
 
 CORE_BACKENDS: Final = ("torch", "stub")
-"""Values of ``trainer.backend`` that are not found by the door."""
+"""Values of ``trainer.backend`` that need no plug-in."""
 
 
 class _TrainerPlugin(Protocol):
@@ -26,7 +26,7 @@ class _TrainerPlugin(Protocol):
 
 
 def trainer_sections() -> "tuple[type[ModelTrainerConfig], ...]":
-    """Return the models of section ``trainer`` that plug-ins of this package bring."""
+    """Return the models of section ``trainer`` from plug-ins of this package."""
     brought = cast("dict[str, _TrainerPlugin]", plugins_of("trainer"))
     return tuple(plugin.section for plugin in brought.values())
 
@@ -35,7 +35,7 @@ def find_trainer_rules(backend: str) -> _TrainerPlugin | None:
     """Return the plug-in of a backend, or None if the core has the backend.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     if backend in CORE_BACKENDS:
         return None

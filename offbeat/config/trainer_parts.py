@@ -1,7 +1,7 @@
-"""Parts of a trainer that plug-ins bring, for the models and the rules of a recipe.
+"""Parts of a trainer from plug-ins, for the models and the rules of a recipe.
 
-The models of a recipe import this module and load plug-ins: so it imports no model, and looks for no
-plug-in when it is imported.
+The models of a recipe import this module and load plug-ins. So importing it neither imports a model
+nor searches for plug-ins.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ class _TrainerPart(Protocol):
 
 
 def with_parts(core: type[C], backend: str | None = None) -> type[C]:
-    """Return a section with the optional sections of the parts that plug-ins of this package bring.
+    """Return a section with optional sections for the trainer parts of this package's plug-ins.
 
     Args:
         core: The section without parts.
-        backend: Name of the only backend whose parts they are; None: they are of every backend.
+        backend: Add only parts of this backend. None: add parts for every backend.
     """
     fields: dict[str, Any] = {
         part.key: (part.section | None, Field(default=None, description=part.doc))
@@ -49,26 +49,26 @@ def with_parts(core: type[C], backend: str | None = None) -> type[C]:
 
 
 def part_clashes(config: "RunConfig") -> Iterator[Clash]:
-    """Yield settings that do not go together with a part of the trainer, in a dry run neither."""
+    """Yield settings that cannot be combined with a part of the trainer, not even in a dry run."""
     for part in _parts().values():
         if part.is_used(config.trainer):
             yield from part.find_clashes(config)
 
 
 def part_clashes_of_real_runs(config: "RunConfig") -> Iterator[Clash]:
-    """Yield settings that do not go together with a part of the trainer; a dry run has no parts."""
+    """Yield settings that cannot be combined with a part of the trainer; a dry run has no parts."""
     for part in _parts().values():
         if part.is_used(config.trainer):
             yield from part.find_clashes_of_real_runs(config)
 
 
 def model_is_frozen(config: "RunConfig") -> bool:
-    """Return whether a part of the trainer trains weights next to the model, which it freezes."""
+    """Return whether a trainer part freezes the model and trains weights next to it."""
     return any(part.freezes_model and part.is_used(config.trainer) for part in _parts().values())
 
 
 def sends_additions(config: "RunConfig") -> bool:
-    """Return whether a release holds only weights next to the model, which each engine adds to it."""
+    """Return whether a release holds only weights that each engine adds to the model."""
     return model_is_frozen(config) and config.sync.adapter == "separate"
 
 
@@ -92,12 +92,12 @@ def freezing_keys() -> list[str]:
 
 
 def common_keys() -> list[str]:
-    """Return the keys of parts whose names other libraries use, too."""
+    """Return the keys of parts with names that other libraries also use."""
     return [f"trainer.{part.key}" for part in _parts().values() if part.has_common_name]
 
 
 def has_part(key: str) -> bool:
-    """Return whether there is a part with this key of section ``trainer``."""
+    """Return whether a part with this key of section ``trainer`` exists."""
     return any(part.key == key for part in _parts().values())
 
 

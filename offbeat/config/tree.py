@@ -1,6 +1,6 @@
-"""A recipe as it was written: every key and value with the place it came from.
+"""A recipe as written: every key and value with its source location.
 
-Laying one recipe over another, and overrides over both.
+Merges one recipe over another, and overrides over both.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Leaf:
     """A scalar or a list."""
 
     value: Any
-    text: str | None  # as written, of a scalar that is not null
+    text: str | None  # a scalar as written; None for null and lists
     location: Location
 
     def plain(self) -> Any:  # noqa: ANN401 - whatever a recipe can hold
@@ -27,17 +27,17 @@ class Leaf:
 
 @dataclass(slots=True)
 class Section:
-    """A mapping. Keys are text, whatever YAML would make of them."""
+    """A mapping. Keys are text, even if YAML would parse them differently."""
 
     children: dict[str, "Node"]
     location: Location
 
     def plain(self) -> dict[str, Any]:
-        """The values alone."""
+        """Return only the values."""
         return {key: child.plain() for key, child in self.children.items()}
 
     def find(self, key: str) -> "Node | None":
-        """The node at a dotted key."""
+        """Return the node at a dotted key."""
         node: Node | None = self
         for part in key.split("."):
             if not isinstance(node, Section):
@@ -46,18 +46,18 @@ class Section:
         return node
 
     def text(self, key: str) -> str | None:
-        """The scalar at a dotted key, as written; None if it is null, or no scalar is there."""
+        """Return the scalar at a dotted key, as written, or None if it is null or missing."""
         node = self.find(key)
         return node.text if isinstance(node, Leaf) else None
 
     def parent(self, key: str) -> tuple["Section | None", str]:
-        """The section that holds, or would hold, a dotted key; and the last part of the key."""
+        """Return the section that holds, or would hold, a dotted key, and the key's last part."""
         above, _, name = key.rpartition(".")
         node = self.find(above) if above else self
         return (node if isinstance(node, Section) else None), name
 
     def nearest_location(self, key: str) -> Location:
-        """Return where the key is written, else the innermost section around it."""
+        """Return where the key is written, or the innermost section that encloses it."""
         node: Node = self
         for part in key.split("."):
             if not isinstance(node, Section) or part not in node.children:
@@ -66,7 +66,7 @@ class Section:
         return node.location
 
     def locations(self, prefix: str = "") -> Iterator[tuple[str, Location]]:
-        """Dotted key and location of every leaf."""
+        """Yield dotted key and location of every leaf."""
         for name, child in self.children.items():
             key = f"{prefix}{name}"
             if isinstance(child, Section):
@@ -79,14 +79,15 @@ Node = Leaf | Section
 
 
 def lay_over(base: Section, top: Section) -> list[str]:
-    """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
+    """Change ``base`` by ``top``: merge mappings key by key, replace everything else as a whole.
 
-    Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
-    new variant does not have are dropped, except keys that another variant has to refuse; so are the options of
-    another environment. Where it names another preset, all that ``base`` says of the section is dropped.
+    If ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base``
+    that the new variant lacks are dropped, except keys that the variant must refuse. The options of
+    another environment are dropped too. If it names another preset, all keys of the section in
+    ``base`` are dropped.
 
     Returns:
-        The dotted keys dropped, each with its place.
+        The dotted keys dropped, each with its location.
     """
     dropped = list[str]()
     _lay(base, top, "", dropped)
@@ -94,7 +95,7 @@ def lay_over(base: Section, top: Section) -> list[str]:
 
 
 def join(base: Section, top: Section) -> None:
-    """Change ``base`` by ``top``, which is about the same choices: nothing is dropped."""
+    """Change ``base`` by ``top``, which makes the same choices, so nothing is dropped."""
     for name, node in top.children.items():
         below = base.children.get(name)
         if isinstance(below, Section) and isinstance(node, Section):
@@ -122,7 +123,7 @@ def _left_behind(base: Section, top: Section, section: str) -> list[str]:
     if section == "environment" and (_changes(base, top, "name") or _changes(base, top, "target")):
         return ["options"] if "options" in base.children else []
     if section == "algorithm" and _changes(base, top, "preset"):
-        # They would win over the preset: a resolved configuration has all keys.
+        # They would override the preset, because a resolved configuration has all keys.
         return [name for name in base.children if name != "preset"]
     known = schema.known(section)
     chooser = known.chosen_by if known is not None else ""

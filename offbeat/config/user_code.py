@@ -1,6 +1,6 @@
 """Imports code that a user names, and locates its failures.
 
-Forms of the functions that a user writes: how a run calls them, and which ones it refuses.
+Defines how a run calls the functions that a user writes, and which functions it refuses.
 """
 
 import difflib
@@ -34,22 +34,24 @@ class CallForm:
     """The way in which a run calls a function of the user."""
 
     arguments: str = ""
-    """A sentence on its positional arguments, without a full stop; empty: nothing is known of them."""
+    """A sentence on its positional arguments, without a full stop; empty if they are unknown."""
 
     count: int = 0
     """Number of its positional arguments."""
 
     change: str = ""
-    """What to do about a function of another form."""
+    """Advice for a function of another form."""
 
     source: str = "add it to its options"
-    """Where the function finds a value that it takes as a further argument."""
+    """Where the function finds a value that it needs as a further argument."""
 
     result: str = ""
-    """What a call returns; a class is refused, whose call returns an instance. Empty: it may be one."""
+    """Result of a call. A class is then refused, because calling it returns an instance. Empty: a
+    class is accepted.
+    """
 
     is_async: bool | None = None
-    """Whether it has to be async, or must not be; None: it may be."""
+    """Whether it must be async or must not be. None: either."""
 
     parameters: str = ""
     """Its parameters, as in a signature."""
@@ -83,9 +85,9 @@ ADVANTAGE: Final = CallForm(
 def find_form_problem(
     function: Callable[..., Any], form: CallForm, options: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return why a run cannot call a function with these options, and the fix; None if it can.
+    """Return why a run cannot call a function with these options, and the fix, or None if it can.
 
-    A function whose signature is not known, such as one in C, is not refused.
+    A function without a known signature, for example in C, is not refused.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if form.result and isinstance(function, type):
@@ -96,7 +98,7 @@ def find_form_problem(
     here = f"{name}()" if code is None else f"{name}() in line {code.co_firstlineno}"
     problem = _find_async_problem(function, form, name, here)
     try:
-        # The signature of a wrapper is its own, not that of the function inside.
+        # Use the wrapper's signature, not the signature of the function inside.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         signature = None
@@ -159,9 +161,9 @@ def _find_call_problem(
 
 
 _TRACEBACK_CHARACTERS: Final = 8192
-_importing: Final = list[str]()  # modules of targets
+_importing: Final = list[str]()  # modules of targets that are being imported
 RESULT_FD: Final = "OFFBEAT_RESULT_FD"
-"""Environment variable of an agent's program: the descriptor that its result goes to."""
+"""Environment variable of an agent's program: the file descriptor for its result."""
 
 GIVE_AGAIN: Final = (
     "It was given by value in Python: pass it again, as reward=... of the call, or put it into a "
@@ -178,7 +180,7 @@ _EXTRAS: Final = {
     "reasoning_gym": "reasoning-gym",
     "smolagents": "smolagents",
 }
-"""Extra of this package that brings a package which user code imports."""
+"""Extra of this package that installs a package which user code imports."""
 
 MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"
 
@@ -199,7 +201,7 @@ class TargetNotFound(OffbeatError):
 
 
 class StartedByTarget(OffbeatError):
-    """A module that a run imports, or a program of its agent, would start another run."""
+    """A module that a run imports, or an agent's program, would start another run."""
 
     problem: str
     fix: str
@@ -209,7 +211,7 @@ class StartedByTarget(OffbeatError):
 
 
 def check_starts_run() -> None:
-    """Raise if this process may not start a run: user code of another run executes in it.
+    """Raise if this process may not start a run because it executes user code of another run.
 
     Raises:
         StartedByTarget: A target is being imported, or the process is a program of an agent.
@@ -230,9 +232,9 @@ def load_target(
     """Import ``module:name``, looking in ``working_dir`` first.
 
     Args:
-        target: Its name, or that of an object which was given by value.
+        target: Name of the object, which may have been passed by value.
         working_dir: Where the user's modules are.
-        form: How a run calls the object; None: it is not looked at.
+        form: How a run calls the object; None: do not check.
         options: Keyword arguments of each call.
 
     Raises:
@@ -264,7 +266,7 @@ def _load(target: str, working_dir: Path) -> object:
     _importing.append(module_name)
     try:
         module: ModuleType = import_object(module_name)
-    except BaseException as error:  # a module may raise anything while it is imported
+    except BaseException as error:  # importing a module may raise anything
         why = _explain_import(error, target, working_dir)
         raise TargetNotFound(target, str(working_dir), *why) from error
     finally:
@@ -307,7 +309,7 @@ def _explain_import(error: BaseException, target: str, working_dir: Path) -> tup
 
 
 def describe(error: BaseException, user_dir: Path | None = None) -> str:
-    """Describe an error in one line, behind the last line of user code.
+    """Describe an error in one line, after the last line of user code.
 
     For example ``rewards.py:12 in reward: ValueError: no digits``.
     """
@@ -327,4 +329,4 @@ def describe(error: BaseException, user_dir: Path | None = None) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the end of an error's traceback, in at most ``_TRACEBACK_CHARACTERS``."""
     text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
-    return text.encode(errors="backslashreplace").decode()  # a lone surrogate is no UTF-8
+    return text.encode(errors="backslashreplace").decode()  # UTF-8 has no lone surrogates

@@ -1,4 +1,4 @@
-"""Digest of an object of Python by what it does: code, defaults, closure and the globals it names."""
+"""Digest of a Python object by its behaviour: code, defaults, closure and the globals it names."""
 
 import dis
 import enum
@@ -37,7 +37,7 @@ _NO_CONTENT: Final = frozenset(
         "_abc_impl",
     }
 )
-"""Attributes of a class that say nothing of what it does."""
+"""Attributes of a class that do not affect its behaviour."""
 
 _LOOKS_UP: Final = {"LOAD_GLOBAL", "LOAD_NAME"}
 _IMPORTS: Final = {"IMPORT_NAME"}
@@ -51,18 +51,18 @@ _BUILT_IN: Final = (
 
 
 class ValueDigest(NamedTuple):
-    """Digest of a value, and the names of what it does not cover."""
+    """Digest of a value, and the names of parts that it does not cover."""
 
     digest: str  # SHA-256, hexadecimal
-    unverifiable: tuple[str, ...]  # as "client (openai.OpenAI)"
+    unverifiable: tuple[str, ...]  # such as "client (openai.OpenAI)"
 
 
 def digest_value(value: object) -> ValueDigest:
     """Return the digest of a function, a class or another object.
 
-    The user's functions and classes are digested by their byte code, and so are the ones that they
-    name; installed packages by name. Byte code differs between minor versions of Python. An object
-    that holds no plain values, as an open connection, is listed as unverifiable.
+    The user's functions and classes, and the ones that they name, are digested by their byte code.
+    Installed packages are digested by name. Byte code differs between minor versions of Python. An
+    object without plain values, such as an open connection, is listed as unverifiable.
     """
     walk = _Walk()
     name = getattr(value, "__name__", type(value).__name__)
@@ -71,9 +71,9 @@ def digest_value(value: object) -> ValueDigest:
 
 
 def is_installed(module: ModuleType) -> bool:
-    """Return whether a module is of an installed package or of Python: it is no code of the user."""
+    """Return whether a module belongs to an installed package or to Python, not to the user."""
     file = getattr(module, "__file__", None)
-    if module.__name__ == "__main__":  # also that of python -m PACKAGE: what a user types is in it
+    if module.__name__ == "__main__":  # also for python -m PACKAGE: user code
         return False
     return file is None or _is_in_package(file)
 
@@ -98,13 +98,13 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 class _Walk:
-    """Walks over a value and all that it names."""
+    """Walks over a value and everything that it names."""
 
     def __init__(self) -> None:
         self.unverifiable = list[str]()
-        self._above = list[int]()  # identities of the objects around the present one
+        self._above = list[int]()  # identities of the objects that enclose the present one
         self._digests: dict[int, str] = {}  # by identity
-        self._kept = list[object]()  # so that no identity is used twice
+        self._kept = list[object]()  # keeps objects alive, so that no identity is used twice
 
     def of(self, value: Any, name: str) -> str:  # noqa: ANN401 -- any object
         if isinstance(value, _PLAIN):
@@ -146,7 +146,7 @@ class _Walk:
         for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
-            except ValueError:  # the function is recursive, and is being defined
+            except ValueError:  # the function is recursive and still being defined
                 continue
             yield self.of(content, free)
         for used in sorted(_looked_up(value.__code__, _LOOKS_UP) & value.__globals__.keys()):
@@ -184,7 +184,7 @@ class _Walk:
         yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
     def other_parts(self, value: object, name: str) -> Iterator[str]:
-        """Digest what a pickle of an object would hold; what cannot be pickled is unverifiable."""
+        """Digest the parts that a pickle of an object would hold; other parts are unverifiable."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001 -- of any class: it is named, not handled
@@ -217,20 +217,20 @@ _PARTS: Final[tuple[tuple[type, _Parts], ...]] = (
     (list, _Walk.item_parts),
     (tuple, _Walk.item_parts),
 )
-"""How a value is digested, by its class: the first that fits."""
+"""How to digest a value, by class; the first match is used."""
 
 _OTHER: Final[tuple[type, _Parts]] = (object, _Walk.other_parts)
 
 
 def _looked_up(code: CodeType, by: Container[str]) -> set[str]:
-    """Return the names that instructions of a code, and of the code in it, look up."""
+    """Return the names that instructions of a code object, and of the code in it, look up."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname in by}
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return own.union(*(_looked_up(each, by) for each in inner))
 
 
 def _module_source(name: str) -> Iterator[str]:
-    """Yield the digest of a module that a function imports itself, if it is the user's."""
+    """Yield the digest of a user module that a function imports itself."""
     found = PathFinder.find_spec(name.partition(".")[0], sys.path)
     file = None if found is None else found.origin
     if file is not None and file.endswith(".py") and not _is_in_package(file):
@@ -238,7 +238,7 @@ def _module_source(name: str) -> Iterator[str]:
 
 
 def _function_in(attribute: Any) -> Any:  # noqa: ANN401 -- an attribute of a class
-    """Return the functions of a descriptor, else the attribute."""
+    """Return the functions of a descriptor, or the attribute itself."""
     if isinstance(attribute, property):
         return attribute.fget, attribute.fset, attribute.fdel
     return getattr(attribute, "__func__", attribute)

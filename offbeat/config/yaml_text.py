@@ -1,13 +1,13 @@
-"""YAML text to a tree and back, within bounds, so that a hostile or broken file costs little.
+"""Converts YAML text to a tree and back, within bounds against hostile or broken files.
 
-Only plain data: a tag that would build a Python object is a problem. ``3e-4`` is a number, as in
-YAML 1.2 and JSON; a key given twice is a problem; keys are text.
+Only plain data is accepted: a tag that would build a Python object is a problem. ``3e-4`` is a
+number, as in YAML 1.2 and JSON. A key that is set twice is a problem. Keys are text.
 
-The resolved configuration as a recipe of its own, without secrets.
+Writes the resolved configuration as a separate recipe, without secrets.
 """
 
 # pyright: basic
-# PyYAML comes without types.
+# PyYAML has no types.
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from offbeat.config.tree import Leaf, Node, Section
 
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
-MAX_NODES: Final = 20_000  # aliases are counted each time they are used
+MAX_NODES: Final = 20_000  # aliases count each time they are used
 
 _FLOAT: Final = "tag:yaml.org,2002:float"
 _COLLECTIONS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -31,18 +31,18 @@ _EXPONENT: Final = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """Plain data, and ``3e-4`` is a number."""
+    """Loads plain data, with ``3e-4`` as a number."""
 
 
 class RecipeDumper(yaml.SafeDumper):
-    """Writes what the loader reads back as the same value: the text ``3e-4`` gets quotes."""
+    """Writes values that the loader reads back unchanged: the text ``3e-4`` gets quotes."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the base class's parameter
-        """Write equal values out each time: readers of a run directory refuse aliases."""
+        """Write equal values out each time, because readers of a run directory refuse aliases."""
         return True
 
     def represent_scalar(self, tag: str, value: str, style: str | None = None) -> nodes.ScalarNode:
-        # Between single quotes, YAML folds characters it takes for line ends: U+0085, U+2028.
+        # In single quotes, YAML folds U+0085 and U+2028 like line ends.
         escaped = style is None and not value.isprintable()
         return super().represent_scalar(tag, value, '"' if escaped else style)
 
@@ -52,11 +52,11 @@ for _yaml_class in (_RecipeLoader, RecipeDumper):
 
 
 def parse(text: str, source: str, *, numbered: bool = True) -> tuple[Node, list[Problem]]:
-    """The tree of one YAML document, and what is wrong with it short of being unreadable.
+    """Return the tree of one YAML document, and the problems that do not prevent reading it.
 
     Args:
         text: The document. An empty one is a null leaf.
-        source: What a location names: a path, or the override.
+        source: Name of the source in locations: a path, or the override.
         numbered: Whether a line number helps; an override has none.
 
     Raises:
@@ -85,7 +85,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _check_bounds(text: str, reader: "_Reader") -> None:
-    """Refuse a document before anything recurses into it."""
+    """Refuse an oversized document before any recursion into it."""
     if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
         raise reader.too_much(f"{size} bytes long; at most {MAX_TEXT_BYTES} are read")
     depth = 0
@@ -97,7 +97,7 @@ def _check_bounds(text: str, reader: "_Reader") -> None:
 
 
 class _Reader:
-    """Turns YAML nodes into a tree, collecting problems and keeping count."""
+    """Turns YAML nodes into a tree, collects problems and counts nodes."""
 
     def __init__(self, source: str, *, numbered: bool) -> None:
         self._source, self._numbered = source, numbered
@@ -119,9 +119,9 @@ class _Reader:
         return self.unreadable(f"this is {what}", hint, mark)
 
     def node(self, node: nodes.Node, key: str, where: Location, depth: int = 0) -> Node:
-        """Return the tree of a node, located at its key, which a reader looks for."""
+        """Return the tree of a node, located at its key, because readers look for the key."""
         self._count += 1
-        if self._count > MAX_NODES or depth > MAX_DEPTH:  # only aliases get this far
+        if self._count > MAX_NODES or depth > MAX_DEPTH:  # only aliases can reach these bounds here
             raise self.too_much("too large once its aliases are followed", node.start_mark)
         if isinstance(node, nodes.ScalarNode):
             return self._scalar(node, key, where)
@@ -174,12 +174,12 @@ _HEADER: Final = "# The configuration of this run, defaults filled in. It is a r
 
 
 def to_yaml(config: RunConfig, environ: Mapping[str, str]) -> str:
-    """YAML that loads as an equal configuration, except for values that are secrets.
+    """Return YAML that loads as an equal configuration, except for secret values.
 
     Args:
-        config: What to write. Paths stay as they are: absolute after ``load_recipe``.
-        environ: Environment variables; the values of those whose names say that they hold a secret
-            never appear in the result.
+        config: What to write. Paths stay unchanged: absolute after ``load_recipe``.
+        environ: Environment variables. Values of variables that hold a secret, judging by their
+            names, never appear in the result.
     """
     values = without_secrets(config.model_dump(), of_environment(environ))
     return _HEADER + yaml.dump(

@@ -48,7 +48,7 @@ class AlgorithmConfig(Config):
 
     @property
     def advantage_target(self) -> str | None:
-        """Return the ``module:function`` of the user's estimator; None for one of the package."""
+        """Return the ``module:function`` of the user's estimator, or None for a built-in one."""
         return self.advantage if ":" in self.advantage else None
 
     @model_validator(mode="before")

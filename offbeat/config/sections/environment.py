@@ -123,18 +123,18 @@ class EnvironmentConfig(Config):
 
     @property
     def max_media_bytes(self) -> int:
-        """Return the most bytes of the media of a prompt; a worker refuses a prompt with more."""
+        """Return the maximum media bytes of a prompt. A worker refuses a prompt with more."""
         limits = find_media_limits(self)
         return 0 if limits is None else limits.max_bytes
 
     @property
     def is_agent(self) -> bool:
-        """Return whether episodes call the model over HTTP, from processes of their own."""
+        """Return whether episodes call the model over HTTP, from separate processes."""
         return find_traits(self.name).is_agent
 
     @property
     def makes_prompts(self) -> bool:
-        """Return whether the environment reads no file of prompts."""
+        """Return whether the environment reads no prompt file."""
         return find_traits(self.name).makes_prompts
 
     @property
@@ -144,19 +144,19 @@ class EnvironmentConfig(Config):
 
     @property
     def reads_any_row(self) -> bool:
-        """Return whether a row of the file of prompts may have any keys."""
+        """Return whether a row of the prompt file may have any keys."""
         return find_traits(self.name).reads_any_row
 
     @property
     def targets(self) -> dict[str, str]:
-        """The user's functions and classes, by the key of the recipe that names them."""
+        """Return the user's functions and classes, by the recipe key that names them."""
         named = {
             f"environment.rewards.{name}.target": each.target for name, each in self.rewards.items()
         }
         return named if self.target is None else {"environment.target": self.target, **named}
 
     def reward_call_keys(self) -> list[str]:
-        """Return which keys of the calls of async rewards are not at their default."""
+        """Return the keys for async reward calls that are not at their default."""
         return [
             f"environment.{key}"
             for key in self.model_dump(include=_CALL_KEYS, exclude_defaults=True)
@@ -175,7 +175,7 @@ class EnvironmentConfig(Config):
             yield from self._an_agent_is_played()
 
     def _unused(self, key: str, value: object, why: str, fix: str) -> Clash:
-        """Return a clash between a key and the name of the environment, which does not read it."""
+        """Return a clash for a key that the environment does not read."""
         named = f"environment.{key}"
         return Clash((named, "environment.name"), f"{named}={value} is not used: {why}", fix)
 
@@ -233,7 +233,7 @@ class EnvironmentConfig(Config):
                 yield from target_clashes(key, each.target, "a function", hint)
 
     def _calls_are_made(self) -> Iterator[Clash]:
-        """Yield limits of calls of async rewards that this environment never makes."""
+        """Yield limits of async reward calls if this environment makes none."""
         if self.name == "function" and self.target not in GRADERS:
             return
         chosen, value = "environment.target", self.target
@@ -288,7 +288,7 @@ class EnvironmentConfig(Config):
             )
 
     def _an_agent_is_played(self) -> Iterator[Clash]:
-        """Yield that nothing here plays agents: another package may bring an environment of them."""
+        """Yield a clash for an agent environment of another package if no plug-in plays agents."""
         try:
             find_only("agents")
         except PluginUnusable as unusable:

@@ -78,13 +78,13 @@ class EvalConfig(Config):
 
     @property
     def paths(self) -> dict[str, str]:
-        """The files of prompts, by the key of the recipe that names them."""
+        """Return the prompt files, by the recipe key that names them."""
         named = {f"eval.sets.{name}.path": each.path for name, each in self.sets.items()}
         return {key: path for key, path in (named or {"eval.path": self.path}).items() if path}
 
     @property
     def named_sets(self) -> dict[str, EvalSetConfig]:
-        """The sets by name, with prompts and samples filled in; the one of ``path`` has no name."""
+        """Return the sets by name, with prompts and samples filled in. ``path``'s set has no name."""
         sets = self.sets or {"": EvalSetConfig(path=self.path, columns=self.columns)}
         return {
             name: each.model_copy(

@@ -100,7 +100,7 @@ class _Generator(Config):
 
     @property
     def sampling_settings(self) -> Mapping[str, Any]:
-        """Return settings of this kind alone on which the tokens of a group depend."""
+        """Return the settings specific to this kind on which the tokens of a group depend."""
         return {}
 
     def find_clashes(self) -> Iterator[Clash]:
@@ -164,7 +164,7 @@ class PluginGeneratorConfig(ModelGeneratorConfig):
     engine_name: ClassVar[str] = "the engine"
     """Name of the engines in messages."""
 
-    deterministic: ClassVar[bool] = False  # what they batch depends on time
+    deterministic: ClassVar[bool] = False  # their batches depend on timing
     loads_file_names: ClassVar[bool] = False
 
     if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class PluginGeneratorConfig(ModelGeneratorConfig):
 
     @property
     def rounds_activations(self) -> bool:
-        """Return whether engines with quantized weights round activations, too."""
+        """Return whether engines with quantized weights also round activations."""
         return False
 
 
@@ -197,7 +197,7 @@ class NoGeneratorConfig(Config):
     max_model_len: Annotated[int, Field(ge=2)] = 512
     """Longest prompt plus completion, in tokens. A longer row fails its group."""
 
-    # What other kinds have as keys, for those who read a generator of any kind.
+    # Keys of other kinds, for code that reads a generator of any kind.
     has_engines: ClassVar[bool] = False
     takes_quantized: ClassVar[bool] = False
     has_layout: ClassVar[bool] = False
@@ -220,5 +220,5 @@ class NoGeneratorConfig(Config):
 
     @property
     def sampling(self) -> SamplingConfig:
-        """Return settings under which a row is as probable as the model says."""
+        """Return settings under which a row has the model's unmodified probability."""
         return SamplingConfig(temperature=1.0, max_new_tokens=self.max_model_len - 1)

@@ -56,7 +56,7 @@ class AnyLossConfig(Config):
 
     @property
     def teacher_path(self) -> str | None:
-        """Return the model whose logprobs the trainer computes before the step; None without one."""
+        """Return the path of the teacher, or None. The trainer computes its logprobs before a step."""
         return None
 
     def find_clashes(self) -> Iterator[Clash]:
@@ -167,7 +167,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
         yield from super().find_clashes()
 
     def _corrections(self) -> dict[str, str]:
-        """The corrections that are on, as they are written."""
+        """Return the active corrections, as written."""
         caps = {"tis_cap": self.tis_cap, "sequence_cap": self.sequence_cap}
         written = {name: f"{cap:g}" for name, cap in caps.items() if cap is not None}
         return written | {name: _written(band) for name, band in self._bands()}

@@ -24,5 +24,5 @@ class MoeConfig(Config):
 
     @property
     def has_losses(self) -> bool:
-        """Return whether routers have a loss of their own."""
+        """Return whether routers have a separate loss."""
         return self.load_balancing_coef > 0 or self.z_loss_coef > 0

@@ -10,7 +10,7 @@ from offbeat.config.problems import Clash, target_clashes
 
 
 def count_trainable_groups(steps_ahead: int, groups_per_step: int) -> int:
-    """Return how many groups the present step and so many steps ahead of it train."""
+    """Return how many groups the present step and ``steps_ahead`` further steps train."""
     return (steps_ahead + 1) * groups_per_step
 
 

@@ -74,6 +74,6 @@ class BaseSyncConfig(Config):
     ends. null: a warning from 0.02, with 16-bit weights 0.1, with `quantize` 0.4."""
 
     def sends_regions(self, ranks: int) -> bool:
-        """Return whether releases of so many trainer ranks are cut into regions of tensors."""
+        """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors."""
         del ranks
         return False
