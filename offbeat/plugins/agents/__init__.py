@@ -1,1 +1,1 @@
-"""Agents: code of a user that calls the model over HTTP, and the endpoint that answers it."""
+"""Agents: user code that calls the model over HTTP, and the endpoint that answers it."""

@@ -1,8 +1,8 @@
 """Plays episodes of an agent in a child process (``run_child``): many at once, on one event loop.
 
-Each episode is one call: its row is the task, its one response an ``AgentClient``. The parent may cancel
-a call with ``CancelCall``; its end is always reported. The tasks of an episode that are left running end
-with it, and no task of another one does.
+Each episode is one call: its row is the task, its one response an ``AgentClient``. The parent may
+cancel a call with ``CancelCall``; its end is always reported. When an episode ends, its remaining
+tasks are cancelled, but no task of another episode.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def serve_episodes(child: ChildSide) -> None:
             is_cancelled = partial(contains, cancelled, number)
             reply = await answer(child.function, call, 0, working_dir, is_cancelled=is_cancelled)
         except asyncio.CancelledError:
-            pass  # by the parent
+            pass  # cancelled by the parent
         finally:
             try:
                 await tasks.end(number)
@@ -80,11 +80,11 @@ async def serve_episodes(child: ChildSide) -> None:
             case CancelCall():
                 if (episode := running.get(message.number)) is not None:
                     cancelled.add(message.number)
-                    loop.call_soon(episode.cancel)  # behind its first step: a reply is due
+                    loop.call_soon(episode.cancel)  # after its first step: a reply is due
 
 
 async def _received(reader: asyncio.StreamReader) -> RewardCall | CancelCall | None:
-    """Return the next message; None when the parent has closed the socket."""
+    """Return the next message, or None after the parent closed the socket."""
     try:
         header = await reader.readexactly(LENGTH.size)
         return _FROM_PARENT.decode(await reader.readexactly(body_length(header)))
@@ -119,7 +119,7 @@ class EpisodeTasks:
         return task
 
     def begin(self, number: int, episode: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Return the first task of an episode. Numbers begin with 1."""
+        """Create the first task of an episode. Numbers begin with 1."""
         context = copy_context()
         context.run(_EPISODE.set, number)
         self._tasks[number] = WeakSet()
@@ -127,7 +127,7 @@ class EpisodeTasks:
         return loop.create_task(episode, name=f"episode-{number}", context=context)
 
     async def end(self, number: int) -> None:
-        """Cancel the tasks that the episode has left running, other than the current one."""
+        """Cancel the episode's running tasks, other than the current one."""
         left = self._tasks.pop(number) - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -154,7 +154,7 @@ class _Marked(ContainedCoroutine[T]):
 def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
     """Return an async agent function in the form of an async reward function.
 
-    What a reward function gets as response is here an ``AgentClient`` as JSON.
+    The response passed to the reward function is here an ``AgentClient`` as JSON.
     """
 
     async def scored(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
@@ -168,7 +168,7 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
 
 
 def _reward_in(value: object) -> object:
-    """Return what an agent returned: a number, or the rewards and the final answer in a mapping."""
+    """Return an agent's result: a number, or a mapping with the rewards and the final answer."""
     if not isinstance(value, Mapping):
         return value
     named = dict(cast("Mapping[object, object]", value))

@@ -1,9 +1,10 @@
-"""One episode of an agent that is a program: ``environment.command`` in place of a function.
+"""Plays one episode of an agent that is a program: ``environment.command`` instead of a function.
 
-The program is given the model in ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``, its
-task as one JSON object on standard input, and writes its result, a JSON number or
-``{"reward": number}``, to the file descriptor that ``OFFBEAT_RESULT_FD`` names. What it prints is
-no result: a model's text could be in it. If it fails, the end of its standard error is quoted.
+The program finds the model in ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``. It
+reads its task as one JSON object from standard input. It writes its result, a JSON number or
+``{"reward": number}``, to the file descriptor that ``OFFBEAT_RESULT_FD`` names. Its standard output
+is ignored, because it could contain a model's text. If it fails, the end of its standard error is
+quoted.
 """
 
 import asyncio
@@ -22,17 +23,17 @@ from offbeat.environments.reward_value import BadReward
 from offbeat.messages.text import printable
 
 TARGET: Final = f"{__name__}:run_program"
-"""The agent function that plays an episode of a program."""
+"""Agent function that plays an episode of a program."""
 
 LARGEST_RESULT_BYTES: Final = 1 << 16
 
 UNAVAILABLE_EXIT: Final = os.EX_TEMPFAIL
-"""Exit code (75) by which a program says that what it depends on is out of service."""
+"""Exit code (75) with which a program reports that a dependency is out of service."""
 
 _STDERR: Final = 2
 _PIPE_BYTES: Final = 1 << 20  # more than a pipe holds
 _ERRORS_BYTES: Final = 200
-"""End of a program's standard error that the reason of its failure quotes."""
+"""Bytes at the end of a program's standard error that are quoted if it fails."""
 
 
 async def run_program(task: dict[str, Any], client: AgentClient, *, command: list[str]) -> object:
@@ -64,13 +65,13 @@ async def run_program(task: dict[str, Any], client: AgentClient, *, command: lis
 
 
 class _StandardError:
-    """Standard error of a program: passed on to that of this process, with its end kept.
+    """Standard error of a program: copied to this process's standard error, with its end kept.
 
-    A process that the program leaves behind may go on writing to it.
+    A process that outlives the program may continue to write to it.
     """
 
     def __init__(self) -> None:
-        """Open a pipe that the running event loop reads until its last writer has closed it."""
+        """Open a pipe. The running event loop reads it until its last writer has closed it."""
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._end = b""
@@ -84,7 +85,7 @@ class _StandardError:
         os.close(self.write_fd)
 
     def last(self) -> str:
-        """Return what was written last, to be put behind a sentence; empty if there is nothing."""
+        """Return the last output as text to append to a sentence, or "" without output."""
         self._pass_on()
         text = printable(self._end.decode(errors="ignore").strip())
         return f"; the end of its standard error: {text}" if text else ""
@@ -103,7 +104,7 @@ class _StandardError:
 
 
 def _environment(client: AgentClient, result_fd: int) -> dict[str, str]:
-    """Return what this process inherited, without its import path: a program has its own."""
+    """Return the inherited variables without the import path, which the program must set itself."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return inherited | {
         "OPENAI_BASE_URL": client.base_url,

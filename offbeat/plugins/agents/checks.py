@@ -1,7 +1,7 @@
-"""Checks of an agent: what its conversations are encoded with, and how many episodes run at once."""
+"""Checks of an agent: how its conversations are encoded, and how many episodes run at once."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
+# transformers has no types for its configs and loading functions.
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ _TOOL: Final = (
     '{"type":"function","function":{"name":"add","description":"Add two numbers.","parameters":'
     '{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}}}'
 )
-_SHOWN: Final = 12  # tokens of a difference
+_SHOWN: Final = 12  # tokens shown of a difference
 _FIX: Final = (
     "Take a model that was trained on conversations, add chat_template.jinja to it, or name the "
     "renderer of its family in environment.renderer."
@@ -32,14 +32,14 @@ _FIX: Final = (
 
 
 def check_agent(config: RunConfig) -> Iterator[Finding]:
-    """Check what joins the turns of a conversation, and the processes against the samples of a group."""
+    """Check how turns of a conversation are joined, and processes against samples of a group."""
     environment = config.environment
     if not environment.is_agent:
         return
     try:
         tokenizer = load_tokenizer(config)
     except (OSError, ValueError):
-        return  # reported by the checks of the model
+        return  # the model's checks report it
     try:
         bridge = make_bridge(tokenizer, bridge_renderer(environment), ())
     except BadEnvironment as bad:
@@ -79,7 +79,7 @@ def _bridge_finding(
     tokenizer: Any,  # noqa: ANN401 - of transformers
     bridge: ChatBridge,
 ) -> Finding:
-    """Say what joins turns, and why; a renderer is compared with the chat template."""
+    """Report how turns are joined, and why. Compare a renderer with the chat template."""
     path, chosen = config.model.path, config.environment.renderer
     if not chosen:
         is_refused = not _opening(bridge, (_TOOL,)) and _opening(bridge)
@@ -112,8 +112,8 @@ def _bridge_finding(
 
 
 def _opening(bridge: ChatBridge, tools: Tools = ()) -> tuple[int, ...]:
-    """Return the tokens of a short conversation; none if it is refused."""
-    for messages in (_PROBE, _PROBE[1:]):  # some templates take no system message
+    """Return the tokens of a short conversation, or none if it is refused."""
+    for messages in (_PROBE, _PROBE[1:]):  # some templates refuse system messages
         try:
             return bridge.opening(messages, tools).token_ids
         except TemplateRefused:

@@ -1,15 +1,15 @@
 """Creates the agent of a worker from the config section.
 
-Environment ``agent``: a user's own loop around the model, which it calls over HTTP.
+Environment ``agent``: a user's loop around the model, which it calls over HTTP.
 
     ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float, ...}``
 
-Beside further numbers, the mapping may have the final answer as text, ``answer``.
-``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
-for this sample. The function runs in child processes, many episodes at once in each
-(``killable``): a call that is cancelled costs one sample, and so does a process that dies,
-because the others in it are played again. A child inherits only variables of an allow-list, so that
-no token of the worker is in the hands of code that a model may have written.
+In addition to further numbers, the mapping may have the final answer as text, ``answer``. ``task``
+is the row of the data file. ``client`` has the address, the key and the name of the model for this
+sample. The function runs in child processes, many episodes at once in each (``killable``). A
+cancelled call costs one sample. So does a process that dies, because the other episodes in it are
+played again. A child inherits only variables of an allow-list, so that code that a model may have
+written has no token of the worker.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ INHERITED: Final = (
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
-"""Environment variables that an agent inherits besides the ones that the recipe names."""
+"""Environment variables that an agent inherits in addition to the recipe's variables."""
 
 _REASONS: Final = {
     "reward_raised": "agent_raised",
@@ -66,7 +66,7 @@ class AgentFunction(ChildPool):
         """Episodes that run at once."""
 
     async def run(self, task: RolloutTask, client: AgentClient) -> NamedRewards:
-        """Play one episode and return its rewards; an episode that is cancelled is ended.
+        """Play one episode and return its rewards. End the episode if it is cancelled.
 
         Raises:
             EnvironmentUnavailable: The agent raised it.
@@ -78,7 +78,7 @@ class AgentFunction(ChildPool):
             encoded = msgspec.json.encode(client).decode()
             (rewards,) = await self.call(task.prompt.data, [encoded])
         except RewardFailed as error:
-            error.sample = None  # the only one of its call, not of the group
+            error.sample = None  # its index is within the call, not the group
             error.reason = _REASONS.get(error.reason, error.reason)
             raise error.fail(task) from error
         assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set
@@ -86,13 +86,13 @@ class AgentFunction(ChildPool):
 
 
 NAME: Final = "agent"
-"""The environment whose agent is a function or a program that the recipe names."""
+"""Environment with an agent that is a function or a program named in the recipe."""
 
 _PROGRAM: Final = "offbeat.plugins.agents.agent_child"
 """Module that a child executes to play episodes."""
 
 _EPISODES_PER_CHILD: Final = 64
-"""Episodes that share a child process, of an agent that is a function."""
+"""Episodes that share a child process if the agent is a function."""
 
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -104,10 +104,10 @@ def make_agent(
     *,
     model_path: str = "",
 ) -> Agent:
-    """Create the agent of one worker; its processes are not started yet.
+    """Create the agent of one worker, without starting its processes.
 
     Raises:
-        BadEnvironment: Neither a function nor a program is named, or there is no such program; or
+        BadEnvironment: Neither a function nor a program is named, the program is missing, or
             a plug-in cannot use its options.
     """
     plugin = find_environment(config.name)
@@ -119,10 +119,10 @@ def make_agent(
 def make_own_agent(
     config: EnvironmentConfig, working_dir: Path, began_with: Mapping[str, str] = _NO_DIGESTS
 ) -> AgentFunction:
-    """Create the agent that the recipe names; its processes are not started yet.
+    """Create the agent that the recipe names, without starting its processes.
 
     Raises:
-        BadEnvironment: Neither a function nor a program is named, or there is no such program.
+        BadEnvironment: Neither a function nor a program is named, or the program is missing.
     """
     if config.command:
         program = resolved_program(config.command[0], working_dir)
@@ -145,13 +145,13 @@ def make_agent_function(
     variables = (*INHERITED, *config.variables)
     given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
     agent = make_reward_target(config, target, working_dir, source, **given)
-    # The process group of a program ends with each episode, and whatever it has left in it.
+    # A program's process group ends with each episode, including any processes it left.
     job = playing(episodes_at_once(config), calls_in_all=1 if config.command else None)
     return AgentFunction(agent, config.reward_workers, job)
 
 
 def playing(episodes: int, **limits: Any) -> ChildJob:  # noqa: ANN401 - fields of a job
-    """Return the job of children that play so many episodes at once."""
+    """Return the job of children that play ``episodes`` episodes at once."""
     return ChildJob(_PROGRAM, "episode", episodes, outlives_calls=True, **limits)
 
 

@@ -1,4 +1,4 @@
-"""Agents as an environment, and what every environment of agents needs: its endpoint and its checks."""
+"""Agents as an environment, with the endpoint and checks that every agent environment needs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ class AgentPlugin(PluginOfAgents):
     )
 
     def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
-        """Yield settings that a program does not read, or that it cannot have."""
+        """Yield settings that a program does not read or does not support."""
         if not section.command:
             return
         if section.target is not None or section.options:
@@ -60,10 +60,10 @@ class AgentPlugin(PluginOfAgents):
             )
 
     def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
-        """Return the agent of one worker; its processes are not started.
+        """Return the agent of one worker, without starting its processes.
 
         Raises:
-            BadEnvironment: Neither a function nor a program is named, or there is no such program.
+            BadEnvironment: Neither a function nor a program is named, or the program is missing.
         """
         from offbeat.plugins.agents.factory import make_own_agent
 
@@ -78,7 +78,7 @@ class AgentPlugin(PluginOfAgents):
 
 
 class AgentsAtEndpoint:
-    """Plays and checks the agents of any environment whose episodes call the model over HTTP.
+    """Plays and checks the agents of any environment with episodes that call the model over HTTP.
 
     ``rollouts.worker`` and ``launch.checks.agents`` declare its methods.
     """
@@ -91,17 +91,17 @@ class AgentsAtEndpoint:
         began_with: Mapping[str, str],
         stop_token_ids: Sequence[int],
     ) -> "AgentGroups":
-        """Create the endpoint and the agent processes of a worker; nothing is started yet.
+        """Create the endpoint and the agent processes of a worker, without starting them.
 
         Raises:
-            BadEnvironment: No conversation can be encoded, or no agent be made.
+            BadEnvironment: No conversation can be encoded, or no agent can be created.
         """
         from offbeat.plugins.agents.endpoint.agent_groups import make_agents
 
         return make_agents(config, tokenizer, working_dir, began_with, stop_token_ids)
 
     def check_agent(self, config: "RunConfig") -> Iterator[Finding]:
-        """Check what joins the turns of a conversation, and how many episodes run at once."""
+        """Check how the turns of a conversation are joined, and how many episodes run at once."""
         from offbeat.plugins.agents.checks import check_agent
 
         yield from check_agent(config)

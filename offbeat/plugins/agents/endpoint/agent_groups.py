@@ -1,19 +1,20 @@
 """Rolls out groups of an agent: each sample is one episode of the user's function at the endpoint.
 
-| outcome of an episode                        | what becomes of it                               |
+| outcome of an episode                        | result                                           |
 |----------------------------------------------|--------------------------------------------------|
 | a reward, and turns in one branch            | a valid sample                                   |
-| a request of it failed in the engine         | the attempt of the group fails, by that failure  |
+| one of its requests failed in the engine     | the attempt of the group fails, by that failure  |
 | the agent raised, exited, or sent no reward  | the sample fails, kind model                     |
 | it never called the model                    | the sample fails, ``no_model_call``              |
 | turns in more than one branch                | a valid sample, all of its branches are trained; |
 |                                              | or it fails, ``branches``, and is not retried    |
 | ``EnvironmentUnavailable``                   | the sample fails, kind infrastructure            |
 
-A failed sample is retried and masked as ``rollout.on_failed_sample`` says, branches are trained or
-masked as ``rollout.branches`` says. In an evaluation, which trains nothing, they are allowed.
+``rollout.on_failed_sample`` decides whether a failed sample is retried or masked.
+``rollout.branches`` decides whether branches are trained or masked. An evaluation trains nothing
+and allows branches.
 
-Makes the agents of an environment worker.
+Also creates the agents of an environment worker.
 """
 
 import asyncio
@@ -53,17 +54,17 @@ from offbeat.rollouts.samples import (
 from offbeat.rollouts.transcript import Transcript
 
 _OTHERS: Final = 512
-"""Descriptors of a worker besides connections of agents: its processes, Ray, files."""
+"""Descriptors of a worker other than connections of agents: its processes, Ray, files."""
 
 _PER_EPISODE: Final = 16
-"""Connections of an episode, of which each may have a request open."""
+"""Connections of an episode. Each may have a request open."""
 
 _FEWEST: Final = 256
-"""Connections for few episodes: their clients keep some that they do not use."""
+"""Minimum number of connections, because clients keep some that they do not use."""
 
 
 class TooFewDescriptors(OffbeatError):
-    """The operating system does not allow a worker as many open files as its episodes need."""
+    """The operating system allows a worker fewer open files than its episodes need."""
 
     episodes: int
     needed: int
@@ -78,10 +79,10 @@ class TooFewDescriptors(OffbeatError):
 
 
 def raise_descriptor_limit(episodes: int) -> int:
-    """Raise the soft limit of open files to what so many episodes need; return the connections that fit.
+    """Raise the soft limit of open files as ``episodes`` need; return the connections that fit.
 
-    A connection for each is needed; as many as each may have open are taken where the hard limit
-    allows them.
+    Each episode needs one connection. The limit allows the maximum per episode if the hard limit
+    permits.
 
     Raises:
         TooFewDescriptors: The hard limit is lower.
@@ -103,7 +104,7 @@ def raise_descriptor_limit(episodes: int) -> int:
 log = structlog.stdlib.get_logger()
 _LOGGED: Final = 8  # refusals of different texts, per process
 MODEL = "policy"
-"""The name under which agents ask for the model."""
+"""Name under which agents request the model."""
 
 
 class AgentGroups:
@@ -119,7 +120,7 @@ class AgentGroups:
         limits: SessionLimits,
         branches: Literal["train", "mask"] = "train",
     ) -> None:
-        """Start nothing yet. ``branches``: what becomes of a sample with more than one."""
+        """Start nothing yet. ``branches``: whether a sample's branches are trained or masked."""
         self._agent, self._bridge, self._limits = agent, bridge, limits
         self._trains_branches = branches == "train"
         self._endpoint = AgentEndpoint(MODEL)
@@ -129,7 +130,7 @@ class AgentGroups:
         """Start the agent processes, then listen.
 
         Raises:
-            TooFewDescriptors: For a connection of every episode.
+            TooFewDescriptors: Not every episode can have a connection.
             RewardFailed: The agent cannot be imported.
         """
         connections = raise_descriptor_limit(self._agent.episodes)
@@ -146,12 +147,12 @@ class AgentGroups:
     ) -> tuple[Receipt, Columns]:
         """Play an episode for each sample of the task, score and pack them.
 
-        The columns are those of ``transfer_queue.schema``, checked. Cancelling kills the episodes
+        The columns follow ``transfer_queue.schema`` and are checked. Cancelling kills the episodes
         and cancels every open ``generate``. Errors of ``generate`` are raised unchanged.
 
         Raises:
-            RolloutFailed: As the table says, where the policy does not spare the group; of too few
-                valid samples; ``prompts_differ``.
+            RolloutFailed: As in the module's table, unless the policy spares the group; if too few
+                samples are valid; ``prompts_differ``.
         """
         draws = SampleDraws.begin(engine.task, policy, engine.generate)
 
@@ -189,11 +190,11 @@ class AgentGroups:
                 transcript.take(branches[0].transcript, [branch.transcript for branch in later])
             transcript.reward_s = time.perf_counter() - began - transcript.generate_s
         if session.failure is not None:
-            raise session.failure  # whatever the agent made of it
+            raise session.failure  # even if the agent caught the error
         self._check_branches(session, branches)
 
     def _log_refusal(self, session: SampleSession) -> None:
-        """Log the first refusals of different texts: the agent may have caught the error."""
+        """Log the first refusals with different texts. The agent may have caught the error."""
         refused = session.last_refusal
         if (
             refused
@@ -210,11 +211,11 @@ class AgentGroups:
             )
 
     async def _rewards(self, session: SampleSession, api_key: str) -> NamedRewards:
-        """Play an episode; one whose session fails is killed at once, whatever the agent would do.
+        """Play an episode. If its session fails, kill it at once.
 
         Raises:
             RolloutFailed: The agent failed.
-            Exception: The failure of the session, which comes before that of its agent.
+            Exception: The failure of the session, which precedes a failure of its agent.
         """
         task, client = session.engine.task, AgentClient(self._endpoint.base_url, api_key, MODEL)
         try:
@@ -230,7 +231,7 @@ class AgentGroups:
         return rewards
 
     def _check_branches(self, session: SampleSession, branches: tuple[Branch, ...]) -> None:
-        """Check that there is something to train, and that the recipe trains it.
+        """Check that the sample has something to train, and that the recipe trains it.
 
         Raises:
             RolloutFailed: ``no_model_call``, ``branches``.
@@ -264,12 +265,12 @@ def make_agents(
     began_with: Mapping[str, str],
     stop_token_ids: Sequence[int],
 ) -> "AgentGroups":
-    """Create the endpoint and the agent processes of a worker; nothing is started yet.
+    """Create the endpoint and the agent processes of a worker, without starting them.
 
     Raises:
         BadEnvironment: As ``make_bridge``: no conversation can be encoded.
     """
-    # Packages that other environments do without.
+    # Other environments do not need these packages.
     from offbeat.plugins.agents.endpoint.bridges import bridge_renderer, make_bridge  # noqa: PLC0415
     from offbeat.plugins.agents.endpoint.session import SessionLimits  # noqa: PLC0415
 

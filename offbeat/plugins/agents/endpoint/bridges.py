@@ -1,8 +1,8 @@
-"""Makes the bridge that a recipe asks for: by the model's chat template, or by a renderer."""
+"""Creates the bridge that a recipe selects: by the model's chat template, or by a renderer."""
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# renderers is an extra, unknown where it is not installed.
+# renderers is an extra, and unknown if it is not installed.
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ class TokenizerTemplate:
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - a fast one of transformers
         self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer  # unlike its wrapper, it never changes itself
+        self._backend = tokenizer.backend_tokenizer  # unlike its wrapper, it never changes
 
     def render(
         self,
@@ -63,9 +63,9 @@ _GENERIC: Final = "DefaultRenderer"
 
 
 def bridge_renderer(environment: EnvironmentConfig) -> Mapping[str, Any]:
-    """Return the renderer of the endpoint's own bridge.
+    """Return the options of the renderer for the endpoint's bridge.
 
-    None if the agent renders messages itself and asks the endpoint by tokens.
+    None if the agent renders messages itself and sends tokens to the endpoint.
     """
     return {} if environment.renders_messages else environment.renderer
 
@@ -78,12 +78,12 @@ def make_bridge(
     """Return the bridge of all samples of a model.
 
     Args:
-        tokenizer: The model's, a fast one.
-        renderer: As ``bridge_renderer`` returns it; empty: the tokenizer's chat template.
+        tokenizer: The model's fast tokenizer.
+        renderer: As ``bridge_renderer`` returns it. Empty: use the tokenizer's chat template.
         end_ids: The tokens that end a turn.
 
     Raises:
-        BadEnvironment: There is no chat template; or as ``make_renderer`` raises.
+        BadEnvironment: The tokenizer has no chat template, or ``make_renderer`` raises.
     """
     template = TokenizerTemplate(tokenizer)
     if renderer:

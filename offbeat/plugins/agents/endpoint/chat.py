@@ -1,10 +1,9 @@
-"""Messages of a chat in one canonical form: two that say the same are equal.
+"""Messages of a chat in one canonical form: messages with the same meaning are equal.
 
-Tool calls in the text of an answer, in the format of Hermes and Qwen models.
-
+Also parses tool calls in the text of an answer, in the format of Hermes and Qwen models:
 ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them at the end of the
-text. Whatever deviates is content: a half-understood call would train the model on a call that
-nobody made.
+text. Any deviating text is content: a half-understood call would train the model on a call that it
+did not make.
 """
 
 import re
@@ -17,25 +16,25 @@ from offbeat.messages.bad_json import DEEPEST, nesting_depth
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One call of a tool by the model."""
+    """One tool call by the model."""
 
     id: str
     name: str
-    arguments: str  # compact where it is JSON: see ``compact_json``
+    arguments: str  # compact if it is JSON: see ``compact_json``
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message; a content that is null or missing is empty, parts of text are joined."""
+    """One message. A null or missing content is empty, and parts of text are joined."""
 
     role: str
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    reasoning: str = ""  # of an answer, where the bridge reads it apart from the content
+    reasoning: str = ""  # of an answer, if the bridge separates it from the content
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it: arguments of tools as objects."""
+        """Return the message in the form for chat templates, with tool arguments as objects."""
         fields: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             fields["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
@@ -49,16 +48,16 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 Tools = tuple[str, ...]
-"""Definitions of tools, each as JSON in the order in which the client wrote its fields."""
+"""Definitions of tools, each as JSON with its fields in the client's order."""
 
 NO_VARIABLES: Final = "{}"
-"""Variables that a request gives the chat template (``chat_template_kwargs``), as JSON: none."""
+"""No variables for the chat template (``chat_template_kwargs``), as JSON."""
 
 
 def compact_json(text: str) -> str:
-    """Return JSON without spaces; text that is no JSON as it is.
+    """Return JSON without spaces, and other text unchanged.
 
-    The order of keys stays: a chat template shows it to the model.
+    The order of keys stays, because a chat template shows it to the model.
     """
     try:
         return msgspec.json.encode(msgspec.json.decode(text)).decode()
@@ -86,12 +85,12 @@ class ParsedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_tool_calls(text: str) -> tuple[str, tuple[ParsedCall, ...]]:
     """Split an answer into its content and its tool calls.
 
-    It takes linear time on any text: a model may write nothing but opening tags.
+    Runs in linear time on any text, even if a model writes only opening tags.
 
     Returns:
-        The text in front of the first call and the calls; the whole text and no call if there is
-        none, or if anything about them is malformed: JSON, fields, types, an open tag, text between
-        or behind the calls, arguments nested deeper than ``DEEPEST``.
+        The text before the first call, and the calls. Without calls, or if anything about them is
+        malformed, the whole text and no call. Malformed means: JSON, fields, types, an open tag,
+        text between or after the calls, arguments nested deeper than ``DEEPEST``.
     """
     start = at = text.find(_OPENING)
     if start < 0:
@@ -111,7 +110,7 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ParsedCall, ...]]:
 
 
 def _call_in(block: str) -> ParsedCall | None:
-    """Return the call that stands between two tags; None if it is malformed."""
+    """Return the call between two tags, or None if it is malformed."""
     try:
         call = msgspec.json.decode(block, type=ParsedCall, strict=True)
     except (msgspec.DecodeError, RecursionError):
@@ -120,5 +119,5 @@ def _call_in(block: str) -> ParsedCall | None:
 
 
 def is_flat_enough(call: ParsedCall) -> bool:
-    """Return whether a chat template, and the client, can write the arguments of a call."""
+    """Return whether a chat template and the client can write the arguments of a call."""
     return nesting_depth(call.arguments) <= DEEPEST

@@ -1,7 +1,7 @@
-"""Translates between messages and tokens for the turns of a conversation: what every bridge does.
+"""Translates between messages and tokens for the turns of a conversation: base of all bridges.
 
-What the model drew is never encoded again. A bridge gives the prompt of the next turn as the tokens
-of the history, as drawn, and new tokens behind them; or it says why it cannot.
+Drawn tokens are never encoded again. A bridge returns the prompt of the next turn as the tokens of
+the history, as drawn, followed by new tokens. If it cannot, it returns the reason.
 """
 
 import enum
@@ -15,7 +15,7 @@ from offbeat.plugins.agents.endpoint.chat import NO_VARIABLES, ChatMessage, Pars
 
 
 class TemplateRefused(Exception):
-    """A chat template, or a renderer in place of it, does not take these messages."""
+    """A chat template, or a renderer instead of it, refuses these messages."""
 
     def __str__(self) -> str:
         return f"the model's chat template refused the messages: {super().__str__()}"
@@ -24,20 +24,20 @@ class TemplateRefused(Exception):
 class BranchReason(enum.StrEnum):
     """Reason why a request does not continue the tokens of an earlier turn."""
 
-    OPENING = "opening"  # the first request, or a conversation beside the others
-    HISTORY_EDITED = "history_edited"  # no earlier turn ends with the answers it contains
+    OPENING = "opening"  # the first request, or a parallel conversation
+    HISTORY_EDITED = "history_edited"  # no earlier turn ends with the answers in the request
     TOOLS_CHANGED = "tools_changed"
-    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"  # it drops reasoning, for example
-    RENDERER_DECLINED = "renderer_declined"  # it renders anew: a new question drops reasoning
+    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"  # for example, it drops reasoning
+    RENDERER_DECLINED = "renderer_declined"  # it renders again: a new question drops reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """Prompt of one turn."""
 
-    text: str  # the whole conversation as a template writes it, the answer opened; else empty
+    text: str  # the whole conversation as a template writes it, with the answer opened; else empty
     token_ids: tuple[int, ...]  # from the first token of the sample
-    new_ids: tuple[int, ...]  # those behind the history
+    new_ids: tuple[int, ...]  # tokens after the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class AnsweredChat:
     prompt_text: str  # ``RenderedPrompt.text`` of the turn
     token_ids: tuple[int, ...]  # prompt and completion, as drawn
     prompt_length: int  # tokens of the prompt
-    open_text: str = ""  # of an answer that the model did not end itself, its stop string included
+    open_text: str = ""  # of an answer that the model did not end, with its stop string
 
     def is_followed_by(self, messages: Sequence[ChatMessage]) -> bool:
-        """Return whether a conversation begins with this one, its answer as it was or gone on with."""
+        """Return whether a conversation begins with this one; its answer may be continued."""
         length = len(self.messages)
         return (
             len(messages) >= length
@@ -61,7 +61,7 @@ class AnsweredChat:
         )
 
     def is_continued_in(self, messages: Sequence[ChatMessage]) -> bool:
-        """Return whether the client goes on with the answer where the model was stopped in it."""
+        """Return whether the client continues the answer where the model was stopped."""
         sent, answer = messages[len(self.messages) - 1], self.messages[-1]
         return (
             bool(self.open_text)
@@ -71,24 +71,24 @@ class AnsweredChat:
         )
 
     def _is_answer(self, sent: ChatMessage) -> bool:
-        """Return whether this is the answer, also without its reasoning: many clients drop that."""
+        """Return whether this is the answer, with or without reasoning, which many clients drop."""
         answer = self.messages[-1]
         return sent == answer or sent == msgspec.structs.replace(answer, reasoning="")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnAnswer:
-    """Tokens that the model drew behind a prompt, without the one that ended its turn."""
+    """Tokens that the model drew after a prompt, without the token that ended its turn."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    is_ended: bool  # by the model itself
-    stop: tuple[str, ...] = ()  # the strings of which one ended it, if one did
+    is_ended: bool  # ended by the model
+    stop: tuple[str, ...] = ()  # the possible stop strings, if one ended it
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Message of which the tokens of an answer are."""
+    """Message that the tokens of an answer encode."""
 
     content: str  # cut before a stop string
     calls: tuple[ParsedCall, ...] = ()
@@ -97,11 +97,11 @@ class ParsedAnswer:
 
 
 class ChatBridge(Protocol):
-    """The way from messages to tokens and back. One serves all samples of a model."""
+    """Converts messages to tokens and back. One bridge serves all samples of a model."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn besides those of the recipe and the model."""
+        """Tokens that end a turn, in addition to the end tokens of the recipe and the model."""
         ...
 
     def opening(
@@ -110,7 +110,7 @@ class ChatBridge(Protocol):
         """Return the prompt of a conversation without a history.
 
         Raises:
-            TemplateRefused: The messages are not taken.
+            TemplateRefused: The messages are refused.
         """
         ...
 
@@ -121,19 +121,19 @@ class ChatBridge(Protocol):
         tools: Tools,
         variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
-        """Return the prompt that continues ``history``, or why there is none.
+        """Return the prompt that continues ``history``, or the reason why none does.
 
-        The messages follow ``history``, and the tools are the same.
-        The prompt begins with ``history.token_ids``. A turn that was cut is closed with the token
-        by which the format of the model ends it, behind what the client has added to it.
+        The messages follow ``history``, and the tools are the same. The prompt begins with
+        ``history.token_ids``. A turn that was cut ends with the end token of the model's format,
+        after any text that the client added.
 
         Raises:
-            TemplateRefused: The messages are not taken.
+            TemplateRefused: The messages are refused.
         """
         ...
 
     def parse(self, answer: DrawnAnswer, tools: Tools, *, parses_calls: bool) -> ParsedAnswer:
-        """Return an answer as a message; with a malformed tool call, all of it is content."""
+        """Return an answer as a message. If a tool call is malformed, everything is content."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -1,17 +1,17 @@
-"""Bounds on the connections of an endpoint: how many are open, and how long one waits for a head.
+"""Bounds the connections of an endpoint: how many are open, and how long each waits for a head.
 
-Each connection is a descriptor of the worker. aiohttp bounds the size of a head; it bounds neither
-the number of connections nor the time in which a head arrives.
+Each connection is a descriptor of the worker. aiohttp bounds the size of a head, but neither the
+number of connections nor the time in which a head arrives.
 
 | a connection                   | ends                                                             |
 |--------------------------------|------------------------------------------------------------------|
 | has sent no request of a sample| at the deadline of its head; the oldest first, to make room      |
-| is idle between two requests   | at aiohttp's keep-alive; the oldest first, where none is as above |
+| is idle between two requests   | at aiohttp's keep-alive; the oldest first, if no such one is left |
 | is being answered              | by its answer                                                    |
 | is one too many, all answered  | at once, with ``max_connections`` as the reason                  |
 
-So a flood of silent connections takes no place from an agent, which sends its token at once, and a
-sample, with ``MOST_PER_SAMPLE``, few from the others.
+So a flood of silent connections never displaces an agent, which sends its token at once. A sample
+displaces few connections of the others, because of ``MOST_PER_SAMPLE``.
 """
 
 import asyncio
@@ -27,19 +27,20 @@ from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused
 from offbeat.plugins.agents.endpoint.http import HttpHandler
 
 MOST_PER_SAMPLE: Final = 128
-"""Connections whose last request was for one sample: several times its open requests, for clients
-that keep more than they use."""
+"""Maximum number of connections with a last request for the same sample. Several times its open
+requests, for clients that keep unused connections.
+"""
 
 
 class Connections:
     """Connections of one endpoint. All methods belong to one event loop."""
 
     def __init__(self, most: int, head_deadline_s: float) -> None:
-        """``most``: connections of all samples, and of strangers. ``head_deadline_s``: for a head."""
+        """``most`` bounds all connections. ``head_deadline_s`` bounds the wait for a head."""
         self._most, self._head_deadline_s = most, head_deadline_s
         self._refusal = _refusal(most)
         self._open = set[Connection]()
-        self._strangers: dict[Connection, None] = {}  # oldest first, as the idle ones
+        self._strangers: dict[Connection, None] = {}  # oldest first, like the idle ones
         self._idle: dict[Connection, None] = {}
         self._by_sample: dict[str, set[Connection]] = {}
 
@@ -48,13 +49,13 @@ class Connections:
         return len(self._open)
 
     def recognise(self, request: web.Request, sample: str) -> None:
-        """Record that the connection of a request asks for a sample.
+        """Record that the connection of a request belongs to a sample.
 
         Raises:
-            LimitExceeded: The sample has so many others.
+            LimitExceeded: The sample has too many other connections.
         """
         connection = cast("Connection", request.protocol)
-        if connection not in self._open or connection.sample == sample:  # it is gone, or known
+        if connection not in self._open or connection.sample == sample:  # closed, or known
             return
         self._leave_sample(connection)
         of_sample = self._by_sample.setdefault(sample, set())
@@ -67,7 +68,7 @@ class Connections:
     def answering(self, request: web.Request) -> Generator[None]:
         """Keep the connection of a request open: its head is complete, its body follows."""
         connection = cast("Connection", request.protocol)
-        if connection not in self._open:  # the client is gone
+        if connection not in self._open:  # the client has disconnected
             yield
             return
         self.stop_deadline(connection)
@@ -85,7 +86,7 @@ class Connections:
     # --- events of a connection -------------------------------------------------------------------
 
     def admit(self, connection: "Connection", transport: asyncio.Transport) -> bool:
-        """Add a connection, in place of another one if need be; return False if it is refused."""
+        """Add a connection, and close another if necessary; return False if it is refused."""
         if len(self) >= self._most and not self._make_room():
             transport.write(self._refusal)
             transport.close()
@@ -96,7 +97,7 @@ class Connections:
         return True
 
     def start_deadline(self, connection: "Connection", transport: asyncio.Transport) -> None:
-        """Start the deadline of a head, unless it runs, or what arrives is of an accepted request."""
+        """Start the deadline of a head, unless it runs or the data is of an accepted request."""
         if connection.deadline is None and not connection.is_answered:
             loop = asyncio.get_running_loop()
             connection.deadline = loop.call_later(self._head_deadline_s, transport.abort)
@@ -124,7 +125,7 @@ class Connections:
         idle = next(iter(self._idle), None)
         if idle is None:
             return False
-        self._end(idle)  # without a word: a client would take it for the answer of its next request
+        self._end(idle)  # without an answer: a client would match it to its next request
         return True
 
     def _end(self, connection: "Connection", last: bytes = b"") -> None:
@@ -144,16 +145,16 @@ class Connections:
 
 
 class Connection(HttpHandler):
-    """One connection, whose events its endpoint's ``Connections`` sees first."""
+    """One connection. Its events are first reported to its endpoint's ``Connections``."""
 
     def __init__(
         self, manager: web.Server, loop: asyncio.AbstractEventLoop, connections: Connections
     ) -> None:
         super().__init__(manager, loop)
         self._connections = connections
-        self.sample: str | None = None  # that the last accepted request was for
+        self.sample: str | None = None  # sample of the last accepted request
         self.is_answered = False
-        self.has_asked = False  # one request at least
+        self.has_asked = False  # at least one request
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -166,13 +167,13 @@ class Connection(HttpHandler):
             super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        # Without a transport, too: aiohttp drops it when it closes the connection itself.
+        # Also without a transport: aiohttp drops it when it closes the connection itself.
         self._connections.closed(self)
         super().connection_lost(exc)
 
 
 def _refusal(most: int) -> bytes:
-    """Return an answer to a connection that has asked nothing yet."""
+    """Return the refusal for a connection without a request."""
     problem = (
         f"max_connections={most} connections are open here, and one that asks nothing is closed when "
         "another opens: send a request at once, and close what is not used"

@@ -1,4 +1,4 @@
-"""Refusals of the endpoint: what an agent is answered in OpenAI's form."""
+"""Refusals of the endpoint, as errors in OpenAI's form."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,7 +12,7 @@ _TYPES: Final = {
 
 
 class SessionFinished(Exception):
-    """The sample of this session is over; nothing more is sampled for it."""
+    """The sample of this session has ended, and nothing more is sampled for it."""
 
     def __str__(self) -> str:
         return "this sample is finished, and its token with it"
@@ -30,7 +30,7 @@ class LimitExceeded(Exception):
 
 
 class RequestRefused(Exception):
-    """A request that is answered with an error; nothing is sampled for it."""
+    """Request that is answered with an error; nothing is sampled for it."""
 
     def __init__(
         self, status: HTTPStatus, code: str, message: str, param: str | None = None
@@ -43,7 +43,7 @@ class RequestRefused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """Return the error in OpenAI's form."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": fields}

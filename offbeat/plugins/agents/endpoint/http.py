@@ -1,4 +1,4 @@
-"""HTTP of the endpoint: the handler, what it requires of a request, and the errors it sends."""
+"""HTTP of the endpoint: the handler, its requirements for requests, and the errors it sends."""
 
 import asyncio
 from http import HTTPStatus
@@ -12,14 +12,14 @@ from offbeat.plugins.agents.endpoint.chat_bridge import TemplateRefused
 from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
 
 _KEEP_ALIVE_S: Final = 75.0
-"""Limit between two requests: longer than clients keep a connection (OpenAI's 5 s, aiohttp 15 s)."""
+"""Limit between two requests, longer than clients keep a connection (OpenAI 5 s, aiohttp 15 s)."""
 
 
 class HttpHandler(web.RequestHandler):
     """Reads requests from one connection and writes their answers."""
 
     def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
-        nowhere = cast("Any", None)  # aiohttp's way to switch a log off, which its types leave out
+        nowhere = cast("Any", None)  # aiohttp's way to switch off a log, which its types omit
         super().__init__(
             manager,
             loop=loop,
@@ -35,9 +35,9 @@ class HttpHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what could not be read as a request, and close the connection.
+        """Answer data that could not be read as a request, and close the connection.
 
-        It is not logged: a client that sends many such would fill the disk.
+        Nothing is logged, because a client that sends many such requests would fill the disk.
         """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun")
@@ -50,9 +50,9 @@ _CONTINUE: Final = "100-continue"
 
 
 def answer_to_version(request: web.Request) -> web.StreamResponse | None:
-    """Return the refusal of an HTTP version that this server does not support; None: it does.
+    """Return the refusal of an unsupported HTTP version, or None if it is supported.
 
-    aiohttp reads 0.9 and 2.0 as well, and would write their numbers into its answer.
+    aiohttp also accepts 0.9 and 2.0, and would write their numbers into its answer.
     """
     major, minor = request.version
     if request.version in _VERSIONS:
@@ -62,9 +62,9 @@ def answer_to_version(request: web.Request) -> web.StreamResponse | None:
 
 
 async def expected(request: web.Request) -> web.StreamResponse | None:
-    """Return the refusal of what a request expects; None: it is met.
+    """Return the refusal of an ``Expect`` header, or None if it is met.
 
-    After a refusal it is not known whether the body follows.
+    After a refusal it is unknown whether the body follows.
     """
     value = request.headers.get(hdrs.EXPECT, "")
     if value.lower() != _CONTINUE:
@@ -84,11 +84,11 @@ def _last_answer(status: HTTPStatus, code: str, problem: str) -> web.Response:
 
 
 CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
-"""The code by which agent frameworks know that a conversation has become too long."""
+"""Error code by which agent frameworks detect that a conversation is too long."""
 
 
 def refusal_of(error: Exception) -> RequestRefused | None:
-    """Return the answer to a request whose turn failed; None for a bug of this package."""
+    """Return the answer to a request with a failed turn, or None for a bug of this package."""
     match error:
         case SessionFinished():
             status, code = HTTPStatus.UNAUTHORIZED, "sample_finished"
@@ -114,5 +114,5 @@ def refusal_of(error: Exception) -> RequestRefused | None:
 
 
 def too_long(problem: str) -> RequestRefused:
-    """Return the refusal of a conversation that has become too long."""
+    """Return the refusal of a conversation that is too long."""
     return RequestRefused(HTTPStatus.BAD_REQUEST, CONTEXT_LENGTH_EXCEEDED, problem, "messages")

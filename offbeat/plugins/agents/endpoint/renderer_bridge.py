@@ -1,8 +1,8 @@
-"""Bridges the turns of a conversation by the library renderers, which knows the formats of models.
+"""Bridges the turns of a conversation with the library renderers, which knows models' formats.
 
-A renderer writes the messages of one family of models as tokens, and reads its answers from tokens:
+A renderer writes the messages of one family of models as tokens. It parses answers from tokens:
 reasoning, tool calls in the format of the family, content. It continues a history of tokens without
-a chat template, so nothing has to be rendered twice and compared.
+a chat template, so nothing must be rendered twice and compared.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from offbeat.plugins.agents.endpoint.chat_bridge import (
 from offbeat.plugins.agents.endpoint.template_bridge import ChatTemplate
 
 Objects = list[dict[str, Any]]
-"""Messages, or tools, as the library takes them."""
+"""Messages or tools in the library's format."""
 
 
 class RendererBridge:
@@ -41,9 +41,9 @@ class RendererBridge:
         renderer: Any,  # noqa: ANN401 - a renderer of the library
         codec: ChatTemplate,
     ) -> None:
-        """``codec`` is the tokenizer beside the renderer; its template is not used."""
+        """``codec`` is the renderer's tokenizer. Its template is not used."""
         self._renderer, self._codec = renderer, codec
-        # Encoding changes the wrapper of a fast tokenizer: one thread at a time.
+        # Encoding changes the wrapper of a fast tokenizer, so one thread at a time may encode.
         self._lock = Lock()
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
 
@@ -80,7 +80,7 @@ class RendererBridge:
                 )
         except (ValueError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
-        # Its promise, checked: tokens behind an end token within the answer it would cut off.
+        # Check the renderer's promise: it would cut off tokens after an end token in the answer.
         if bridged is None or tuple(bridged.token_ids[: len(drawn)]) != drawn:
             return BranchReason.RENDERER_DECLINED
         ids = tuple(bridged.token_ids)
@@ -95,7 +95,7 @@ class RendererBridge:
                     tools=_offered(tools),
                     prompt_ids=list(answer.prompt_ids),
                 )
-        except (ValueError, TypeError, LookupError, RecursionError):  # a text that it cannot read
+        except (ValueError, TypeError, LookupError, RecursionError):  # text that it cannot parse
             content, reasoning, calls = whole, "", []
         else:
             content, reasoning = found.content, found.reasoning_content or ""
@@ -103,9 +103,9 @@ class RendererBridge:
         if calls and parses_calls and None not in calls:
             content = text_before_stop(content, answer.stop)
             return ParsedAnswer(content, tuple(call for call in calls if call), reasoning)
-        if calls:  # not asked for, or not whole: the agent reads what the model wrote
+        if calls:  # not requested or incomplete: the agent reads the model's text
             content, reasoning = whole, ""
-        # What follows the content, as white space, belongs to what a client goes on with.
+        # Text after the content, such as white space, is part of the text that a client continues.
         open_text = "" if answer.is_ended else whole[max(0, whole.rfind(content)) :]
         if not content or not open_text.startswith(content):
             open_text = ""
@@ -134,7 +134,7 @@ def _offered(tools: Tools) -> Objects | None:
 
 
 def _call(attempt: Any) -> ParsedCall | None:  # noqa: ANN401 - a ParsedToolCall of the library
-    """Return a call that is whole; None for any other attempt."""
+    """Return a complete call, or None for any other attempt."""
     if str(attempt.status) != "ok" or not attempt.name or not isinstance(attempt.arguments, dict):
         return None
     call = ParsedCall(attempt.name, attempt.arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

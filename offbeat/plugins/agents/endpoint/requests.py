@@ -1,7 +1,7 @@
-"""Bodies of requests: what agents may ask for, and the refusal of everything else by its name.
+"""Bodies of requests: defines what agents may request, and refuses everything else by name.
 
-A field that is not listed here is refused. One that would change how tokens are drawn is accepted
-with the value alone that the recipe samples with: the trainer computes with the recipe's.
+A field that is not listed here is refused. A field that would change how tokens are drawn is only
+accepted with the recipe's value, because the trainer computes with that value.
 """
 
 from http import HTTPStatus
@@ -51,7 +51,7 @@ class SentCall(_Body):
 
 
 class SentMessage(_Body):
-    """A message of the conversation. Fields of other providers' answers may be there, empty."""
+    """A message of the conversation. Fields of other providers' answers may be present if empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -62,11 +62,11 @@ class SentMessage(_Body):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    reasoning: str | None = None  # vLLM's newer name of the next
+    reasoning: str | None = None  # vLLM's newer name of the next field
     reasoning_content: str | None = None
 
     def canonical(self) -> ChatMessage:
-        """Return the message in the form in which messages are compared.
+        """Return the message in the canonical form, in which messages are compared.
 
         Raises:
             RequestRefused: A part of its content is no text.
@@ -85,7 +85,7 @@ class SentMessage(_Body):
 
 
 class OfferedTool(_Body, kw_only=True):
-    """A tool that the model may call; the chat template shows it as it is, in this order."""
+    """A tool that the model may call. The chat template shows it unchanged, in this order."""
 
     type: Literal["function"] = "function"
     function: dict[str, Any]
@@ -98,7 +98,7 @@ class ChosenFunction(_Body):
 
 
 class ToolChoice(_Body):
-    """The client's wish for one tool."""
+    """The client's choice of one tool."""
 
     function: ChosenFunction
     type: Literal["function"] = "function"
@@ -112,7 +112,7 @@ class StreamOptions(_Body):
 
 
 class _Sampling(_Body):
-    """Fields that are accepted with the value alone that changes nothing."""
+    """Fields that are accepted only with the value that changes nothing."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -145,7 +145,7 @@ class ChatRequest(_Sampling, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # Nothing that a model would be asked differently for.
+    # These fields do not affect the model's input.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -154,7 +154,7 @@ class ChatRequest(_Sampling, kw_only=True):
     safety_identifier: str | None = None
 
     def turn(self, sampling: SamplingParams) -> ChatTurn:
-        """Return what is to be sampled.
+        """Return the turn to sample.
 
         Raises:
             RequestRefused: A value that the recipe does not sample with, or that is not supported.
@@ -198,7 +198,7 @@ class TokenSampling(_Sampling):
     stop_token_ids: list[TokenId] | None = None
     seed: int | None = None
     logprobs: int | None = None
-    skip_special_tokens: bool | None = None  # there is no text
+    skip_special_tokens: bool | None = None  # no text is returned
     routed_experts_prompt_start: int | None = None  # no routed experts are returned
 
 
@@ -214,7 +214,7 @@ class TokenRequest(_Body):
     priority: int | None = None
 
     def turn(self, sampling: SamplingParams) -> TokenTurn:
-        """Return what is to be sampled.
+        """Return the turn to sample.
 
         Raises:
             RequestRefused: A value that the recipe does not sample with, or that is not supported.
@@ -248,7 +248,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 _EVERY_TOKEN: Final = -1
-"""Another value of ``top_k`` for no limit, as vLLM accepts it."""
+"""Another value of ``top_k`` for no limit, which vLLM accepts."""
 
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "n": (None, 1),

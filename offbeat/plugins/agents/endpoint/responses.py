@@ -1,4 +1,4 @@
-"""Answers in the forms that clients of OpenAI and vLLM read."""
+"""Writes answers in the forms that clients of OpenAI and vLLM read."""
 
 import time
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def token_completion(turn: Turn) -> _Object:
 
 
 def models(model: str, max_model_len: int) -> _Object:
-    """Return the list of models: the one that is served."""
+    """Return the list of models, which has only the served model."""
     served = {"id": model, "object": "model", "created": 0, "owned_by": "offbeat"}
     return {"object": "list", "data": [{**served, "max_model_len": max_model_len}]}
 

@@ -1,4 +1,4 @@
-"""The HTTP server: one per process, many samples, one bearer token per sample.
+"""HTTP server: one per process, many samples, one bearer token per sample.
 
 | who            | waits for                      | woken by                                       |
 |----------------|--------------------------------|------------------------------------------------|
@@ -7,13 +7,13 @@
 | a request      | the engine                     | the engine, or its cancel: the client is gone  |
 | an answer      | room to write, a deadline      | the client                                     |
 
-The token in a request says which sample asks, so an agent needs no other change than the two
+The token in a request identifies the sample. So an agent needs no change other than the two
 settings that every client has: ``base_url`` and ``api_key``.
 
-Folders of endpoints' Unix sockets, which outlive a worker that is killed.
+Also manages the folders of endpoints' Unix sockets, which outlive a worker that is killed.
 
-Every endpoint that starts removes the folders of dead ones: a socket that nobody listens on
-refuses a connection. A socket gets its name only once its endpoint listens.
+Every endpoint that starts removes the folders of dead endpoints: a socket without a listener
+refuses a connection. A socket gets its name only when its endpoint listens.
 """
 
 import asyncio
@@ -56,12 +56,12 @@ _SOCKET_FOLDERS_PREFIX: Final = "offbeat-endpoint-"
 
 
 def new_socket_folder() -> Path:
-    """Create a folder for its owner alone."""
+    """Create a folder that only its owner can access."""
     return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDERS_PREFIX))
 
 
 def remove_abandoned_sockets() -> None:
-    """Remove this user's folders of endpoints whose process has ended."""
+    """Remove this user's folders of endpoints that belong to an ended process."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SOCKET_FOLDERS_PREFIX}*"):
         if _is_abandoned(folder / SOCKET):
             shutil.rmtree(folder, ignore_errors=True)
@@ -69,12 +69,12 @@ def remove_abandoned_sockets() -> None:
 
 def _is_abandoned(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(0)  # a busy endpoint is there
+        client.settimeout(0)  # a busy endpoint is alive
         try:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # busy, of another user, gone, or not named yet
+        except OSError:  # busy, of another user, deleted, or not named yet
             return False
     return False
 
@@ -88,10 +88,12 @@ _BACKLOG: Final = 128
 """Connections that the system holds before they are accepted."""
 
 _REMEMBERED: Final = 4096
-"""Finished samples that are remembered: a request with the token of one is answered as finished."""
+"""Finished samples to remember. A request with the token of one is answered as finished."""
 
 _CHARACTERS_PER_TOKEN: Final = 32
-"""A conversation longer than this for every token of the window is refused before it is encoded."""
+"""Maximum characters of a conversation per token of the window. A longer one is refused before
+encoding.
+"""
 
 _ROUTES: Final = "served are POST /v1/chat/completions and GET /v1/models"
 
@@ -109,10 +111,10 @@ class _Entry:
     def open_request(self) -> Generator[None]:
         """Count a request from before its body is read until it is answered.
 
-        A bug in the answering of it fails the sample, as the answer says.
+        If answering it hits a bug, the sample fails, as the answer reports.
 
         Raises:
-            RequestRefused: So many of the sample are open.
+            RequestRefused: Too many requests of the sample are open.
         """
         most = self.session.limits.max_open_requests
         if self.open_requests >= most:
@@ -124,7 +126,7 @@ class _Entry:
         except RequestRefused as refused:
             self.session.refused_requests += 1
             self.session.last_refusal = str(refused)
-            raise  # the agent's doing, or already the sample's failure
+            raise  # the agent's error, or already the sample's failure
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as bug:
@@ -148,11 +150,11 @@ class AgentEndpoint:
         io_deadline_s: float = _IO_DEADLINE_S,
         head_deadline_s: float = _IO_DEADLINE_S,
     ) -> None:
-        """Create the endpoint; it does not listen yet.
+        """Create the endpoint, which does not listen yet.
 
-        ``io_deadline_s``: for a client to send a body, and to take an answer. ``head_deadline_s``: to
-        send the head of a request on a connection, counted from its first byte where the connection
-        has been used before.
+        ``io_deadline_s`` bounds how long a client sends a body or receives an answer.
+        ``head_deadline_s`` bounds the head of a request. On a connection that was used before, it
+        counts from the head's first byte.
         """
         self.model = model
         self._max_request_bytes, self._io_deadline_s = max_request_bytes, io_deadline_s
@@ -170,7 +172,7 @@ class AgentEndpoint:
     async def start(self, max_connections: int = MAX_CONNECTIONS) -> None:
         """Listen on a free port of 127.0.0.1 and on ``socket_path``.
 
-        ``max_connections``: open at once, on both together; a descriptor of the process for each.
+        ``max_connections`` bounds the open connections of both together. Each needs a descriptor.
         """
         app = web.Application(
             middlewares=[self._in_openai_form], client_max_size=self._max_request_bytes
@@ -211,24 +213,24 @@ class AgentEndpoint:
 
     @property
     def base_url(self) -> str:
-        """The ``base_url`` of an OpenAI client."""
+        """Return the ``base_url`` of an OpenAI client."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket, which only this user can open."""
+        """Return the Unix socket, which only this user can open."""
         assert self._socket_folder is not None, "start first"  # noqa: S101
         return self._socket_folder / SOCKET
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     # --- samples ----------------------------------------------------------------------------------
 
     def open(self, session: SampleSession) -> str:
-        """Return the ``api_key`` with which an agent asks for this sample."""
+        """Open a sample; return the ``api_key`` that its agent sends."""
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         self._entries[name] = _Entry(session, SharedCalls(session), secret)
         return f"{_PREFIX}.{name}.{secret}"
@@ -277,7 +279,7 @@ class AgentEndpoint:
             return await self._sent(request, _json(responses.token_completion(answer)))
 
     def _authorised(self, request: web.Request) -> _Entry:
-        """Return the sample of a request's token; no part of the body is read before.
+        """Return the sample of a request's token, before any part of the body is read.
 
         Raises:
             RequestRefused: The token is missing, unknown or finished, or on too many connections.
@@ -290,7 +292,7 @@ class AgentEndpoint:
             raise RequestRefused(HTTPStatus.UNAUTHORIZED, "missing_api_key", problem)
         entry = self._entries.get(name)
         if entry is not None and prefix == _PREFIX:
-            # bytes: strings that are not ASCII cannot be compared
+            # bytes, because strings that are not ASCII cannot be compared
             if hmac.compare_digest(secret.encode(errors="replace"), entry.secret.encode()):
                 self._recognise(request, name)
                 return entry
@@ -333,14 +335,14 @@ class AgentEndpoint:
     async def _sent(
         self, request: web.Request, response: web.StreamResponse, events: bytes = b""
     ) -> web.StreamResponse:
-        """Send an answer; a client that does not take it in time loses its connection."""
+        """Send an answer. A client that does not read it in time loses its connection."""
         try:
             async with asyncio.timeout(self._io_deadline_s):
                 await response.prepare(request)
                 if events:
                     await response.write(events)
                 await response.write_eof()
-        except TimeoutError:  # it has been answered, and does not read
+        except TimeoutError:  # the answer was sent, but the client does not read it
             response.force_close()
             if request.transport is not None:
                 request.transport.abort()
@@ -382,7 +384,7 @@ async def _answer(
     turn: ChatTurn | TokenTurn,
     sample: Callable[[], Coroutine[Any, Any, Turn]],
 ) -> Turn:
-    # OpenAI's clients number their attempts; others say nothing, and equal requests are one.
+    # OpenAI's clients number their attempts. For other clients, equal requests are one.
     may_repeat = request.headers.get("x-stainless-retry-count") != "0"
     try:
         return await entry.calls.answer(turn, sample, may_repeat=may_repeat)

@@ -1,11 +1,11 @@
-"""One sample of an agent: its turns as they come, and what is trained of them in the end.
+"""One sample of an agent: its turns as they arrive, and the tokens that are trained at the end.
 
-Turns form a tree. A request that continues an earlier answer is the child of that turn, and its
-prompt begins with the tokens of that turn exactly as drawn. Any other request is a root, with the
-reason why. Every leaf is a *branch* of the sample; a token that was drawn is trained once, in the
-first branch that holds it.
+Turns form a tree. A request that continues an earlier answer is the child of that turn. Its prompt
+begins with the tokens of that turn exactly as drawn. Any other request is a root, with the reason
+why. Every leaf is a *branch* of the sample. A drawn token is trained once, in the first branch that
+holds it.
 
-One sampling for a request and its repetitions.
+Repetitions of a request share one sampling.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ from offbeat.rollouts.multi_turn import Transcript
 T = TypeVar("T")
 
 _LONG_TEXT: Final = 1 << 15
-"""Characters of a conversation that is rendered and encoded beside the event loop."""
+"""Characters from which a conversation is rendered and encoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of one sample; a request beyond one of them is refused by its name."""
+    """Bounds of one sample. A request beyond a bound is refused by its name."""
 
-    max_requests: int = 1000  # turns, those that failed included
+    max_requests: int = 1000  # turns, including failed ones
     max_open_requests: int = 16
     max_branches: int = 64
-    max_sample_tokens: int = 1 << 20  # of all branches, each with its prompt and what it shares
+    max_sample_tokens: int = 1 << 20  # of all branches, each with its prompt and its shared tokens
 
 
 class ChatTurn(msgspec.Struct, frozen=True):
@@ -55,15 +55,15 @@ class ChatTurn(msgspec.Struct, frozen=True):
     messages: tuple[ChatMessage, ...]
     tools: Tools = ()
     stop: tuple[str, ...] = ()
-    max_new_tokens: int | None = None  # None: as the recipe says
+    max_new_tokens: int | None = None  # None: the recipe's value
     parses_tool_calls: bool = True
     parallel_tool_calls: bool = True
-    seed: int | None = None  # mixed into the sample's own: equal seeds must not make equal samples
+    seed: int | None = None  # mixed into the sample's seed: equal seeds must not make equal samples
     variables: str = NO_VARIABLES
 
 
 class TokenTurn(msgspec.Struct, frozen=True):
-    """Request for a continuation of these tokens."""
+    """Request for a continuation of tokens."""
 
     token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
@@ -74,15 +74,15 @@ class TokenTurn(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One request that was answered."""
+    """One answered request."""
 
     number: int
     parent: "Turn | None"
     reason: BranchReason | None  # None: it continues its parent
     prompt: RenderedPrompt
     result: GenerateResult
-    history: AnsweredChat  # without messages if it was asked for by tokens
-    text: str  # of the answer, cut before a stop string
+    history: AnsweredChat  # without messages for a request by tokens
+    text: str  # text of the answer, cut before a stop string
     finish_reason: str  # stop | length | tool_calls
 
     @property
@@ -98,7 +98,7 @@ class Turn:
 class Branch:
     """One line of turns, from the first prompt to the last answer."""
 
-    reason: BranchReason  # why it is not part of another one
+    reason: BranchReason  # why it is not part of another branch
     transcript: Transcript
 
     @property
@@ -113,15 +113,15 @@ class SampleSession:
     engine: EngineClient
     bridge: ChatBridge
     sample: int = 0
-    retry: int = 0  # 0 at the first try of the sample; every try draws under seeds of its own
+    retry: int = 0  # 0 at the first try of the sample; every try draws with different seeds
     limits: SessionLimits = field(default_factory=SessionLimits)
     turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
-    failure: Exception | None = None  # the first one of the engine, or of the code that answers
+    failure: Exception | None = None  # first failure of the engine, or of the code that answers
     refused_requests: int = 0
-    last_refusal: str = ""  # of a request that the agent made, for whoever asks why it has no turn
+    last_refusal: str = ""  # of a request by the agent, to explain a missing turn
     is_finished: bool = False
     open_requests: int = 0
-    tokens: int = 0  # of all branches, each with its prompt and what it shares with others
+    tokens: int = 0  # of all branches, each with its prompt and its shared tokens
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _numbers: "count[int]" = field(default_factory=count)
     _by_question: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
@@ -133,11 +133,11 @@ class SampleSession:
         """Return the model's next answer.
 
         Raises:
-            SessionFinished: The sample is over.
+            SessionFinished: The sample has ended.
             LimitExceeded: One of the sample's limits.
-            TemplateRefused: The chat template does not take the messages.
-            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
-                engine raises passes through.
+            TemplateRefused: The chat template refuses the messages.
+            RolloutFailed: As documented in ``EngineClient.check_text`` and ``EngineClient.sample``.
+                Errors of the engine are raised unchanged.
         """
         parent, reason, prompt = await self._prompt(request)
         number, result = await self._generated(prompt, parent, request)
@@ -179,13 +179,13 @@ class SampleSession:
         )
 
     async def continue_tokens(self, request: TokenTurn) -> Turn:
-        """Return a continuation of tokens; they continue the longest turn that they begin with.
+        """Return a continuation of tokens, as a child of the longest turn that they begin with.
 
         Raises:
-            SessionFinished: The sample is over.
+            SessionFinished: The sample has ended.
             LimitExceeded: One of the sample's limits.
-            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
-                engine raises passes through.
+            RolloutFailed: As documented in ``EngineClient.check_text`` and ``EngineClient.sample``.
+                Errors of the engine are raised unchanged.
         """
         ids = request.token_ids
         earlier = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
@@ -202,13 +202,13 @@ class SampleSession:
         return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
 
     def was_continued(self, turn: Turn) -> bool:
-        """Say whether a later turn continues this one: its answer has arrived."""
+        """Return whether the answer of a later turn that continues this one has arrived."""
         return turn.number in self._parents
 
     # --- the end ----------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """Record a failure of the engine, or of the code that answers; the first one is kept."""
+        """Record a failure of the engine, or of the code that answers. Only the first is kept."""
         if self.failure is None:
             self.failure = error
             self._failed.set()
@@ -250,14 +250,14 @@ class SampleSession:
         return None, reason, opening
 
     def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
-        """Return the turns whose whole conversation these messages begin with; the longest only."""
+        """Return the longest turns with a conversation that is a prefix of these messages."""
         chain, found = 0, list[Turn]()
         for message in messages:
             asked_here = self._by_question.get(chain, ()) if message.role == "assistant" else ()
             same = [turn for turn in asked_here if turn.history.is_followed_by(messages)]
             found = same or found
             chain = hash((chain, message))
-        return found[::-1]  # of equal ones the newest
+        return found[::-1]  # the newest of equal ones first
 
     async def _generated(
         self, prompt: RenderedPrompt, parent: Turn | None, request: ChatTurn | TokenTurn
@@ -308,7 +308,7 @@ class SampleSession:
         return number
 
     def _check_room(self, tokens: int, parent: Turn | None) -> None:
-        """Check that the sample has room for a turn that adds so many tokens.
+        """Check that the sample has room for a turn that adds ``tokens`` tokens.
 
         Raises:
             LimitExceeded: ``max_branches``, ``max_sample_tokens``.
@@ -324,14 +324,14 @@ class SampleSession:
         return parent is None or self.was_continued(parent)
 
     def _added_tokens(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
-        """Return by how much a prompt lengthens the branches: a new one has the history once more."""
+        """Return the tokens that a prompt adds; a new branch counts its history again."""
         return len(prompt.token_ids if self._opens_branch(parent) else prompt.new_ids)
 
     def _record(self, turn: Turn) -> Turn:
-        """Take a turn in.
+        """Add a turn.
 
         Raises:
-            LimitExceeded: Another request, open at the same time, has used up the room.
+            LimitExceeded: Another request that was open at the same time has used up the room.
         """
         tokens = self._added_tokens(turn.prompt, turn.parent) + len(turn.result.token_ids)
         self._check_room(tokens, turn.parent)
@@ -348,7 +348,7 @@ class SampleSession:
 
 
 async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
-    """Make a prompt; in a thread if it is long, so that other samples do not wait for it."""
+    """Create a prompt; in a thread if it is long, so that other samples do not wait for it."""
     if sum(len(message.content) for message in request.messages) < _LONG_TEXT:
         return make()
     return await asyncio.to_thread(make)
@@ -366,7 +366,7 @@ def _drawn(prompt: RenderedPrompt, result: GenerateResult, stop: tuple[str, ...]
 
 
 def _is_the_agents(error: Exception) -> bool:
-    """Say whether a request failed by what the agent sent: the sample itself has not failed."""
+    """Return whether the agent caused a request's failure, so that the sample has not failed."""
     match error:
         case InvalidRequest() | StrayMediaToken():
             return True
@@ -381,7 +381,10 @@ def _length(turn: Turn) -> int:
 
 
 def _branch(leaf: Turn, trained: set[int]) -> Branch:
-    """Return the branch that ends with ``leaf``; what is in ``trained`` is context, the rest joins it."""
+    """Return the branch that ends with ``leaf``.
+
+    Turns in ``trained`` are context. The others are added to ``trained``.
+    """
     line = [leaf]
     while (parent := line[-1].parent) is not None:
         line.append(parent)
@@ -407,9 +410,9 @@ class _Call:
 class SharedCalls:
     """The requests of one session. All methods belong to one event loop.
 
-    A client whose connection broke sends its request again. While the first one runs, the second
-    waits for the same answer; once it was answered, it gets that answer, until a later turn
-    continues it. A call that nobody waits for any more is cancelled.
+    A client sends its request again after a broken connection. While the first request runs, the
+    second waits for the same answer. After that it receives the same answer until a later turn
+    continues it. A call without any waiting request is cancelled.
     """
 
     def __init__(self, session: SampleSession) -> None:
@@ -420,12 +423,12 @@ class SharedCalls:
     async def answer(
         self, asked: Asked, sample: Callable[[], Coroutine[Any, Any, Turn]], *, may_repeat: bool
     ) -> Turn:
-        """Return the answer to a request; ``sample`` is called unless it repeats another one.
+        """Return the answer to a request. Call ``sample`` unless the request is a repetition.
 
         Args:
             asked: The request.
-            sample: Makes the answer; what it raises is raised here.
-            may_repeat: False if the client says that this is no repetition.
+            sample: Creates the answer. Its errors are raised here.
+            may_repeat: False if the client states that this is no repetition.
         """
         call = self._calls.get(asked) if may_repeat else None
         if call is None or not self._can_answer(call):
@@ -442,7 +445,7 @@ class SharedCalls:
                 call.task.cancel()
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel all running calls."""
         running = tuple(self._running)
         for task in running:
             task.cancel()
@@ -459,4 +462,4 @@ class SharedCalls:
     def _ended(self, task: asyncio.Task[Turn]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has seen it; nobody may have
+            task.exception()  # mark it as retrieved, because nobody may be waiting

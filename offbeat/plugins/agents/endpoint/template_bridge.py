@@ -1,9 +1,10 @@
 """Bridges the turns of a conversation by any chat template.
 
-A chat template knows messages, not tokens. Rendered anew and encoded, the history of a conversation
-may be other tokens than those that were drawn, and the model would be trained on what it never saw.
-Here the prompt of the next turn is the history as drawn, and behind it only what the template writes
-*after* it: the difference of two renderings, of which the shorter must be a prefix of the longer.
+A chat template works on messages, not tokens. Rendered and encoded again, the history of a
+conversation may differ from the drawn tokens, and the model would be trained on tokens it never
+saw. Here the prompt of the next turn is the history as drawn, followed only by the template's text
+*after* it. That text is the difference of two renderings; the shorter must be a prefix of the
+longer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,12 @@ class ChatTemplate(Protocol):
         """Return the text of a conversation.
 
         Raises:
-            TemplateRefused: The template does not take these messages.
+            TemplateRefused: The template refuses these messages.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return tokens of text in which special tokens are written out; none are added."""
+        """Return the tokens of a text with special tokens written out. No tokens are added."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -43,14 +44,14 @@ class ChatTemplate(Protocol):
 
 
 class TemplateBridge:
-    """``ChatBridge`` by the model's chat template; pure. Tool calls are read as Hermes writes them."""
+    """``ChatBridge`` by the model's chat template. Pure. Parses tool calls in the Hermes format."""
 
     stop_token_ids = ()
 
     def __init__(self, template: ChatTemplate, end_texts: Mapping[int, str]) -> None:
         """``end_texts``: the tokens that end a turn, as the template writes them."""
         self._template, self._ends = template, dict(end_texts)
-        self._opening: str | None = None  # what the template writes to open an answer, once known
+        self._opening: str | None = None  # text with which the template opens an answer, once known
 
     def opening(
         self, messages: Sequence[ChatMessage], tools: Tools, variables: str = NO_VARIABLES
@@ -109,7 +110,7 @@ class TemplateBridge:
         return asked
 
     def _behind(self, answer: str, content: str, *, last: int) -> str:
-        """Return what the template writes behind the last token that was drawn of an answer."""
+        """Return the text that the template writes after the last drawn token of an answer."""
         found = [(answer.rfind(text), text, id_) for id_, text in self._ends.items()]
         at, end, end_id = max(found, default=(-1, "", -1))
         if at < 0:  # the template ends no turn with a token
