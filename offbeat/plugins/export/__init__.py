@@ -1,4 +1,4 @@
-"""Copies the metrics of a run into the format of another tool, from the run directory alone.
+"""Copies the metrics of a run into the format of another tool, only from the run directory.
 
-exporting    the steps that stand, with their metrics, as CSV, Parquet or through a tracker's interface
+exporting    valid steps with their metrics, as CSV, Parquet or through a tracker's interface
 """

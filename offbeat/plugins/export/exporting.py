@@ -1,6 +1,6 @@
-"""``offbeat export``: one run into one tool.
+"""Implements ``offbeat export``: one run into one tool.
 
-Metrics of the applied steps of a run, from its journal and ``metrics.jsonl``.
+Reads metrics of the applied steps of a run from its journal and ``metrics.jsonl``.
 
 MLflow sink: one run of an experiment on a tracking server, or in a database file.
 """
@@ -9,7 +9,7 @@ MLflow sink: one run of an experiment on a tracking server, or in a database fil
 # The extra mlflow may not be installed.
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyarrow comes without types.
+# pyarrow has no types.
 
 import csv
 import math
@@ -39,19 +39,19 @@ from offbeat.telemetry.records import MetricRecord, decode_line
 from offbeat.telemetry.tracker import Sink, SinkUnusable, TrackedRun, not_installed
 
 _PER_REQUEST: Final = 1000
-"""Metrics that MLflow takes at once."""
+"""Maximum number of metrics per MLflow request."""
 
 _PARAMETERS_PER_REQUEST: Final = 100
-_LONGEST_VALUE: Final = 6000  # characters of a parameter
+_LONGEST_VALUE: Final = 6000  # characters of a parameter's value
 _NOT_IN_A_NAME: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 EXPERIMENT: Final = "offbeat"
 
 
 class MlflowSink:
-    """Writes a new MLflow run of the experiment ``offbeat``; its tag has the run's own id.
+    """Writes a new MLflow run of the experiment ``offbeat``. A tag has the run's id.
 
-    MLflow allows fewer characters in a name than metrics have: ``eval/pass@4`` is
-    ``eval/pass_40_4`` there, the character's code between underscores, so that no two names meet.
+    MLflow allows fewer characters in a name than metrics have. ``eval/pass@4`` becomes
+    ``eval/pass_40_4``, with the character's code between underscores, so that all names differ.
     """
 
     def __init__(self, uri: str, *, run_id: str, run_name: str, recipe: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class MlflowSink:
         Raises:
             SinkUnusable: mlflow is not installed, or the server does not answer.
         """
-        # MLflow would try for minutes to reach a server that is down; whoever waits can set these.
+        # MLflow would retry for minutes if the server is down. Users who want that can set these.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         try:
@@ -132,17 +132,16 @@ def _named(name: str) -> str:
 
 
 class StepRecords:
-    """The records of a run in the order of its steps, each step of the standing lineage once.
+    """Records of a run in the order of its steps, each step of the valid lineage once.
 
-    A step that a rewind undid is left out; an evaluation is in the record of the step that the
-    trainer had reached when it ended, and that of the initial weights a record before all steps, of
-    version 0. Reward and staleness, which the journal knows as well,
-    are there for a step too whose record a killed controller took along. Records are read anew at
-    each iteration.
+    A step that a rewind undid is left out. An evaluation is in the record of the step that the
+    trainer had reached when it ended. The evaluation of the initial weights is a record before all
+    steps, of version 0. If a killed controller lost a step's record, reward and staleness come from
+    the journal. Each iteration reads the records again.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Read the journal, and where each record stands.
+        """Read the journal, and the position of each record.
 
         Raises:
             NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
@@ -156,7 +155,7 @@ class StepRecords:
         self._versions = steps.field("version").astype(int).tolist()
         self._unix_s = steps.field("unix_s").tolist()
         self._own = {name: each for name, each in steps.columns().items() if "/" in name}
-        self._standing = ValidRecords()  # records by their offset in the file
+        self._standing = ValidRecords()  # valid records by their offset in the file
         names = dict.fromkeys(name for name, each in self._own.items() if np.isfinite(each).any())
         if self._path.exists():
             regular_bytes(self._path)
@@ -168,7 +167,7 @@ class StepRecords:
                     self._standing.take(record, offset)
                     names |= dict.fromkeys(record.metrics)
         self.names = tuple(sorted(names))
-        """Every metric that a step has."""
+        """Names of all metrics of the steps."""
 
     def __len__(self) -> int:
         return len(self._versions)
@@ -199,7 +198,7 @@ class StepRecords:
         return MetricRecord(version, version, self._unix_s[number], self._known(number))
 
     def _known(self, number: int) -> dict[str, float]:
-        """Return the metrics that the journal itself knows of a step."""
+        """Return the metrics of a step that the journal contains."""
         values = ((name, float(column[number])) for name, column in self._own.items())
         return {name: value for name, value in values if math.isfinite(value)}
 
@@ -211,7 +210,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(records: StepRecords, path: Path) -> None:
-    """Write the table as UTF-8 text. An empty field: the step has no such metric."""
+    """Write the table as UTF-8 text. A field is empty if the step has no such metric."""
     with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*_HEAD, *map(_no_formula, records.names)])
@@ -221,7 +220,7 @@ def write_csv(records: StepRecords, path: Path) -> None:
 
 
 def _no_formula(name: str) -> str:
-    """Return a column's name as text that no spreadsheet evaluates; a run may be a stranger's."""
+    """Return a column's name as text that no spreadsheet evaluates: runs may be untrusted."""
     return f"'{name}" if name.startswith(_FORMULA) else name
 
 
@@ -230,7 +229,7 @@ def _text(value: float | None) -> str:
 
 
 def write_parquet(records: StepRecords, path: Path) -> None:
-    """Write the table. Null: the step has no such metric."""
+    """Write the table. A value is null if the step has no such metric."""
     columns = [("step", pa.int64()), ("version", pa.int64()), ("time_s", pa.float64())]
     columns += [(name, pa.float64()) for name in records.names]
     schema = pa.schema(columns, metadata={"offbeat.run_id": records.run_id})
@@ -247,17 +246,17 @@ _OWN_TOOLS: Final = ("csv", "parquet", "mlflow")
 
 
 def tools() -> tuple[str, ...]:
-    """Return the names that an export can have: tables, and trackers."""
+    """Return the names of possible exports: tables, and trackers."""
     return (*_OWN_TOOLS, *all_trackers())
 
 
 def counts_samples(tool: str) -> bool:
-    """Return whether the x axis of this tool can count samples."""
+    """Return whether this tool's x axis can count samples."""
     return tool not in _OWN_TOOLS and all_trackers()[tool].can_count_samples
 
 
 class NotExported(OffbeatError):
-    """A run that cannot be exported as it was asked for."""
+    """A run that cannot be exported as requested."""
 
     problem: str
     fix: str
@@ -268,30 +267,30 @@ class NotExported(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export: where it went, and how much."""
+    """Result of an export: its place and size."""
 
     steps: int
     metrics: int
     where: str
-    look: str  # the command that shows it; empty for a table
+    look: str  # command that shows it; empty for a table
     unreadable_lines: int
 
 
 def export(run_dir: Path, tool: str, output: str | None, *, in_samples: bool = False) -> Exported:
     """Write the metrics of ``run_dir`` for one of ``tools()``.
 
-    ``output`` is a file (csv, parquet), a tracking URI (mlflow) or a directory (trackers); None: a
+    ``output`` is a file (csv, parquet), a tracking URI (mlflow) or a directory (trackers). None: a
     place inside the run directory. ``in_samples``: the x axis counts samples.
 
     Raises:
         NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
-        NotExported: The place is taken or cannot be one, or the x axis is not known.
+        NotExported: The place exists or is unsuitable, or the x axis is unknown.
         SinkUnusable: The tool is not installed, or does not answer.
         FixableError: A tracker cannot use the place.
         OSError: The place cannot be written.
     """
     records = StepRecords(run_dir)
-    recipe = readable_values(run_dir / CONFIG)  # names and parameters; metrics do not need it
+    recipe = readable_values(run_dir / CONFIG)  # names and parameters, which metrics do not need
     name = str(recipe.get("name", run_dir.resolve().name))
     where, look = output or "", ""
     match tool:
@@ -318,7 +317,7 @@ def export(run_dir: Path, tool: str, output: str | None, *, in_samples: bool = F
 
 
 def _table(where: str, tool: str) -> Path:
-    """Return the path of a table, whose ending keeps ``--output`` from replacing another file."""
+    """Return the path of a table. Its required ending protects other files from ``--output``."""
     path = Path(where)
     if path.suffix != f".{tool}" or (path.exists() and not path.is_file()):
         raise NotExported(

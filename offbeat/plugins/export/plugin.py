@@ -1,4 +1,4 @@
-"""``offbeat export``: the metrics of a run in the format of another tool."""
+"""Defines ``offbeat export``: the metrics of a run in the format of another tool."""
 
 from typing import Annotated, Final
 

@@ -1,10 +1,8 @@
 """Content of the page: a tree of plain values and columns, for one run or several.
 
-Depends on the option ``images``: example groups have small copies of pictures.
+With the option ``images``, example groups have small copies of pictures.
 
-Text of the example groups of the page: prompt, and responses by weight version.
-
-Depends on the option ``images``: the page shows small copies.
+Also the text of the example groups: prompt, and responses by weight version.
 """
 
 import base64
@@ -36,7 +34,7 @@ from offbeat.runs.past_run import clock_time
 from offbeat.telemetry.metric_table import ROWS
 from offbeat.telemetry.summary import Summary, duration, write_atomically
 
-_SAMPLES: Final = 64  # of a group
+_SAMPLES: Final = 64  # samples per group
 
 
 class ExampleSample(msgspec.Struct, frozen=True):
@@ -47,14 +45,14 @@ class ExampleSample(msgspec.Struct, frozen=True):
     tokens: int
     turns: int
     branches: int
-    spans: list[tuple[int, str]]  # weight version, and the text sampled under it
-    is_cut: bool  # its text goes on after the last span
+    spans: list[tuple[int, str]]  # weight version, and the text sampled with it
+    is_cut: bool  # its text continues after the last span
 
 
 def example_samples(
     receipt: Receipt, rows: BranchesBySample | None, text: TokenText
 ) -> Iterator[ExampleSample]:
-    """Yield the samples of a group; without text where nothing was logged."""
+    """Yield the samples of a group, without text if none was logged."""
     for sample in range(min(receipt.samples, _SAMPLES)):
         branches: list[list[int]] = [
             list(row["response_ids"] or ()) for row in (rows or {}).get(sample, ())
@@ -73,21 +71,21 @@ def example_samples(
 
 
 def rest_of(rows: BranchesBySample | None) -> str | None:
-    """Return what the prompt's row has besides its text, as it was logged: such as the answer."""
+    """Return the logged fields of a prompt's row other than its text, such as the answer."""
     if not rows:
         return None
-    rest = next(iter(rows.values()))[0].get("prompt_row")  # an older log has no such column
+    rest = next(iter(rows.values()))[0].get("prompt_row")  # an older log lacks this column
     return None if rest is None else str(rest)[:SAMPLE_CHARACTERS]
 
 
 def pictures_of(rows: BranchesBySample | None) -> list[dict[str, Any]]:
     """Return the logged pictures of a group, for a page that draws them pixel by pixel.
 
-    One whose bytes are not those of its sides, or with sides longer than a run logs, is left out.
+    A picture is left out if its bytes do not fit its sides, or its sides exceed the logged maximum.
     """
     if not rows:
         return []
-    logged = next(iter(rows.values()))[0].get("pictures")  # an older log has no such column
+    logged = next(iter(rows.values()))[0].get("pictures")  # an older log lacks this column
     pictures = cast("list[dict[str, Any]]", logged) if isinstance(logged, list) else []
     return [
         each | {"rgb": base64.b64encode(each["rgb"]).decode()}
@@ -97,7 +95,7 @@ def pictures_of(rows: BranchesBySample | None) -> list[dict[str, Any]]:
 
 
 def _is_picture(logged: object) -> bool:
-    """Return whether a run may have logged this: bytes of its sides, which are short."""
+    """Return whether a run may have logged this: short sides, and bytes that fit them."""
     match logged:
         case {"height": int(height), "width": int(width), "rgb": bytes(rgb)}:
             shorter, longer = sorted((height, width))
@@ -111,8 +109,8 @@ def _spans(
 ) -> tuple[list[tuple[int, str]], bool]:
     """Return the text by version, and whether it was cut at ``SAMPLE_CHARACTERS``.
 
-    The versions of a sample are those of its branches, one behind the other; each branch begins on
-    a line of its own.
+    The versions of a sample are the versions of its branches, one after another. Each branch begins
+    on a new line.
     """
     spans, left = list[tuple[int, str]](), SAMPLE_CHARACTERS
     for begins, version, part in _pieces(branches, versions):
@@ -133,7 +131,7 @@ def _pieces(
         at = 0
         while at < len(ids) and rest:
             version, count = rest[0]
-            # A file of another version of offbeat may count otherwise: nothing of it is lost.
+            # A file of another version of offbeat may count otherwise: keep all its tokens.
             taken = len(ids) - at if len(rest) == 1 else min(count, len(ids) - at)
             yield number > 0 and not at, version, ids[at : at + taken]
             at += taken
@@ -145,12 +143,12 @@ def _pieces(
 Facts = dict[str, Any]
 EXAMPLE_GROUPS: Final = 160
 PAGE_BYTES: Final = 5_000_000
-"""A page beyond it is made again with less."""
+"""Size beyond which a page is created again with less content."""
 _THINNINGS: Final = (1, 2, 4, 8, 16)
-_BINS: Final = 1000  # of the curves in the panels
-_COARSE_BINS: Final = 250  # of all other metrics
+_BINS: Final = 1000  # bins of the curves in the panels
+_COARSE_BINS: Final = 250  # bins of all other metrics
 _HEAT_BINS: Final = 200
-_TEXT_CHARACTERS: Final = 500_000  # of all examples; about a fifth of it after compression
+_TEXT_CHARACTERS: Final = 500_000  # of all examples together; compression leaves about a fifth
 _CURVES: Final = (
     "train/reward", "train/zero_variance_groups", "rollout/response_tokens_mean",
     "rollout/truncated_fraction", "rollout/masked_fraction",
@@ -163,7 +161,7 @@ _LONGEST_VALUE: Final = 300  # characters of a config value
 
 
 def stories(run_dirs: Sequence[Path]) -> list[RunStory]:
-    """Read the runs of a page: the first one in full, of the others what is compared.
+    """Read the runs of a page: the first completely, the others only for the comparison.
 
     Raises the errors of ``RunStory``, and ``LinkRefused``.
     """
@@ -179,7 +177,7 @@ def document(run_dirs: Sequence[Path]) -> Facts:
 
 
 def fitting(runs: Sequence[RunStory], make: Callable[[Facts], str]) -> str:
-    """Return what ``make`` makes of the tree, with as much in it as ``PAGE_BYTES`` has room for."""
+    """Return ``make(tree)``, with as much content in the tree as fits in ``PAGE_BYTES``."""
     text = ""
     for thinning in _THINNINGS:
         text = make(document_of(runs, thinning))
@@ -189,7 +187,7 @@ def fitting(runs: Sequence[RunStory], make: Callable[[Facts], str]) -> str:
 
 
 def document_of(runs: Sequence[RunStory], thinning: int = 1) -> Facts:
-    """Return the tree of the page; with ``thinning`` a part of what grows with the run."""
+    """Return the tree of the page. ``thinning`` reduces content that grows with the run."""
     names = {name for story in runs for name in (*story.columns, *story.evaluations)}
     return {
         "made": clock_time(datetime.now(UTC).timestamp()),
@@ -204,9 +202,9 @@ def document_of(runs: Sequence[RunStory], thinning: int = 1) -> Facts:
 
 
 def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
-    """Return the facts of one run; without ``full`` only what is compared with another one.
+    """Return the facts of one run. Without ``full``, only facts that a comparison needs.
 
-    ``thinning``: one of so many rows, characters and points of what grows with the run.
+    ``thinning`` divides the number of rows, characters and points that grow with the run.
     """
     facts: Facts = {
         "name": story.name,
@@ -243,7 +241,7 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
 
 
 def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
-    """Yield a sentence on each thing of which the page has a part only."""
+    """Yield a sentence on each kind of content of which the page shows only a part."""
     drawn, listed = story.ledger.totals.drawn, facts["groups"]["count"]
     if listed < drawn:
         yield (
@@ -278,7 +276,7 @@ def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
 
 
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield what a comparison of runs shows side by side."""
+    """Yield the rows that a comparison of runs shows side by side."""
     yield "steps", f"{summary.steps:,}"
     yield "reward, first 20 steps", _figure(summary.reward_first)
     yield "reward, last 20 steps", _figure(summary.reward_last)
@@ -297,7 +295,7 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _examples(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
-    """Yield the example groups, as many as so many characters have room for."""
+    """Yield example groups until ``characters`` are used up."""
     left = characters
     for prompt_index in story.examples:
         receipt = story.receipts.get(prompt_index)
@@ -338,7 +336,7 @@ DEFAULT_NAME: Final = "report.html"
 
 
 class WrittenReport(NamedTuple):
-    """Path and size of a page that was written."""
+    """Path and size of a written page."""
 
     path: Path
     nbytes: int
@@ -352,7 +350,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None) -> WrittenReport
         JournalCorrupt: A file of a journal is damaged.
         JournalVersion: Another version of offbeat wrote it.
         LinkRefused: A file of a run is a symbolic link.
-        ImpossibleEvent: An event of a journal does not fit those before it.
+        ImpossibleEvent: An event of a journal does not fit the events before it.
         OSError: The file cannot be written.
     """
     content = fitting(stories(run_dirs), page).encode()

@@ -1,4 +1,4 @@
-"""One row per prompt group, as columns: what the group table of the page shows and filters by."""
+"""One row per prompt group, as columns, for the page's group table and its filters."""
 
 import math
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ from offbeat.controller.events import (
 from offbeat.messages.groups import Receipt
 
 MAX_ROWS: Final = 200_000
-"""Groups of longer runs are shown from their end; beyond it the file would pass its size."""
-_DROP_LABELS: Final = 255  # a byte per group
+"""Maximum rows. For longer runs the last groups are shown, because the page would be too large."""
+_DROP_LABELS: Final = 255  # one byte per group
 
 
 class GroupRow(msgspec.Struct):
     """Figures of one group, as one row of the table."""
 
     index: int
-    step: int = 0  # that trained it; 0: none
+    step: int = 0  # step that trained it; 0: none
     attempts: int = 0
     reward: float = math.nan  # mean over the valid samples; NaN: not committed
-    spread: float = math.nan  # population's standard deviation of them
+    spread: float = math.nan  # population standard deviation of these rewards
     tokens: float = math.nan  # mean response tokens of a sample
     stale: int = 0  # versions between its oldest token and the step that trained it
     span: int = 0  # versions between its oldest and its newest token
-    masked: int = 0  # samples
+    masked: int = 0  # number of masked samples
     generate_s: float = math.nan
     dropped: int = 0  # 0: not dropped; else the position of its label, from 1
     oldest: int = -1  # version of its oldest token
@@ -50,25 +50,25 @@ _COLUMNS: Final = np.dtype(
         "formats": ["i8", "u4", "u2", "f4", "f4", "f4", "u2", "u2", "u2", "f4", "u1", "i4"],
     }
 )
-_MOST: Final = 65_535  # of a column of two bytes
+_MOST: Final = 65_535  # maximum of a two-byte column
 
 
 class GroupRows:
-    """The fold over one stretch of a journal, of the groups that are drawn in it.
+    """Fold over one stretch of a journal, for the groups that are drawn in it.
 
-    Indices are drawn without a gap, so a group's place in ``rows`` is its prompt index less the
-    first one.
+    Indices are drawn without a gap, so a group's place in ``rows`` is its prompt index minus the
+    first index.
     """
 
     def __init__(self, first: int = 0, drop_labels: list[str] | None = None) -> None:
-        """``first`` is the number of groups drawn before; stretches share their ``drop_labels``."""
+        """``first`` is the number of groups drawn before. Stretches share their ``drop_labels``."""
         self._first = first
         self.rows = list[GroupRow]()
         self.drop_labels = list[str]() if drop_labels is None else drop_labels
         self._intended: tuple[int, ...] = ()  # groups of the step about to be finished
 
     def _row(self, prompt_index: int) -> GroupRow:
-        """Return the row of a group; for a group that was drawn before, one that is discarded."""
+        """Return the row of a group, or a row to discard if the group was drawn before."""
         is_own = prompt_index >= self._first
         return self.rows[prompt_index - self._first] if is_own else GroupRow(prompt_index)
 
@@ -107,7 +107,8 @@ class GroupRows:
         row = self._row(receipt.prompt_index)
         rewards, lengths = receipt.valid_rewards, receipt.of_valid(receipt.response_tokens)
         row.reward = mean = sum(rewards) / len(rewards) if rewards else math.nan
-        # Equal rewards have exactly no deviation: the filter "all rewards equal" asks for 0.
+        # Equal rewards need a deviation of exactly 0, because the filter "all rewards equal" asks
+        # for 0.
         equal = not rewards or min(rewards) == max(rewards)
         squares = 0.0 if equal else sum((reward - mean) ** 2 for reward in rewards)
         row.spread = (squares / len(rewards)) ** 0.5 if rewards else math.nan
@@ -128,8 +129,8 @@ class GroupRows:
     def columns(self, *, ended_by: float | None = None) -> "GroupColumns":
         """Return the rows as columns.
 
-        With ``ended_by`` only those of groups that were dropped, or trained by this version: what
-        happened to other groups is not in this stretch of the journal, or was undone later.
+        With ``ended_by``, only rows of groups that were dropped or trained up to this version.
+        Other groups ended outside of this stretch of the journal, or were undone later.
         """
         columns = np.array([msgspec.structs.astuple(row) for row in self.rows], _COLUMNS)
         if ended_by is not None:
@@ -149,15 +150,15 @@ class GroupColumns:
 
     @classmethod
     def of(cls, stretches: Sequence["GroupColumns"], drop_labels: list[str]) -> Self:
-        """Return the rows of several stretches, ascending, which share their drop labels."""
+        """Return the rows of several stretches, ascending. They share their drop labels."""
         empty = np.zeros(0, _COLUMNS)
         return cls(np.concatenate([empty, *(each.columns for each in stretches)]), drop_labels)
 
     def examples(self, limit: int) -> list[int]:
-        """Return example groups, whose text and history the page shows, ascending.
+        """Return the groups that the page shows with text and history, ascending.
 
-        Those that something happened to, the best and the worst, the first and the last, and some at
-        equal distances.
+        They are groups with special events, the best and the worst, the first and the last, and
+        some at equal distances.
         """
         count = len(self)
         if not count or not limit:
@@ -181,12 +182,13 @@ class GroupColumns:
         return sorted(int(self.columns["index"][row]) for row in chosen)
 
     def to_facts(self, most_rows: int = MAX_ROWS) -> dict[str, Any]:
-        """Return the columns, of more rows the last ones."""
+        """Return the columns; only the last ``most_rows`` rows if there are more."""
         columns = self.columns[max(0, len(self) - most_rows) :]
         index = columns["index"]
         shown = (name for name in GroupRow.__struct_fields__ if name not in {"index", "oldest"})
         return {
-            # A consecutive index is one number; four bytes a row would be half of the table.
+            # A run of consecutive indices is stored as one number. Four bytes a row would be half
+            # of the table.
             "runs": [[int(index[each[0]]), len(each)] for each in _consecutive(index)],
             "count": len(index),
             "drop_labels": self.drop_labels,
@@ -202,7 +204,7 @@ def _consecutive(index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _some(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return at most so many rows, at equal distances."""
+    """Return at most ``count`` rows, at equal distances."""
     if len(rows) <= count:
         return rows
     return rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]

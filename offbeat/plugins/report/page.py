@@ -1,18 +1,18 @@
-"""The HTML file: the page's own code and style, and the packed data. One request, its own.
+"""Writes the HTML file: the page's code and style, and the packed data. It loads nothing else.
 
-Nothing of a run is HTML here but the title, which is escaped: data travels as base64 and enters
-the document as text nodes. The content security policy names the one script and the one style by
-digest, so markup that slipped through could neither run nor load anything.
+The only text of a run in the HTML is the title, which is escaped. Data travels as base64 and enters
+the document as text nodes. The content security policy names the only script and the only style by
+digest, so injected markup could neither run nor load anything.
 
-Packs what the page shows into base64: a JSON tree whose numeric columns are binary.
+Also packs the page's data into base64: a JSON tree with binary numeric columns.
 
-No byte of a run can be read as HTML in this form. ``web/data.js`` is the other side.
+No byte of a run can be read as HTML in this form. ``web/data.js`` reads it.
 
     gzip( u32 length of the head | head: JSON | columns )
 
-A column stands in the tree as ``{"$": [kind, offset, count]}``. Columns of four-byte numbers are
-stored byte plane by byte plane: all first bytes, then all second bytes, which halves what gzip
-leaves of slowly varying numbers.
+In the tree a column is ``{"$": [kind, offset, count]}``. Columns of four-byte numbers are stored
+byte plane by byte plane: all first bytes, then all second bytes. This halves the compressed size of
+slowly varying numbers.
 """
 
 import base64
@@ -28,16 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 AnyArray = NDArray[Any]
-_KEPT_BITS: Final = 12  # of a float's mantissa: four significant digits; a chart shows three
+_KEPT_BITS: Final = 12  # bits of a float's mantissa: four significant digits; a chart shows three
 _KINDS: Final = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f4": "<f4"}
 
 
 def packed(tree: object) -> str:
-    """Return the tree as base64 text. Arrays may stand anywhere in it; NaN is kept."""
+    """Return the tree as base64 text. It may contain arrays anywhere. NaN is kept."""
     columns = bytearray()
     head = msgspec.json.encode(_with_references(tree, columns))
     blob = struct.pack("<I", len(head)) + head + bytes(columns)
-    # The time stamp of gzip is left out: the same run gives the same page.
+    # gzip's time stamp is 0, so that the same run gives the same page.
     return base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode()
 
 
@@ -68,7 +68,7 @@ def _reference(column: AnyArray, columns: bytearray) -> dict[str, list[str | int
 
 
 def _rounded(column: AnyArray) -> NDArray[np.float32]:
-    """Round to ``_KEPT_BITS`` of the mantissa: the bits that no chart shows do not compress."""
+    """Round to ``_KEPT_BITS`` of the mantissa, because bits that no chart shows compress badly."""
     dropped = 23 - _KEPT_BITS
     with np.errstate(over="ignore"):
         values = column.astype(np.float32)
@@ -96,7 +96,7 @@ SCRIPTS: Final = (
     "metrics.js",
     "main.js",
 )
-"""Scripts in the order of the page: later files use names of earlier ones."""
+"""Scripts in the order of the page. Later files use names of earlier files."""
 STYLES: Final = ("vendor/uPlot.min.css", "page.css")
 
 

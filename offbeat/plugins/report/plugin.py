@@ -1,4 +1,4 @@
-"""``offbeat report``: one page on a run, or on several."""
+"""Defines ``offbeat report``: one page on a run, or on several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,10 @@ from offbeat.launch.commands.arguments import error_in_one_line
 
 
 def write_page(run_dirs: Sequence[Path], output: Path | None) -> Path:
-    """Write the page on these runs to ``output``, by default beside the first run; return its path."""
+    """Write the page on these runs and return its path.
+
+    ``output`` is by default next to the first run.
+    """
     from offbeat.plugins.report.document import write_report  # slow to import
 
     return write_report(run_dirs, output).path

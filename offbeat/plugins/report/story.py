@@ -1,4 +1,4 @@
-"""Reads a run directory once, for the page: its journal, and what stands beside it."""
+"""Reads a run directory once for the page: its journal and the files next to it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,24 +34,24 @@ from offbeat.telemetry.summary import Summary
 
 T = TypeVar("T")
 RECORDS: Final = 400_000
-"""Number of events above which a journal is read in stretches only; a group has three or four."""
+"""Number of events above which only stretches of a journal are read. A group has three or four."""
 _UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
 class RunStory:
-    """Everything that the page says about one run."""
+    """All facts of the page about one run."""
 
     def __init__(
         self, run_dir: Path, example_groups: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """Read the directory. ``example_groups``: how many groups get text and history.
+        """Read the directory. ``example_groups`` groups have text and history.
 
         Raises:
-            NotARun: There is no journal.
+            NotARun: The directory has no journal.
             JournalCorrupt: A file of the journal is damaged.
             JournalVersion: Another version of offbeat wrote it.
-            NoRegularFile: A name in the journal belongs to no regular file.
-            ImpossibleEvent: An event does not fit those before it.
+            NoRegularFile: A name in the journal is not of a regular file.
+            ImpossibleEvent: An event does not fit the events before it.
         """
         self.run_dir, self._clock = run_dir, clock
         self.problems = list[str]()
@@ -65,7 +65,7 @@ class RunStory:
         self.began_unix_s = journal.began_unix_s
         self.timeline, self.steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
         self.status: StatusRecord | None = None
-        """Status of a run that is alive; None for any other."""
+        """Status of a live run; None for any other run."""
         self.state: State
         self.state, self.summary = self._ended()
         metrics = read_metrics_file(run_dir / METRICS)
@@ -81,7 +81,7 @@ class RunStory:
 
     @property
     def bound(self) -> int | None:
-        """Return ``sampler.max_staleness``; None where the config does not hold it."""
+        """Return ``sampler.max_staleness``, or None if the config lacks it."""
         bound = self.config.get("sampler.max_staleness")
         return bound if isinstance(bound, int) else None
 
@@ -96,7 +96,7 @@ class RunStory:
             return {}
 
     def _ended(self) -> tuple[State, Summary]:
-        """Return how the run ended: by its summary, if that is of the last controller."""
+        """Return how the run ended, from its summary if the last controller wrote it."""
         written = self._decoded(SUMMARY, SUMMARY_BYTES, Summary)
         if written is not None:
             there, counted = self.ledger.trainer_version, written.trainer_version
@@ -121,7 +121,7 @@ class RunStory:
         )
 
     def _read_status(self) -> StatusRecord | None:
-        """Return what the run does now; None where nothing says that it is alive."""
+        """Return the present status, or None without a sign that the run is alive."""
         record = self._decoded(STATUS_FILE, STATUS_BYTES, StatusRecord)
         if record is None:
             return None
@@ -129,7 +129,7 @@ class RunStory:
         return record if is_own and record.is_fresh(self._clock()) else None
 
     def _decoded(self, name: str, limit: int, kind: type[T]) -> T | None:
-        """Decode a JSON file of the run; None if it is missing, or a problem."""
+        """Decode a JSON file of the run; return None if it is missing or a problem."""
         try:
             return msgspec.json.decode(read_limited(self.run_dir / name, limit), type=kind)
         except FileNotFoundError:
@@ -147,7 +147,7 @@ class RunStory:
             self.problems.append(f"{METRICS} is long: of its steps only some were read")
 
     def _read_groups(self, journal: RunJournal, example_groups: int) -> None:
-        """Read the groups of some stretches of the journal: of all of it, if it is short."""
+        """Read the groups of some stretches of the journal, or of all of a short one."""
         self.examples, self.receipts = list[int](), dict[int, Receipt]()
         self.histories = dict[int, GroupHistory]()
         columns, labels = list[GroupColumns](), list[str]()
@@ -155,7 +155,7 @@ class RunStory:
         for stretch in stretches:
             begun = journal.state_before(stretch.start)
             if begun is None:
-                continue  # its snapshot is damaged: other groups are shown
+                continue  # its snapshot is damaged, so other groups are shown
             ledger = begun.ledger
             rows = GroupRows(ledger.totals.drawn, labels)
             events = list[tuple[int, AnyEvent]]()

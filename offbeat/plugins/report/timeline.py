@@ -1,6 +1,6 @@
-"""Time line of a run from the parts of its journal: lanes, incidents, attributed time.
+"""Computes the time line of a run from the parts of its journal: lanes, incidents, attributed time.
 
-Shares of time: how much of each of many equal intervals was spent on what. Pure.
+Shares of time: the part of each of many equal intervals by activity. Pure.
 """
 
 import enum
@@ -41,7 +41,7 @@ def covered_shares(spans: Spans, end_s: float, intervals: int) -> Floats:
 
 
 def merged(spans: Spans, gap_s: float = 0.0) -> list[tuple[float, float]]:
-    """Return the union of spans as disjoint spans, ascending; gaps up to ``gap_s`` are closed."""
+    """Return the union of spans as disjoint spans, ascending. Gaps up to ``gap_s`` are closed."""
     union = list[tuple[float, float]]()
     for start, end in sorted(spans):
         if union and start <= union[-1][1] + gap_s:
@@ -52,7 +52,7 @@ def merged(spans: Spans, gap_s: float = 0.0) -> list[tuple[float, float]]:
 
 
 BinnedSeconds = tuple[float, float, float, NDArray[np.floating]]
-"""Bins of one stretch of time: where it begins and ends, the width of a bin, seconds per bin."""
+"""Bins of one stretch of time: its begin and end, the width of a bin, seconds per bin."""
 
 
 def per_interval(pieces: Sequence[BinnedSeconds], end_s: float, intervals: int) -> Floats:
@@ -77,14 +77,12 @@ def per_interval(pieces: Sequence[BinnedSeconds], end_s: float, intervals: int) 
 CONTROLLER: Final = "controller"
 TRAINER: Final = "trainer"
 SYNC: Final = "weight sync"
-INTERVALS: Final = 600  # of a lane; a screen is hardly wider
-_DRAWN: Final = (
-    2 * INTERVALS
-)  # gaps between two losses that are shorter than such a part are not drawn
-STACK_INTERVALS: Final = 150  # of the attributed time, which changes from step to step
+INTERVALS: Final = 600  # intervals of a lane; a screen is hardly wider
+_DRAWN: Final = 2 * INTERVALS  # shorter gaps between two losses are not drawn
+STACK_INTERVALS: Final = 150  # intervals of the attributed time, which changes from step to step
 
-_QUIET_MEDIANS: Final = 4  # of the longest pause between two records in a step
-_CLOSE_S: Final = 0.1  # a pause may begin or end a little outside of the loss that explains it
+_QUIET_MEDIANS: Final = 4  # multiple of the median longest pause between two records in a step
+_CLOSE_S: Final = 0.1  # a pause may begin or end slightly outside of the loss that explains it
 _LISTED_INCIDENTS: Final = 500
 _LONGEST_DETAIL: Final = 600  # characters
 
@@ -104,12 +102,12 @@ class IncidentKind(enum.StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """Return whether a process is gone until another one has taken its place."""
+        """Return whether a process is missing until another replaces it."""
         return self in _LOSSES
 
     @property
     def is_failure(self) -> bool:
-        """Return whether a process has failed; a rewind, a resume and a pause are no failures."""
+        """Return whether a process failed. A rewind, a resume and a pause are no failures."""
         return self not in _NO_FAILURES
 
 
@@ -125,18 +123,18 @@ _NO_FAILURES: Final = frozenset({IncidentKind.REWOUND, IncidentKind.RESUMED, Inc
 
 
 class Incident(msgspec.Struct):
-    """Something that went wrong, and when it was over."""
+    """A failure or interruption, and when it ended."""
 
     at_s: float
     step: int
     what: IncidentKind
     who: str
     detail: str
-    back_s: float | None = None  # when it was over; None: not yet, or nothing was down
+    back_s: float | None = None  # when it ended; None: not yet, or nothing was down
 
     @property
     def is_down(self) -> bool:
-        """Return whether the process that was lost has no successor yet."""
+        """Return whether the lost process has no successor yet."""
         return self.back_s is None and self.what.is_loss
 
 
@@ -144,7 +142,7 @@ class UptimeLane(msgspec.Struct):
     """One row of the time line."""
 
     name: str
-    busy: Floats  # share of each interval
+    busy: Floats  # busy share of each interval
     down: list[tuple[float, float]]
 
 
@@ -159,14 +157,14 @@ class Timeline:
         self.engines = sorted(
             {engine for part in parts for engine in (*part.engines, *part.engine_busy)}
         )
-        """Every engine that served weights or was sent a group."""
-        self._version = 0  # the trainer's, before the event
+        """Every engine that served weights or received a group."""
+        self._version = 0  # trainer version before the event
         self._down = defaultdict[str, list[tuple[float, float]]](list)
         self._lost = dict[str, Incident]()
         self._processes = dict[str, str]()
         self._up = defaultdict[str, list[tuple[float, float]]](list)
-        """When each controller and worker was up, before it ended."""
-        self._up_since = dict[str, float]()  # of the controller and the workers that are up
+        """Times at which each ended controller and worker was up."""
+        self._up_since = dict[str, float]()  # start of each controller and worker that is up
         self._driver = ""
         self._is_resumed = False  # in the newest incarnation
         for part in parts:
@@ -174,10 +172,10 @@ class Timeline:
                 self._version = rare.version
                 self._take(rare.event, *map(self._since_began, _times(rare)))
         self.quiet_after_s = _quiet_after_s(parts)
-        """Length beyond which a pause without any record counts as a quiet spell."""
+        """Minimum length of a pause without any record that counts as a quiet spell."""
         self._spells = self._quiet_spells()
         self.counts = Counter(each.what for each in (*self._incidents, *self._spells))
-        """Number of all incidents and quiet spells by kind, however many are listed."""
+        """Number of all incidents and quiet spells by kind, including unlisted ones."""
 
     def _since_began(self, unix_s: float) -> float:
         return max(0.0, unix_s - self.began_unix_s)
@@ -210,7 +208,7 @@ class Timeline:
                 pass
 
     def _trainer_lost(self, event: TrainerReplaced, at_s: float) -> None:
-        """Add the loss of a trainer; one that a new controller finds replaced is over already.
+        """Add the loss of a trainer. A trainer that a new controller replaces is already back.
 
         The trainer of a resumed run is always new, and a loss that a former controller recorded
         ended when the new process joined.
@@ -233,7 +231,7 @@ class Timeline:
             self._back(TRAINER, at_s)
         if event.component is Component.WORKER:
             is_known = event.name in self._lost or before in {None, event.incarnation}
-            if not is_known:  # a journal that has no record of lost workers
+            if not is_known:  # a journal without records of lost workers
                 detail = "another process answers under its name"
                 self._add(at_s, IncidentKind.WORKER_REPLACED, event.name, detail)
             self._back(event.name, at_s)
@@ -245,7 +243,7 @@ class Timeline:
             self._up[who].append((since_s, at_s))
 
     def _opened(self, event: Opened, ended_s: float, at_s: float) -> None:
-        """Begin an incarnation; ``ended_s`` is when the one before wrote its last record."""
+        """Begin an incarnation. ``ended_s`` is the time of the previous one's last record."""
         if CONTROLLER in self._up_since:
             self._end_uptime(CONTROLLER, ended_s)
             resumed = self._is_resumed = event.driver != self._driver
@@ -266,7 +264,7 @@ class Timeline:
         incident = self._add(at_s, kind, who, detail)
         self._lost.setdefault(
             who, incident
-        )  # a second loss before it was back is part of the first
+        )  # a second loss before the first ended is part of the first
 
     def _back(self, who: str, at_s: float) -> None:
         incident = self._lost.pop(who, None)
@@ -283,7 +281,7 @@ class Timeline:
         return incident
 
     def _quiet_spells(self) -> list[Incident]:
-        """Return the quiet spells, but those that the loss of a trainer or a controller explains."""
+        """Return the quiet spells, except spells during the loss of a trainer or a controller."""
         known = [self._spans_down(lane) for lane in (TRAINER, CONTROLLER)]
         pauses = [
             (self._since_began(start), self._since_began(end), version)
@@ -303,16 +301,16 @@ class Timeline:
 
     @property
     def incidents(self) -> list[Incident]:
-        """Return the incidents that are listed: the newest, and those that are not over."""
+        """Return the listed incidents: the newest, and all that have not ended."""
         older, newest = self._incidents[:-_LISTED_INCIDENTS], self._incidents[-_LISTED_INCIDENTS:]
         return [*(each for each in older if each in self._lost.values()), *newest]
 
     @property
     def left_out(self) -> int:
-        """Return the number of incidents and quiet spells beyond those listed.
+        """Return the number of incidents and quiet spells that are not listed.
 
-        A part of the journal keeps its longest pauses: if each of them is a spell, those that it
-        does not keep are counted as spells too.
+        A part of the journal keeps its longest pauses. If each kept pause is a spell, the pauses
+        that it does not keep are counted as spells too.
         """
         full = (
             part.quiet_left_out
@@ -334,8 +332,8 @@ class Timeline:
     def lanes(self) -> list[UptimeLane]:
         """Return controller, trainer, weight sync, engines and workers, in this order.
 
-        A worker is as busy as a controller: always while it is up, for no record names the worker
-        of a group.
+        A worker counts as busy while it is up, like a controller, because no record names the
+        worker of a group.
         """
         busy = {
             CONTROLLER: self._uptime(CONTROLLER),
@@ -359,7 +357,7 @@ class Timeline:
     def attribution(self) -> dict[str, dict[str, Floats]]:
         """Return for trainer and engines the share of each interval by category.
 
-        What is missing from 1 was recorded by nobody: no controller was up.
+        Shares below 1 in total mean that no controller was up to record the rest.
         """
         trainer, engines = dict[str, Floats](), dict[str, Floats]()
         count = max(1, len(self.engines))
@@ -372,7 +370,7 @@ class Timeline:
         return {TRAINER: _not_zero(trainer), "engines": _not_zero(engines)}
 
     def _shares(self, bins: Sequence[bytes], intervals: int) -> Floats:
-        """Return the part of each interval that the bins of the parts add up to."""
+        """Return the part of each interval that the bins cover in total."""
         pieces = [
             (part.began_unix_s - self.began_unix_s, part.ended_unix_s - self.began_unix_s,
              part.width_s, np.frombuffer(each, "<f4"))
@@ -383,7 +381,7 @@ class Timeline:
         return per_interval(pieces, self.end_s, intervals) / width_s
 
     def to_facts(self) -> dict[str, Any]:
-        """Return everything as plain values and arrays, as the page wants it."""
+        """Return everything as plain values and arrays, for the page."""
         return {
             "end_s": self.end_s,
             "quiet_after_s": self.quiet_after_s,
@@ -408,7 +406,10 @@ class Timeline:
 
 
 def _quiet_after_s(parts: Sequence[Aggregates]) -> float:
-    """Return the length of a quiet spell: of a multiple of the median of each step's longest pause."""
+    """Return the minimum length of a quiet spell: a multiple of the median longest pause.
+
+    The median is over the longest pause of each step.
+    """
     pauses = [steps_of(part)[:, PAUSE] for part in parts]
     known = np.concatenate(pauses) if pauses else np.zeros(0)
     known = known[np.isfinite(known)]
@@ -423,7 +424,7 @@ def _lies_in(spans: Sequence[tuple[float, float]], start_s: float, end_s: float)
 
 
 def _times(rare: RareEvent) -> tuple[float, float]:
-    """Return the times of the record before a rare one, and of that itself."""
+    """Return the time of the record before a rare record, and of the rare record."""
     return rare.before_unix_s, max(rare.before_unix_s, rare.event.unix_s)
 
 
@@ -432,5 +433,5 @@ def _not_zero(shares: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def as_bytes(shares: Floats) -> Any:  # noqa: ANN401  an array of numpy has a type of its own
-    """Return shares as bytes, 255 for all: no chart shows a finer difference."""
+    """Return shares as bytes, with 255 for 1. No chart shows a finer difference."""
     return np.rint(np.clip(np.nan_to_num(shares), 0, 1) * 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Outcome of a run, cards and advice: the top of the page."""
+"""Outcome of a run, cards and advice, for the top of the page."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from offbeat.telemetry.time_accounting import NOTICEABLE, Bottleneck, tuning
 State = Literal["finished", "aborted", "failed", "running", "unfinished"]
 Tone = Literal["", "good", "bad", "warn"]
 NOTHING: Final = "\N{EN DASH}"
-"""Text shown for a figure that does not exist."""
+"""Text for a figure that does not exist."""
 
 _CAUSES: Final = {
     Bottleneck.GENERATORS: "The trainer waits for groups",
@@ -41,7 +41,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """State of a run with its cards and one sentence on what to do."""
+    """State of a run with its cards and one sentence of advice."""
 
     state: State
     tone: Tone
@@ -59,10 +59,10 @@ def verdict_of(
     counts: Counter[IncidentKind] | None = None,
     recipe: Mapping[str, object] | None = None,
 ) -> Verdict:
-    """Return what the page says first. Tuning advice is given to a healthy run only.
+    """Return the top of the page. Only a healthy run receives tuning advice.
 
-    ``waits`` are those in progress of a run that is alive; ``counts`` of all incidents, where
-    ``incidents`` are some of them; ``recipe`` has the run's values by dotted key.
+    ``waits`` are the waits in progress of a live run. ``counts`` counts all incidents if
+    ``incidents`` has only some. ``recipe`` has the run's values by dotted key.
     """
     counts = Counter(each.what for each in incidents) if counts is None else counts
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
@@ -86,7 +86,7 @@ def _headline(state: State, summary: Summary) -> str:
 
 
 def _alarm(waits: Sequence[NamedWait]) -> str:
-    """Return a sentence on the wait that is nearest to its deadline; empty if none is near."""
+    """Return a sentence on the wait nearest to its deadline, or "" if none is near."""
     timed = [(each.for_s / each.deadline_s, each) for each in waits if each.deadline_s]
     spent, wait = max(timed, key=lambda pair: pair[0], default=(0.0, None))
     if wait is None or spent < _NEAR_DEADLINE or wait.for_s < _NOTICEABLE_S:
@@ -110,7 +110,7 @@ def _advice(
     if not summary.verdict:
         return "No step has been trained yet."
     cause = {str(each): text for each, text in _CAUSES.items()}.get(summary.verdict)
-    if cause is None:  # the file is of another version
+    if cause is None:  # the file is from another version
         return ""
     changes = ", ".join(tuning(summary.verdict, recipe))
     return f"{cause}: {changes}." if changes else f"{cause}."

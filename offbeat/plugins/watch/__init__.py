@@ -1,5 +1,5 @@
 """``offbeat watch``: the page of ``offbeat report``, live, for all runs of a directory.
 
-server      the command; who may read; requests, replies and streams
-runs        which directories, when they change
+server      the command; read access; requests, replies and streams
+runs        the directories, and when they change
 """

@@ -1,4 +1,4 @@
-"""``offbeat watch``: the page of ``offbeat report``, live."""
+"""Defines ``offbeat watch``: the page of ``offbeat report``, live."""
 
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""The runs of a directory: which there are, whether one has changed, its packed page data."""
+"""Finds the runs of a directory, detects changes, and packs their page data."""
 
 import contextlib
 import threading
@@ -26,13 +26,13 @@ from offbeat.telemetry.summary import Summary
 
 T = TypeVar("T")
 Signature = tuple[tuple[str, int, int], ...]
-"""Name, size and time of change of each file that the page is made of."""
+"""Name, size and modification time of each file that the page uses."""
 _LEAST_PAUSE_S: Final = 2.0
-_PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: at most a fifth of a core
+_PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: use at most a fifth of a core
 
 
 class NoSuchRun(Exception):
-    """The directory holds no run of this name, or one that leads elsewhere."""
+    """The directory holds no run of this name, or the run leads outside of it."""
 
 
 class WatchedRuns:
@@ -48,14 +48,14 @@ class WatchedRuns:
 
     @classmethod
     def at(cls, directory: Path) -> "WatchedRuns":
-        """Watch all runs of a directory, or the one run that the directory itself is."""
+        """Watch all runs of a directory, or the directory itself if it is a run."""
         directory = directory.resolve()
         if (directory / JOURNAL).is_dir():
             return cls(directory.parent, directory.name)
         return cls(directory)
 
     def names(self) -> list[str]:
-        """Return the names of all runs, the one written last first."""
+        """Return the names of all runs, the last written first."""
         found = [
             (self._changed_ns(child.name), child.name)
             for child in self._children()
@@ -66,10 +66,10 @@ class WatchedRuns:
     def directory(self, name: str) -> Path:
         """Return the directory of a run.
 
-        The name is compared with those that there are, so none can lead out of the directory.
+        The name is compared with existing names, so no name can lead out of the directory.
 
         Raises:
-            NoSuchRun: There is none, or a file of it is a symbolic link.
+            NoSuchRun: No run has the name, or a file of it is a symbolic link.
         """
         directory = next((child for child in self._children() if child.name == name), None)
         if directory is None or not self._is_run(directory):
@@ -81,23 +81,22 @@ class WatchedRuns:
         return directory
 
     def readable(self) -> Iterator[tuple[str, Path]]:
-        """Yield name and directory of each run, without those that have a symbolic link."""
+        """Yield name and directory of each run, except runs with a symbolic link."""
         for name in self.names():
             with contextlib.suppress(NoSuchRun):
                 yield name, self.directory(name)
 
     def signature(self, name: str) -> Signature:
-        """Return what changes whenever the run has written something."""
+        """Return a value that changes whenever the run writes a file."""
         return tuple(_states(self.directory(name)))
 
     def data(self, name: str) -> str:
-        """Return the packed data of the run's page, made anew if it has changed.
+        """Return the packed data of the run's page; create it again after a change.
 
-        However many readers ask, one run is read once at a time, and not more often than a fifth
-        of the time.
+        For any number of readers, one run is read once at a time, for at most a fifth of the time.
 
         Raises:
-            NoSuchRun: There is no such run.
+            NoSuchRun: The run does not exist.
             OffbeatError: Its journal cannot be read.
         """
         directory = self.directory(name)
@@ -126,7 +125,7 @@ class WatchedRuns:
         try:
             is_there = (child / JOURNAL).is_dir() or (child / SUMMARY).is_file()  # failed at start
             return not child.is_symlink() and is_there
-        except OSError:  # somebody else's, who shows it to nobody
+        except OSError:  # not readable: another user's
             return False
 
     def _changed_ns(self, name: str) -> int:
@@ -134,7 +133,7 @@ class WatchedRuns:
 
 
 class _Built:
-    """Data of one run, as last made."""
+    """Latest data of one run."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -149,13 +148,13 @@ class RunLine(msgspec.Struct, frozen=True):
     name: str
     state: State
     steps: int | None
-    reward: float | None  # mean of the last steps
+    reward: float | None  # mean over the last steps
     error: str
     changed_unix_s: float
 
 
 def run_lines(runs: WatchedRuns) -> list[RunLine]:
-    """Return the list of runs, the one written last first."""
+    """Return the list of runs, the last written first."""
     return [_line(name, directory, time.time()) for name, directory in runs.readable()]
 
 
@@ -167,14 +166,14 @@ def _line(name: str, directory: Path, now_unix_s: float) -> RunLine:
     is_newer = changed.get(STATUS_FILE, 0.0) > changed.get(SUMMARY, 0.0) + _LEAST_PAUSE_S
     if record is not None and is_newer and record.is_fresh(now_unix_s):
         return RunLine(name, "running", record.status.step, record.status.reward, "", newest)
-    if summary is None or is_newer:  # a resumed run leaves the summary of before
+    if summary is None or is_newer:  # a resumed run keeps its old summary
         return RunLine(name, "unfinished", None, None, "", newest)
     error = summary.error or ""
     return RunLine(name, summary.outcome, summary.steps, summary.reward_last, error, newest)
 
 
 def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
-    """Decode a JSON file of a run; None if it is missing, or anything else."""
+    """Decode a JSON file of a run; return None if it is missing or has other content."""
     try:
         return msgspec.json.decode(read_limited(path, nbytes), type=kind)
     except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError, UnicodeDecodeError):
@@ -182,7 +181,7 @@ def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether the name of a directory is Unicode: another one has no address."""
+    """Return whether a directory's name is Unicode, because other names have no URL."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -195,5 +194,5 @@ def _states(directory: Path) -> Iterator[tuple[str, int, int]]:
         try:
             found = path.lstat()
         except OSError:
-            continue  # not written yet, or replaced just now
+            continue  # not written yet, or being replaced
         yield path.name, found.st_size, found.st_mtime_ns

@@ -1,15 +1,15 @@
-"""Server of the live page. It answers GET alone: nothing of a run can be changed through it.
+"""Server of the live page. It answers only GET, so nothing of a run can be changed through it.
 
-Access to the live page: requests of this machine's user, and of nobody's web page. Pure.
+Access to the live page is limited to this machine's user, and to no other web page. Pure.
 
-Another user of the machine can reach a port on loopback, and any web page can make a browser ask
-it. So a random token is demanded on loopback too; the name that was asked for has to be ours,
-against rebinding of DNS names; and a request that a foreign page makes is refused by its origin.
+Another user of the machine can reach a port on loopback, and any web page can make a browser send
+it requests. So loopback requires a random token too. The requested host name must be ours, against
+rebinding of DNS names. A request from a foreign page is refused by its origin.
 
 A browser sends a cookie to every port of a host, also to a server of another user of the machine.
-So ours belongs to a path that only this server and its browser know.
+So our cookie belongs to a path that only this server and its browser know.
 
-The last metrics of each run as Prometheus text.
+Also writes the last metrics of each run as Prometheus text.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def last_record(run_dir: Path) -> MetricRecord | None:
-    """Return the last whole record of a step, with the metrics of the newest evaluation.
+    """Return the last complete record of a step, with the metrics of the newest evaluation.
 
-    Each of the two is looked for in the last ``LINE_BYTES`` of the metrics, some hundred steps;
-    None before the first. So the scores of an evaluation stay until the next one.
+    Both are searched in the last ``LINE_BYTES`` of the metrics, some hundred steps. None before the
+    first record. So the scores of an evaluation stay until the next one.
     """
     try:
         regular_bytes(run_dir / METRICS)
@@ -57,7 +57,7 @@ def last_record(run_dir: Path) -> MetricRecord | None:
             lines = file.read(LINE_BYTES).split(b"\n")
     except (OSError, NoRegularFile):
         return None
-    whole = lines[-2::-1]  # newest first; after the last newline stands a torn record
+    whole = lines[-2::-1]  # newest first; the part after the last newline is a torn record
     step = next((line for line in whole if EVALUATION_MARK not in line), b"")
     scores = next((line for line in whole if EVALUATION_MARK in line), b"")
     records = [record for line in (step, scores) if (record := decoded(line)) is not None]
@@ -67,8 +67,8 @@ def last_record(run_dir: Path) -> MetricRecord | None:
 def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:
     """Return the gauges of all runs in the text format 0.0.4.
 
-    A family's name has fewer characters than a metric's, so that several metrics may share one
-    (``rewards/a-b`` and ``rewards/a_b``): the label ``metric`` has the whole name.
+    A family's name allows fewer characters than a metric's name. Several metrics may share a family
+    (``rewards/a-b`` and ``rewards/a_b``), so the label ``metric`` has the full name.
     """
     families = defaultdict[str, list[tuple[str, str, float]]](list)
     for run, record in records:
@@ -108,12 +108,12 @@ class Access(msgspec.Struct, frozen=True):
     hosts: frozenset[str]
     """Accepted values of the header ``Host``."""
     token: str
-    """Token of the first URL, which a program sends as bearer token."""
+    """Token of the first URL. Programs send it as bearer token."""
     cookie: str
-    """Value of the cookie that a browser sends once it has shown the token."""
+    """Cookie value that a browser sends after it has shown the token."""
 
     path_prefix: str
-    """Path below which a browser finds the pages, and below which alone it sends the cookie."""
+    """Path of the pages for a browser, which sends the cookie only below it."""
 
     @classmethod
     def create(cls, host: str, port: int) -> "Access":
@@ -124,7 +124,7 @@ class Access(msgspec.Struct, frozen=True):
         return cls(hosts, draw(_TOKEN_BYTES), draw(_TOKEN_BYTES), f"/{draw(_TOKEN_BYTES)}")
 
     def refusal(self, headers: Mapping[str, str]) -> HTTPStatus | None:
-        """Return the status to refuse a request with for where it comes from; None to go on."""
+        """Return the status that refuses a request because of its origin, or None to accept it."""
         if headers.get("Host", "") not in self.hosts:
             return HTTPStatus.MISDIRECTED_REQUEST
         origin = headers.get("Origin")
@@ -133,7 +133,7 @@ class Access(msgspec.Struct, frozen=True):
         return None
 
     def has_token(self, token: str) -> bool:
-        """Return whether this is the token."""
+        """Return whether a token is the right one."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def may_read(self, headers: Mapping[str, str]) -> bool:
@@ -148,24 +148,24 @@ class Access(msgspec.Struct, frozen=True):
         return found is not None and hmac.compare_digest(found.value.encode(), self.cookie.encode())
 
     def set_cookie(self) -> str:
-        """Return the header that gives the browser its cookie.
+        """Return the header that sets the browser's cookie.
 
-        Scripts cannot read it, no request that another site causes carries it, and no other server
-        of this host is sent it.
+        Scripts cannot read the cookie. Requests from other sites do not carry it, and other servers
+        of this host do not receive it.
         """
         return f"{COOKIE}={self.cookie}; Path={self.path_prefix}/; HttpOnly; SameSite=Strict"
 
     def strip_prefix(self, path: str) -> str:
-        """Return a path without ``path_prefix``, which programs may leave out."""
+        """Return a path without ``path_prefix``, which programs may omit."""
         below = path.removeprefix(self.path_prefix)
         return below if below.startswith("/") else path
 
 
 class PageConnections:
-    """Open connections of one server, each of which has a thread. Safe for any number of threads.
+    """Open connections of one server, each with a thread. Safe for any number of threads.
 
-    Anyone who reaches the port can open connections and send nothing. Such a connection is closed in
-    favour of the next one; a connection that has shown the secret is kept.
+    Anyone who reaches the port can open connections and send nothing. Such a connection is closed
+    in favour of the next one. A connection that has shown the secret is kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -178,7 +178,7 @@ class PageConnections:
         """Accept a connection, and close the oldest unauthenticated one if there are too many.
 
         Returns:
-            False if all connections are authenticated, and there is no room for another.
+            False if all connections are authenticated, so that no room is left.
         """
         with self._lock:
             if len(self._unauthenticated) + len(self._authenticated) >= self._most:
@@ -186,13 +186,13 @@ class PageConnections:
                 if oldest is None:
                     return False
                 del self._unauthenticated[oldest]
-                with contextlib.suppress(OSError):  # its other end has closed it
+                with contextlib.suppress(OSError):  # the client has closed it
                     oldest.shutdown(SHUT_RDWR)  # wakes its thread, which closes it
             self._unauthenticated[connection] = None
             return True
 
     def mark_authenticated(self, connection: socket) -> None:
-        """Record that a connection has shown the secret, unless it has been closed for another."""
+        """Record that a connection has shown the secret, unless it was closed for another."""
         with self._lock:
             if connection in self._unauthenticated:
                 del self._unauthenticated[connection]
@@ -207,9 +207,9 @@ class PageConnections:
 
 MAX_STREAMS: Final = 32
 MAX_CONNECTIONS: Final = 128  # each has a thread
-_SOCKET_TIMEOUT_S: Final = 30.0  # a client that sends or takes nothing for so long is left
-_LOOK_S: Final = 1.0  # between two looks at a run's files
-_HEARTBEAT_S: Final = 10.0  # so that a stream whose reader is gone is noticed
+_SOCKET_TIMEOUT_S: Final = 30.0  # disconnects a client that neither sends nor reads
+_LOOK_S: Final = 1.0  # seconds between two checks of a run's files
+_HEARTBEAT_S: Final = 10.0  # detects that the reader of a stream has left
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -226,17 +226,17 @@ Pause = Callable[[float], object]
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Listens on one address; a thread per connection, as many as are allowed."""
+    """Listens on one address, with a thread per connection, up to the limit."""
 
     daemon_threads = True
     block_on_close = False
-    # With the default of 5, whoever comes beside a flood waits a second and more for the kernel's next try.
+    # With the default of 5, a client during a flood waits over a second for the kernel's retry.
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self, host: str, port: int, runs: WatchedRuns, *, pause: Pause = time.sleep
     ) -> None:
-        """Bind the address; port 0 takes a free one."""
+        """Bind the address; port 0 selects a free port."""
         super().__init__((host, port), _Request)
         self.runs, self.pause = runs, pause
         self.access = Access.create(host, self.server_address[1])
@@ -258,7 +258,7 @@ class WatchServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore connections that broke; nobody is left to be informed."""
+        """Ignore broken connections, because no client is left to inform."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -272,12 +272,12 @@ class _Request(BaseHTTPRequestHandler):
     server: WatchServer  # pyright: ignore[reportIncompatibleVariableOverride] - it alone makes these handlers
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-        """Write no log: it would hold the token."""
+        """Write no log, because it would contain the token."""
 
     def do_GET(self) -> None:
         access, url = self.server.access, urlsplit(self.path)
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # a body that nobody reads may follow
+            self.close_connection = True  # an unread body may follow
         refused = access.refusal(self.headers)  # pyright: ignore[reportArgumentType]
         if refused is not None:
             self._refuse(refused)
@@ -291,13 +291,13 @@ class _Request(BaseHTTPRequestHandler):
             self._answer([unquote(part) for part in path.split("/")])
 
     def _not_allowed(self) -> None:
-        self.close_connection = True  # a body that nobody reads may follow
+        self.close_connection = True  # an unread body may follow
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED)
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = _not_allowed
 
     def _enter(self, token: str) -> None:
-        """Give the cookie to a browser that shows the token, and take the token out of its URL."""
+        """Set the cookie of a browser that shows the token, and remove the token from its URL."""
         if not self.server.access.has_token(token):
             self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
             return
@@ -327,15 +327,15 @@ class _Request(BaseHTTPRequestHandler):
                     self._refuse(HTTPStatus.NOT_FOUND)
         except NoSuchRun:
             self._refuse(HTTPStatus.NOT_FOUND)
-        except OffbeatError as error:  # a damaged journal: the sentence says what to do
+        except OffbeatError as error:  # a damaged journal: the message states the fix
             self._refuse(HTTPStatus.CONFLICT, str(error))
         except (ConnectionError, TimeoutError):
-            raise  # the reader is gone
-        except OSError as error:  # a file of somebody else, or one that was removed just now
+            raise  # the reader has left
+        except OSError as error:  # another user's file, or just removed
             self._refuse(HTTPStatus.CONFLICT, str(error))
 
     def _stream(self, name: str) -> None:
-        """Send an event whenever the run has written something."""
+        """Send an event whenever the run writes a file."""
         server = self.server
         before = server.runs.signature(name)
         if not server.streams.acquire(blocking=False):
@@ -345,7 +345,7 @@ class _Request(BaseHTTPRequestHandler):
             self.close_connection = True
             self._head(HTTPStatus.OK, "text/event-stream")
             self.end_headers()
-            quiet_s = _HEARTBEAT_S  # the first one tells the browser that the stream stands
+            quiet_s = _HEARTBEAT_S  # the first event tells the browser that the stream is open
             while True:
                 now = server.runs.signature(name)
                 if now != before:
@@ -357,7 +357,7 @@ class _Request(BaseHTTPRequestHandler):
                 server.pause(_LOOK_S)
                 quiet_s += _LOOK_S
         except (NoSuchRun, ConnectionError, TimeoutError):
-            return  # the run was removed, or the reader is gone
+            return  # the run was removed, or the reader has left
         finally:
             server.streams.release()
 
@@ -402,11 +402,11 @@ _PAGES: Final[dict[str, tuple[Callable[[WatchedRuns], str], str]]] = {
     "runs": (lambda runs: msgspec.json.encode(run_lines(runs)).decode(), _JSON),
     "metrics": (_exposition, "text/plain; version=0.0.4; charset=utf-8"),
 }
-"""Content and type of what is about no single run, by its path."""
+"""Content and type by path, for paths that belong to no single run."""
 
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
-"""Hosts that are refused: the server compares the host name of a request, and these match none."""
+"""Refused hosts: the server compares the host name of a request, and these match none."""
 
 
 class CannotWatch(FixableError):
@@ -414,10 +414,10 @@ class CannotWatch(FixableError):
 
 
 def check_runs_are_here(directory: Path) -> None:
-    """Check that a directory is a run, holds runs, or may get the first one.
+    """Check that a directory is a run, holds runs, or may receive its first run.
 
     Raises:
-        CannotWatch: It is no directory, it lies in a run, or runs are further down only.
+        CannotWatch: It is no directory, it is inside a run, or only its subfolders hold runs.
     """
     if not directory.is_dir():
         problem = "a file" if directory.exists() else "no such directory"
@@ -438,7 +438,7 @@ def serve(directory: Path, host: str, port: int) -> None:
     """Print the address, and serve the runs of a directory until Ctrl-C.
 
     Raises:
-        CannotWatch: The directory is none of runs, or the address cannot be listened on.
+        CannotWatch: The directory cannot hold runs, or the address cannot be listened on.
     """
     check_runs_are_here(directory)
     if host in _EVERY_ADDRESS:
