@@ -1,4 +1,4 @@
-"""Checks of task libraries: an environment of verifiers or reasoning-gym is built once."""
+"""Checks task libraries by building an environment of verifiers or reasoning-gym once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +16,13 @@ from offbeat.plugins.task_libraries.verifiers_tasks import TasksRequest, read_ta
 
 
 def check_gym(config: RunConfig) -> Iterator[Finding]:
-    """Check that the task can be made, and its question filled in."""
+    """Check that the task can be created, and its question filled in."""
     try:
         options = msgspec.convert(config.environment.options, GymOptions)
         item = item_of(options, {"seed": config.seed, "item": 0})
         question = options.question_of(item)
     except msgspec.ValidationError:
-        return  # reported by the check of the prompts
+        return  # the check of the prompts reports it
     except GymUnusable as wrong:
         yield error("environment", str(wrong), "Fix environment.options, or install the package.")
         return
@@ -31,15 +31,15 @@ def check_gym(config: RunConfig) -> Iterator[Finding]:
 
 _SUBJECT: Final = "verifiers"
 _GENERIC: Final = "DefaultRenderer"
-"""Renderer of the library for models that it does not know."""
+"""Renderer of the library for unknown models."""
 
 
 def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Make the environment and its renderer in a process of their own, and name the renderer."""
+    """Create the environment and its renderer in a separate process, and name the renderer."""
     try:
         options = msgspec.convert(config.environment.options, VerifiersOptions)
     except msgspec.ValidationError:
-        return  # reported by the check of the prompts
+        return  # the check of the prompts reports it
     one = msgspec.structs.replace(options, tasks=1)
     tokenizer = str((working_dir / config.model.path).absolute())
     renderer = dict(config.environment.renderer)

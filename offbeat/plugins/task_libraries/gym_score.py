@@ -1,6 +1,6 @@
-"""Reward of an item of reasoning-gym; only a reward child imports this module."""
+"""Computes the reward of an item of reasoning-gym. Only a reward child imports this module."""
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnusedImport=false
-# reasoning-gym is an extra, unknown where it is not installed.
+# reasoning-gym is an extra, and unknown if it is not installed.
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +15,8 @@ from offbeat.plugins.task_libraries.gym_tasks import GymOptions, make_items
 def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> float:  # noqa: ANN401
     """Return 1 if the library's score of the answer reaches the threshold, else 0.
 
-    The answer is the last ``<answer>...</answer>`` outside of thinking blocks, else all of the text
-    there.
+    The answer is the last ``<answer>...</answer>`` outside of thinking blocks, else all text
+    outside of them.
     """
     gym = msgspec.convert(options, GymOptions)
     said = without_thinking(response)

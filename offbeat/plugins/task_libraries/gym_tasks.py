@@ -1,13 +1,13 @@
-"""Tasks of the library reasoning-gym: which item a prompt is, and how a response is scored.
+"""Tasks of the library reasoning-gym: the item of each prompt, and the scoring of responses.
 
-An item is a pure function of the task, its parameters, the seed of the run and the number of the
-row, so a prompt is two integers: the worker makes the question from them, and a reward child the
-same item again to score a response with. Importing reasoning-gym takes seconds; nothing here does
-so before it is needed.
+An item is a pure function of the task, its parameters, the seed of the run and the row number. So a
+prompt is two integers. The worker creates the question from them. A reward child creates the same
+item again to score a response. Importing reasoning-gym lasts seconds, so this module imports it
+only when needed.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# reasoning-gym is an extra, unknown where it is not installed, and declares few types.
+# reasoning-gym is an extra, unknown if it is not installed, and declares few types.
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -33,17 +33,18 @@ class GymOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the task, as in ``reasoning_gym.create_dataset``."""
 
     parameters: dict[str, Any] = {}
-    """Keyword arguments of the task besides ``size`` and ``seed``."""
+    """Keyword arguments of the task, except ``size`` and ``seed``."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     """Items in an epoch."""
 
     threshold: float | None = 1.0
-    """Smallest score of the library that is a reward of 1; a lower one is 0. Its scores also reward
-    a verbose or a partly right answer; null takes them as they are."""
+    """Minimum score of the library for a reward of 1; a lower score is 0. The library also scores a
+    verbose or a partly right answer above 0. null uses its scores as rewards.
+    """
 
     question: str = "{question}"
-    """The prompt, with fields of the item in braces: ``question``, and what its metadata has."""
+    """The prompt, with fields of the item in braces: ``question``, and its metadata fields."""
 
     chat: bool = True
     """Whether the question goes through the model's chat template."""
@@ -64,7 +65,7 @@ class GymOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GymUnusable(OffbeatError):
-    """A task of reasoning-gym cannot be made: the package, the name or a parameter is wrong."""
+    """A task of reasoning-gym cannot be created: the package, the name or a parameter is wrong."""
 
     task: str
     problem: str
@@ -74,7 +75,7 @@ class GymUnusable(OffbeatError):
 
 
 class GymPrompts(RowPrompts):
-    """Prompts that say which item of the task they are."""
+    """Prompts that identify an item of the task."""
 
     def _data(self, row: int) -> dict[str, Any]:
         return {"seed": self._seed, "item": row}
@@ -90,7 +91,7 @@ class ReasoningGym(FunctionReward):
         self._options, self._texts = options, tokenizer
 
     async def start(self) -> None:
-        make_items(self._options, seed=0)  # names what is wrong with them, before any process
+        make_items(self._options, seed=0)  # raises on bad options, before any process starts
         await super().start()
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def make_items(options: GymOptions, seed: int) -> Any:  # noqa: ANN401 - a datas
     """Return the items of a task.
 
     Raises:
-        GymUnusable: The package is not installed; no task has the name; a parameter does not fit.
+        GymUnusable: The package is not installed, no task has the name, or a parameter is wrong.
     """
     return _made(msgspec.json.encode(options), seed)
 
@@ -135,5 +136,5 @@ def _made(encoded_options: bytes, seed: int) -> Any:  # noqa: ANN401 - a dataset
         return reasoning_gym.create_dataset(
             options.task, size=options.rows, seed=seed, **options.parameters
         )
-    except (TypeError, ValueError, AssertionError) as error:  # how its configs refuse a value
+    except (TypeError, ValueError, AssertionError) as error:  # how configs refuse a value
         raise GymUnusable(options.task, f"options.parameters: {error}") from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offbeat.plugins.task_libraries.gym_tasks import GymPrompts, ReasoningGym
 
 _EPISODE: Final = "offbeat.plugins.task_libraries.verifiers_episode:play"
-"""Agent function that plays an episode of the library verifiers, for a child."""
+"""Agent function in a child that plays an episode of the library verifiers."""
 
 
 class ReasoningGymPlugin(PluginOfEnvironments):
@@ -28,7 +28,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
     def make_prompts(
         self, config: "RunConfig", began_with: Mapping[str, str], working_dir: Path
     ) -> "GymPrompts":
-        """Return prompts that say which item of the task they are.
+        """Return prompts that identify an item of the task.
 
         Raises:
             BadEnvironment: The options have other keys, or wrong types.
@@ -56,7 +56,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
         return ReasoningGym(tokenizer, target, section.reward_workers, options)
 
     def check(self, config: "RunConfig") -> Iterator[Finding]:
-        """Check that the task can be made, and its question filled in."""
+        """Check that the task can be created, and its question filled in."""
         from offbeat.plugins.task_libraries.checks import check_gym
 
         yield from check_gym(config)
@@ -70,7 +70,7 @@ class VerifiersPlugin(PluginOfAgents):
     )
 
     def find_clashes(self, section: "EnvironmentConfig") -> Iterator[Clash]:
-        """Yield a renderer at a place where nothing reads it."""
+        """Yield a clash for a renderer that is set at an unused place."""
         if "renderer" in section.options:
             yield Clash(
                 ("environment.options.renderer", "environment.name"),
@@ -86,7 +86,7 @@ class VerifiersPlugin(PluginOfAgents):
 
         Raises:
             BadEnvironment: The options have other keys, or wrong types.
-            InputChanged: The tasks are others than when the run began.
+            InputChanged: The tasks have changed since the run began.
             PromptFileError: They cannot be read.
         """
         from offbeat.environments.factory import read_options
@@ -97,7 +97,7 @@ class VerifiersPlugin(PluginOfAgents):
         return task_prompts(config, options, began_with, working_dir)
 
     def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
-        """Return the episodes of an environment; their processes are not started.
+        """Return the episodes of an environment, without starting their processes.
 
         Raises:
             BadEnvironment: The options have other keys, or wrong types.
@@ -116,7 +116,7 @@ class VerifiersPlugin(PluginOfAgents):
         return make_agent_function(section, _EPISODE, working_dir, "", options)
 
     def check_slowly(self, config: "RunConfig", working_dir: Path) -> Iterator[Finding]:
-        """Make the environment and its renderer in another process, and name the renderer."""
+        """Create the environment and its renderer in another process, and name the renderer."""
         from offbeat.plugins.task_libraries.checks import check_verifiers
 
         yield from check_verifiers(config, working_dir)

@@ -1,12 +1,12 @@
-"""One episode of an environment of verifiers, in a reward child, at the endpoint of its worker.
+"""Plays one episode of an environment of verifiers, in a reward child, at its worker's endpoint.
 
-The library's own training client renders messages to tokens and asks for tokens over
-``/inference/v1/generate``. What it sends and what was drawn is recorded by the endpoint, as of any
-other agent; the library's own trace is read for rewards and failures alone.
+The library's training client renders messages to tokens and requests tokens over
+``/inference/v1/generate``. The endpoint records the sent and the drawn tokens, as for any other
+agent. The library's trace is only read for rewards and failures.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# verifiers is an extra, unknown where it is not installed.
+# verifiers is an extra, and unknown if it is not installed.
 
 import os
 from collections.abc import Iterable
@@ -25,18 +25,18 @@ from offbeat.plugins.task_libraries.verifiers_library import made_environment, r
 from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 _KEY_VARIABLE: Final = "OFFBEAT_SAMPLE_API_KEY"
-"""Holds the token of the episode; the library passes no variable of such a name on to programs."""
+"""Holds the token of the episode. The library passes no variable of such a name to programs."""
 
 _INFRASTRUCTURE: Final = frozenset(
     {"SandboxError", "TunnelError", "InterceptionError", "ToolsetError"}
 )
-"""Errors of the library that are not the model's doing."""
+"""Errors of the library that the model did not cause."""
 
-_SERVER_ERROR: Final = 500  # and above: HTTP status of a service that failed
-_ENDED_BY_LIMIT: Final = "agent_timeout"  # of the environment's author: what was done is scored
+_SERVER_ERROR: Final = 500  # minimum HTTP status of a failed service
+_ENDED_BY_LIMIT: Final = "agent_timeout"  # limit of the environment's author: score the work so far
 _TOTAL: Final = "reward"
 _TAKEN: Final = (_TOTAL, "answer")
-"""Names that mean something else in what an agent returns: the value trained, and the final answer."""
+"""Names with another meaning in an agent's result: the trained value, and the final answer."""
 
 
 async def play(
@@ -49,7 +49,7 @@ async def play(
 ) -> object:
     """Play the episode of a task; return its rewards by name, or why it has none.
 
-    ``tokenizer`` is the directory of the model; ``options`` and ``renderer`` are of the recipe.
+    ``tokenizer`` is the directory of the model. ``options`` and ``renderer`` come from the recipe.
     """
     chosen = msgspec.convert(options, VerifiersOptions)
     environment = _environment(msgspec.json.encode(chosen))
@@ -62,7 +62,7 @@ async def play(
             renderer=renderer_config(renderer),
             renderer_model_name=tokenizer,
         ),
-        sampling=SamplingConfig(),  # the recipe's
+        sampling=SamplingConfig(),  # the endpoint uses the recipe's
     )
     kind = type(environment.taskset).task_type()
     data = kind.data_type().model_validate(task)
@@ -105,7 +105,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
 
 
 def _failure(errors: Iterable[Any]) -> BadReward:
-    """Return why an episode failed: its first error that is not the model's, else its first."""
+    """Return why an episode failed: its first error outside of the model, else its first."""
     found = list(errors)
     said = [printable(f"{each.type}: {each.message}") for each in found]
     for each, text in zip(found, said, strict=True):

@@ -1,11 +1,11 @@
-"""Environments of the library verifiers, as its own configuration makes them.
+"""Creates environments of the library verifiers from its configuration.
 
-Only child processes import this module: it imports verifiers, which takes seconds.
+Only child processes import this module, because importing verifiers lasts seconds.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
-# verifiers is an extra, unknown where it is not installed.
+# verifiers is an extra, and unknown if it is not installed.
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,19 +21,19 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 _OWN_SAMPLING: Final = {"max_tokens"}
-"""Sampling values that an environment may set: the trainer computes with all others."""
+"""Sampling values that an environment may set. The trainer computes with all others."""
 
 
 class UnfitEnvironment(Exception):
-    """An environment whose samples could not be trained as they were drawn."""
+    """An environment with samples that could not be trained as they were drawn."""
 
 
 def made_environment(options: VerifiersOptions) -> Any:  # noqa: ANN401 - an Env of the library
-    """Return the environment; its role runs as a local process where nothing else is chosen.
+    """Return the environment. By default its role runs as a local process.
 
     Raises:
-        UnfitEnvironment: It has several roles, or one that is not the model that is trained.
-        Exception: Whatever the library, or the taskset, raises.
+        UnfitEnvironment: It has several roles, or a role other than the trained model.
+        Exception: Any error of the library or the taskset.
     """
     config = resolve_env_config(options.env)
     roles = agent_config_fields(config)
@@ -56,10 +56,10 @@ def made_environment(options: VerifiersOptions) -> Any:  # noqa: ANN401 - an Env
 
 
 def renderer_config(renderer: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a config of renderers
-    """Return the configuration that ``environment.renderer`` is; None for the library's choice.
+    """Return the configuration for ``environment.renderer``, or None for the library's choice.
 
     Raises:
-        pydantic.ValidationError: The library knows no such renderer.
+        pydantic.ValidationError: The library has no such renderer.
     """
     return TypeAdapter(RendererConfig).validate_python(dict(renderer)) if renderer else None
 
@@ -84,10 +84,10 @@ def _check_role(name: str, role: AgentConfig) -> None:
 
 
 def renderer_name(renderer: Mapping[str, Any], tokenizer: str) -> str:
-    """Return the class that renders messages for the model in this directory; empty for no model.
+    """Return the class that renders messages for the model in this directory; "" without a model.
 
     Raises:
-        Exception: As ``renderer_config``; whatever renderers raises for such a tokenizer.
+        Exception: As ``renderer_config``; any error of renderers for such a tokenizer.
     """
     config = renderer_config(renderer)
     return type(create_renderer(load_tokenizer(tokenizer), config)).__name__ if tokenizer else ""

@@ -1,4 +1,4 @@
-"""Options of environments of the library verifiers; the library itself is not imported here."""
+"""Options of environments of the library verifiers. The library is not imported here."""
 
 from typing import Annotated, Any
 
@@ -9,14 +9,15 @@ class VerifiersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``environment.options`` of ``environment.name: verifiers``."""
 
     env: dict[str, Any]
-    """The environment as verifiers' own configuration has it, its section ``[env]``: ``taskset``
-    with an ``id``, and below the name of its role, ``agent``, the harness and its limits."""
+    """The environment in verifiers' configuration format, its section ``[env]``: ``taskset`` with
+    an ``id``, and below the name of its role, ``agent``, the harness and its limits.
+    """
 
     tasks: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Tasks in an epoch, the first ones of the taskset; null: all. An endless taskset needs it."""
+    """Tasks in an epoch, the first ones of the taskset. null: all. An endless taskset needs it."""
 
     @property
     def taskset(self) -> str:
-        """Id of the taskset; empty if none is named."""
+        """Return the id of the taskset, or "" if none is named."""
         taskset: object = self.env.get("taskset")
         return str(taskset.get("id", "")) if isinstance(taskset, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

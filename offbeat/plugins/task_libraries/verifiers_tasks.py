@@ -1,8 +1,8 @@
-"""Tasks of an environment of verifiers, read by a process of their own into a file of prompts.
+"""Tasks of an environment of verifiers, read by a separate process into a prompt file.
 
 ``python -m offbeat.plugins.task_libraries.verifiers_tasks FILE`` reads a ``TasksRequest`` from
-standard input, makes the environment with all its checks, and writes ``FILE``, a task as a JSON
-object in each line, and a report next to it.
+standard input. It creates the environment with all its checks. It writes ``FILE`` with a JSON
+object per line and task, and a report next to it.
 """
 
 import itertools
@@ -29,11 +29,11 @@ NOT_INSTALLED: Final = (
     "constraints-verifiers.txt, in an environment of its own"
 )
 _REPORT: Final = ".report"
-_ERRORS_CHARACTERS: Final = 400  # end of the standard error of a process that died
+_ERRORS_CHARACTERS: Final = 400  # quoted end of the standard error of a dead process
 
 
 class TasksRequest(msgspec.Struct, frozen=True):
-    """Environment whose tasks are read, and the model whose renderer is to be named."""
+    """Environment to read tasks from, and the model to name the renderer of."""
 
     options: VerifiersOptions
     working_dir: str  # searched first for the modules that the environment names
@@ -42,17 +42,17 @@ class TasksRequest(msgspec.Struct, frozen=True):
 
 
 class TasksReport(msgspec.Struct, frozen=True):
-    """Result of a reading; ``problem`` is empty unless the environment cannot be used."""
+    """Result of a reading. ``problem`` is empty unless the environment cannot be used."""
 
     problem: str = ""
-    renderer: str = ""  # name of the class that renders messages, where one was created
+    renderer: str = ""  # name of the class that renders messages, if one was created
 
 
 def read_tasks(request: TasksRequest, file: Path, within_s: float) -> TasksReport:
-    """Write the tasks to ``file`` in another process; it is killed when the time is over.
+    """Write the tasks to ``file`` in another process. Kill it after ``within_s``.
 
     Raises:
-        PromptFileError: The environment cannot be made, or its tasks cannot be read.
+        PromptFileError: The environment cannot be created, or its tasks cannot be read.
     """
     name = f"verifiers taskset {request.options.taskset}"
     try:
@@ -84,10 +84,10 @@ def task_prompts(
     began_with: Mapping[str, str],
     working_dir: Path,
 ) -> FilePrompts:
-    """Return the tasks as prompts, each with the data from which its task is made again.
+    """Return the tasks as prompts, each with the data to create its task again.
 
     Raises:
-        InputChanged: They are others than when the run began.
+        InputChanged: They have changed since the run began.
         PromptFileError: As ``read_tasks``; of the rows as for any file.
     """
     with TemporaryDirectory(prefix="offbeat-tasks-") as folder:

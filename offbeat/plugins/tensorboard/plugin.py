@@ -1,4 +1,4 @@
-"""TensorBoard as a tracker: files of events in the run's directory."""
+"""TensorBoard as a tracker: event files in the run's directory."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,24 +15,24 @@ _FOLDER: Final = "tensorboard"
 
 
 class EventsThere(FixableError):
-    """A directory has files of events already: TensorBoard would show both."""
+    """A directory already has event files, and TensorBoard would show both."""
 
 
 class TensorBoardTracker(Tracker[TensorBoardConfig]):
-    """Writes files of events, on request."""
+    """Writes event files, on request."""
 
     section = TensorBoardConfig
     can_count_samples = True
 
     def make_sink(self, section: TensorBoardConfig, run: TrackedRun) -> Sink | None:
-        """Return a sink in ``tensorboard/`` of the run's directory, if the recipe asks for it."""
+        """Return a sink in ``tensorboard/`` of the run's directory, if the recipe enables it."""
         if not section.enabled:
             return None
         per_version = run.samples_per_step if section.x_axis == "samples" else 1
         return TensorBoardSink(run.run_dir / _FOLDER, per_version=per_version)
 
     def check(self, section: TensorBoardConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-        """Check that TensorBoard's package is there, if the recipe has files of events written."""
+        """Check that TensorBoard's package is installed, if the recipe enables it."""
         del environ
         if not section.enabled:
             return
@@ -46,10 +46,10 @@ class TensorBoardTracker(Tracker[TensorBoardConfig]):
             yield ok("tensorboard", f"x axis in {section.x_axis}")
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace:
-        """Return a directory of files of events: the run's, or one of its name in ``output``.
+        """Return a directory for event files: the run's, or one of its name in ``output``.
 
         Raises:
-            EventsThere: It has such files.
+            EventsThere: It already has event files.
         """
         folder = Path(output) / run.run_dir.resolve().name if output else run.run_dir / _FOLDER
         if folder.is_dir() and any(folder.glob("events.out.tfevents.*")):

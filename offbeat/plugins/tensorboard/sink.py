@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # The extra tensorboard may not be installed, and its protocol buffers have no types.
-"""TensorBoard sink: a file of events in a directory, written beside ``metrics.jsonl`` or by an export."""
+"""TensorBoard sink: an event file in a directory, next to ``metrics.jsonl`` or from an export."""
 
 import io
 import os
@@ -13,19 +13,19 @@ from offbeat.telemetry.records import MetricRecord, is_evaluation
 from offbeat.telemetry.tracker import not_installed
 
 _FORMAT: Final = "brain.Event:2"
-"""Version from which on TensorBoard discards what a restarted writer repeats."""
+"""First version in which TensorBoard discards records that a restarted writer repeats."""
 
 
 class TensorBoardSink:
     """Writes the metrics of each step as scalars, under their names.
 
-    A file begins with the step that it starts at, as does each stretch after a rewind: TensorBoard
-    then discards what an earlier file has from that step on. The scores of an evaluation, which ends
-    steps later, stand at the version that was scored. A record is in the file whole or not at all.
+    A file, and each stretch after a rewind, begins with its first step. TensorBoard then discards
+    the records of earlier files from that step on. An evaluation ends steps later, but its scores
+    are written at the scored version. A record is either complete in the file or missing.
     """
 
     def __init__(self, folder: Path, *, per_version: int = 1) -> None:
-        """``per_version`` is what one step adds on the x axis: 1, or the samples of a step."""
+        """``per_version`` is the length of a step on the x axis: 1, or the samples of a step."""
         self._folder, self._per_version = folder, per_version
         self._file: FileIO | None = None
         self._end = 0  # offset of the end of the last whole record

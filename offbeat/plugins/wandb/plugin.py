@@ -12,13 +12,13 @@ from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
 
 
 class WandbTracker(Tracker[WandbConfig]):
-    """Writes one run of W&B, unless the recipe or the environment disables it."""
+    """Writes one W&B run, unless the recipe or the environment disables it."""
 
     section = WandbConfig
     variable_prefixes = ("WANDB_",)
 
     def make_sink(self, section: WandbConfig, run: TrackedRun) -> Sink | None:
-        """Return a sink of the mode that recipe and environment ask for."""
+        """Return a sink in the mode that recipe and environment select."""
         mode = resolved_mode(section)
         if mode == "disabled":
             return None
@@ -32,7 +32,7 @@ class WandbTracker(Tracker[WandbConfig]):
         )
 
     def check(self, section: WandbConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-        """Check that W&B is available if it is requested by name; ``auto`` goes without."""
+        """Check that W&B is available if the recipe requests it; ``auto`` works without it."""
         mode = section.mode
         resolved = resolved_mode(section, environ)
         if resolved == "disabled":
@@ -51,11 +51,11 @@ class WandbTracker(Tracker[WandbConfig]):
             yield ok("wandb", f"{resolved}, project {section.project}")
 
     def for_dry_run(self, section: WandbConfig) -> Mapping[str, object]:
-        """Keep the run on disk, as ``wandb sync`` reads it."""
+        """Keep the run on disk, where ``wandb sync`` reads it."""
         return {"mode": "disabled" if section.mode == "disabled" else "offline"}
 
     def for_evaluation(self, section: WandbConfig) -> Mapping[str, object]:
-        """Write no run: an evaluation makes no steps."""
+        """Write no run, because an evaluation trains no steps."""
         del section
         return {"mode": "disabled"}
 

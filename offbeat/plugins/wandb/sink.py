@@ -1,6 +1,6 @@
 # pyright: basic
 # wandb is not fully typed.
-"""Weights & Biases sink, beside ``metrics.jsonl``: online, or offline to be synced later."""
+"""Weights & Biases sink next to ``metrics.jsonl``: online, or offline to be synced later."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from wandb import Run, Settings
 
 log = structlog.stdlib.get_logger()
-_CONNECT_S: Final = 20.0  # to reach the server
-_UPLOAD_S: Final = 5.0  # to upload what is left when the run ends
+_CONNECT_S: Final = 20.0  # maximum seconds to reach the server
+_UPLOAD_S: Final = 5.0  # maximum seconds to upload the rest when the run ends
 
 Mode = Literal["online", "offline", "disabled"]
 
 
 def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Resolve ``auto``: as ``WANDB_MODE`` says, else online with an API key, else offline."""
+    """Resolve ``auto``: ``WANDB_MODE`` if set, else online with an API key, else offline."""
     if config.mode != "auto":
         return config.mode
     match environ.get("WANDB_MODE"):
@@ -40,7 +40,7 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
 def _without_exit_hooks() -> Generator[None]:
     """Undo the hooks that W&B sets in the block for an uncaught exception and ``sys.exit``.
 
-    W&B never removes them, and each prints the exception again: once per run of the process.
+    W&B never removes them, and each prints the exception again, once per run of the process.
     """
     before = sys.excepthook, sys.exit
     try:
@@ -50,10 +50,11 @@ def _without_exit_hooks() -> Generator[None]:
 
 
 class WandbSink:
-    """Writes one run of W&B, whose step is the trainer version; evaluations use ``eval/version``.
+    """Writes one W&B run. Its step is the trainer version. Evaluations use ``eval/version``.
 
     If the server cannot be reached, the run is kept offline inside the run directory, and one
-    warning says how to sync it later. Resumed under the same ``run_id``, an online run continues.
+    warning explains how to sync it later. An online run continues if resumed under the same
+    ``run_id``.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class WandbSink:
         connect_timeout_s: float = _CONNECT_S,
         upload_timeout_s: float = _UPLOAD_S,
     ) -> None:
-        """``recipe`` is shown as the run's config: pass it redacted."""
+        """``recipe`` is shown as the run's config, so pass it redacted."""
         self._config, self._mode, self._recipe = config, mode, recipe
         self._run_id, self._run_name, self._run_dir = run_id, run_name, run_dir
         self._connect_timeout_s, self._upload_timeout_s = connect_timeout_s, upload_timeout_s
@@ -108,12 +109,12 @@ class WandbSink:
         try:
             self._log(record)
         except Exception:
-            # W&B's own process has ended: the next attempt starts another one, of the same run.
+            # W&B's process has ended. The next attempt starts another process for the same run.
             self._abandon()
             raise
 
     def close(self) -> None:
-        """Finish the run, its upload bounded by ``upload_timeout_s``, and end W&B's own process."""
+        """Finish the run, its upload bounded by ``upload_timeout_s``, and end W&B's process."""
         if self._run is None:
             return
         run, self._run = self._run, None
@@ -130,7 +131,7 @@ class WandbSink:
         if self._run is None:
             raise ValueError("the W&B run is not open")
         step = record.version
-        if is_evaluation(record):  # W&B discards a row before its newest one; eval/version is the x
+        if is_evaluation(record):  # W&B discards rows older than its newest; x is eval/version
             step = max(step, self._run.step)
         self._run.log(dict(record.metrics), step=step)
 
@@ -141,8 +142,7 @@ class WandbSink:
 
     @_without_exit_hooks()
     def _begin(self, mode: Literal["online", "offline"]) -> "Run":
-        # W&B's own telemetry follows these settings, not those of the run: offline, it makes no
-        # call.
+        # W&B's telemetry follows these settings, not the run's settings. Offline, it makes no call.
         self._wandb.setup(self._wandb.Settings(mode=mode, silent=True))
         run = self._wandb.init(
             project=self._config.project,
@@ -161,7 +161,7 @@ class WandbSink:
         return run
 
     def _settings(self, mode: Literal["online", "offline"]) -> "Settings":
-        """Return settings that are quiet, bounded, and send metrics only."""
+        """Return settings that are quiet, bounded, and send only metrics."""
         return self._wandb.Settings(
             mode=mode,
             silent=True,
@@ -177,7 +177,7 @@ class WandbSink:
             x_disable_stats=True,
             x_graphql_retry_max=1,
             x_save_requirements=False,
-            x_transaction_log_flush_interval=2.0,  # what a crash of W&B's process can lose
+            x_transaction_log_flush_interval=2.0,  # limits the loss if W&B's process crashes
         )
 
     def _log_how_to_sync(self, reason: str) -> None:
