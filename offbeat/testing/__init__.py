@@ -1,6 +1,6 @@
-"""Proofs of plug-ins and of a user's own code, for the tests of their authors.
+"""Proofs of plug-ins and of user code, for the tests of their authors.
 
-Each raises the error with which a run would refuse or end, and returns nothing otherwise.
+Each proof raises the error with which a run would refuse or end. Otherwise it returns nothing.
 """
 
 from offbeat.testing.algorithms import prove_advantage, prove_loss

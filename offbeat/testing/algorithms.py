@@ -1,4 +1,4 @@
-"""Prove losses and advantages as a run does when it starts."""
+"""Proves losses and advantages as a run does when it starts."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +12,8 @@ def prove_loss(
 ) -> None:
     """Prove that a run can use a loss: on random tokens, in any division into calls.
 
-    It is finite, has a gradient, repeats, changes no input, and a token's loss depends on its own
-    sequence only.
+    The loss is finite, has a gradient, repeats and changes no input. A token's loss depends only on
+    its sequence.
 
     Args:
         loss: The function that ``algorithm.loss.target`` would name.
@@ -21,7 +21,7 @@ def prove_loss(
         **keys: Other keys of ``algorithm.loss``, such as ``reference=True``.
 
     Raises:
-        LossRefused: It lacks one of these properties. The error names it, with two figures and a fix.
+        LossRefused: It lacks one of these properties. The error names it, two figures and a fix.
     """
     from offbeat.algorithms.custom_loss import CustomLoss  # imports torch
     from offbeat.algorithms.loss_proof import prove_loss as prove
@@ -35,7 +35,8 @@ def prove_loss(
 def prove_advantage(advantage: Callable[..., Any]) -> None:
     """Prove that a run can use an advantage estimator: on the rewards of some groups.
 
-    It returns one finite number per reward, repeats, and does not depend on the order of samples.
+    The estimator returns one finite number per reward and repeats. It does not depend on the order
+    of samples.
 
     Raises:
         AdvantageRefused: It lacks one of these properties.

@@ -1,4 +1,4 @@
-"""The proof of a kind of engine: releases of one model, and requests."""
+"""Proves a kind of engine with releases of one model, and requests."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -46,13 +46,13 @@ T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20
 _ENDS: Final = "generation_config.json"
 _FLAT: Final = 100.0
-"""Temperature at which every token is about as probable, whatever the model."""
+"""Temperature at which every token is about equally probable for any model."""
 
 _MANY: Final = 16
-"""Requests that are cancelled: more than two hundred tokens, also if samples end early."""
+"""Number of requests to cancel: over two hundred tokens, even if samples end early."""
 
 _FEW_TOKENS: Final = 200
-"""Tokens that may be drawn between a cancel and the next answer: by the step in progress."""
+"""Maximum tokens drawn between a cancel and the next answer, by the step in progress."""
 
 
 def prove(
@@ -132,7 +132,7 @@ class _Proof:
         await self._serves(server, 5)
 
     async def run_with_many_ends(self, server: EngineServer, end_ids: range) -> None:
-        """Prove that a sample ends with the first end id of the model's files, which is kept."""
+        """Prove that a sample ends with the first end id of the model's files, and keeps it."""
         await self._loads(server, self._release(6))
         result = await self._generate(server, self._request(_FLAT, 24, of=0, seed=7))
         for tokens, reason in zip(_samples(result), result.finish_reasons, strict=True):
@@ -146,7 +146,7 @@ class _Proof:
                 raise EngineRefused(self._subject, problem, fix)
 
     async def is_refused(self, server: EngineServer, when: str) -> None:
-        """Check that the engine answers nothing."""
+        """Check that the engine refuses every request."""
         try:
             await self._generate(server, self._request())
         except EngineUnavailable:
@@ -155,7 +155,7 @@ class _Proof:
         raise EngineRefused(self._subject, f"it answers {when}", fix)
 
     async def answered(self, call: Awaitable[T], name: str) -> T:
-        """Return the answer of a call, which comes within the deadline."""
+        """Return the answer of a call, which must arrive within the deadline."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await call
@@ -203,7 +203,7 @@ class _Proof:
         raise EngineRefused(self._subject, problem, "Verify a release before it is served")
 
     async def _serves(self, server: EngineServer, version: int) -> None:
-        """Check two requests at once: shapes, versions and every logprob."""
+        """Check two concurrent requests: shapes, versions and every logprob."""
         asked = [self._request(1.0), self._request(0.7)]
         answers = asyncio.gather(*map(server.generate, asked))
         for request, result in zip(asked, await self.answered(answers, "generate"), strict=True):
@@ -212,7 +212,7 @@ class _Proof:
                 self._check_logprobs(request, result, sample, version)
 
     async def _draws_by_the_seed(self, server: EngineServer) -> None:
-        """Check that a seed brings the same tokens again, and that each sample draws its own."""
+        """Check that a seed repeats its tokens, and that each sample draws different ones."""
         one, again, other = [
             await self._generate(server, self._request(_FLAT, of=0, seed=seed))
             for seed in (7, 7, 8)
@@ -228,7 +228,7 @@ class _Proof:
         raise EngineRefused(self._subject, problem, fix)
 
     async def _ends_at_a_stop_token(self, server: EngineServer) -> None:
-        """Check that a sample ends with a token of ``stop_token_ids``, which is kept."""
+        """Check that a sample ends with a token of ``stop_token_ids``, and keeps it."""
         drawn = _samples(await self._generate(server, self._request(of=0, seed=7)))[0]
         ended = await self._generate(server, self._request(of=0, seed=7, stop=(drawn[0],)))
         if _samples(ended)[0] != drawn[:1] or ended.finish_reasons[0] != "stop":
@@ -240,7 +240,7 @@ class _Proof:
             raise EngineRefused(self._subject, problem, fix)
 
     async def _drops_requests_of_lost_weights(self, server: EngineServer, lost: int) -> None:
-        """Check that requests which are open while a release fails end, without its version."""
+        """Check that requests open during a failing release end, without its version."""
         release, is_over = self._with_a_wrong_canary(lost), asyncio.Event()
 
         async def ask() -> None:
@@ -264,7 +264,7 @@ class _Proof:
         await self._holds_nothing(server, "that were open when it lost its weights", "lose")
 
     async def _leaves_nothing_behind(self, server: EngineServer) -> None:
-        """Check that cancelled requests end, also in an engine that serves one after the other."""
+        """Check that cancelled requests end, even if the engine serves one at a time."""
         calls = [
             asyncio.ensure_future(server.generate(self._request(_FLAT, tokens=48)))
             for _ in range(_MANY)
@@ -382,7 +382,7 @@ class _Proof:
         return msgspec.structs.replace(fresh, manifest=manifest, canary=stale)
 
     def _change(self) -> None:
-        """Change every weight, so that every distribution is another one."""
+        """Change every weight, so that every distribution changes."""
         with torch.no_grad():
             for parameter in self._model.parameters():
                 noise = torch.randn(parameter.shape, generator=self._noise)
@@ -403,7 +403,7 @@ def _damaged(release: WeightRelease) -> WeightRelease:
 
 
 def _copy_with_many_ends(model: Path, copy: Path, vocabulary: int) -> range:
-    """Make a model directory of links that names every second token as an end; return those."""
+    """Create a model directory of links with every second token as end id; return these ids."""
     end_ids = range(0, vocabulary, 2)
     copy.mkdir()
     for each in model.resolve().iterdir():

@@ -1,4 +1,4 @@
-"""Prove a kind of engine by releases of one model and requests to it: no run, no Ray."""
+"""Proves a kind of engine with releases of one model and requests to it: no run, no Ray."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ from offbeat.messages.failures import FixableError
 
 
 class EngineRefused(FixableError):
-    """An engine that breaks a promise on which runs rely."""
+    """An engine that breaks a promise that runs rely on."""
 
     form = "{}: {}. {}"
 
 
 PROOF_CALL_S: Final = 60.0
-"""Seconds in which an engine that is proved answers each call."""
+"""Seconds in which an engine must answer each call of the proof."""
 
 
 def prove_engine(
@@ -25,15 +25,17 @@ def prove_engine(
     *,
     deadline_s: float = PROOF_CALL_S,
 ) -> None:
-    """Prove that engines serve exactly the weights of the release whose version they stamp.
+    """Prove that engines serve exactly the weights of the version that they stamp.
 
-    Loads releases of the model and of changed weights, a damaged one and one whose canary is of other
-    weights. Each token's logprob is compared with a plain forward pass under the weights of its version.
-    Seeds, stop tokens, cancelled requests and requests that are open while a release fails are tried too;
-    then the end ids of the model, with a second engine whose copy of the model names many.
+    Loads releases of the model and of changed weights, a damaged release, and a release with the
+    canary of other weights. Each token's logprob is compared with a plain forward pass under the
+    weights of its version. Also tests seeds, stop tokens, cancelled requests and requests that are
+    open while a release fails. Then a second engine, with many end ids in its copy of the model,
+    tests end ids.
 
-    A step that never returns is reported after the deadline. It keeps its thread, and so its process:
-    nothing in a process can end it. A server that blocks its event loop blocks the proof as well.
+    A step that never returns is reported after the deadline. It keeps its thread, and so its
+    process, because nothing in a process can end a thread. A server that blocks its event loop also
+    blocks the proof.
 
     Args:
         plugin: The object of the entry point.

@@ -1,6 +1,6 @@
-"""Prove an environment by groups whose answers are invented: no model, no engine.
+"""Proves an environment with groups of invented answers: no model, no engine.
 
-Results of requests that no model answered: proofs of environments, tests and benchmarks use them.
+Also creates results of requests without a model, for proofs of environments, tests and benchmarks.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def make_result(
     samples: Sequence[Sequence[int]],
     **facts: Any,  # noqa: ANN401 -- fields of a result
 ) -> GenerateResult:
-    """Return a result that agrees with itself: the token ids of each sample, packed end to end.
+    """Return a consistent result: the token ids of each sample, packed end to end.
 
     All tokens have one logprob and are of version 0, unless ``facts`` has others.
     """
@@ -47,11 +47,11 @@ def make_result(
 
 
 ANSWERS: Final = ("", "0", "42", "The answer is 42.", "\n\n", '}{"', "ä漢🙂")
-"""Answers of a model that has not learned anything yet."""
+"""Answers of an untrained model."""
 
 
 class EnvironmentRefused(FixableError):
-    """An environment whose groups would fail, or whose rewards are no function of the answer."""
+    """An environment with groups that would fail, or rewards that are no function of the answer."""
 
     form = "{}: {}. {}"
 
@@ -65,14 +65,14 @@ def prove_environment(
     max_turns: int = 4,
     max_model_len: int = 4096,
 ) -> None:
-    """Prove that an environment scores every answer, and scores it alike each time.
+    """Prove that an environment scores every answer, and always gives it the same score.
 
-    Each row is rolled out with all ``answers`` as one group, by the code of a run: then again, with
-    the answers in the opposite order, and all rows at once.
+    Each row is rolled out with all ``answers`` as one group, by the code of a run. Then this is
+    repeated with the answers in the opposite order, and all rows at once.
 
     Args:
         make: Returns the environment of one worker, not started.
-        tokenizer: Of a model that would be trained.
+        tokenizer: Tokenizer of a model that would be trained.
         rows: Data of some prompts.
         answers: Texts of the model, one per sample.
         max_turns: Turns of a ``MultiTurn``; the answer is the same in each.
@@ -152,7 +152,7 @@ def _compare(
 def _answering(
     tokenizer: Tokenizer, texts: Sequence[str], of_group: str
 ) -> Callable[[GenerateRequest], Awaitable[GenerateResult]]:
-    """Return an engine that answers a group with these texts, and a single sample with its own."""
+    """Return an engine that answers a group with these texts, and a single sample with its text."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = [[*tokenizer.encode(text, add_special_tokens=False), *end] or [0] for text in texts]
 

@@ -1,8 +1,8 @@
-"""Prove a staleness policy by random moves of a run: no loop, no clock, no engine.
+"""Proves a staleness policy by random moves of a run: no loop, no clock, no engine.
 
-A run reduced to its ledger, its engines' versions, and a staleness policy: no loop, no clock.
+The run has only its ledger, its engines' versions, and a staleness policy.
 
-A ledger that keeps its own events, as a journal in memory would.
+The ledger records its events, like a journal in memory.
 """
 
 import random
@@ -25,7 +25,7 @@ from offbeat.testing.algorithms import name_of
 
 
 class RecordedLedger(Ledger):
-    """A ledger whose rewinds find in the events so far what they undo."""
+    """A ledger that records its events, so that a rewind finds the events to undo."""
 
     def __init__(self) -> None:
         self.events = list[AnyEvent]()
@@ -40,9 +40,9 @@ ENGINES = 2
 
 
 class SamplerBench:
-    """A run that does what a sampler says, and nothing else.
+    """A run that only makes a sampler's moves.
 
-    Engines take new weights one by one, so ``serving_version`` is that of the slower one.
+    Engines load new weights one by one, so ``serving_version`` is the slower engine's version.
     """
 
     def __init__(self, sampler: Sampler, groups_per_step: int) -> None:
@@ -56,7 +56,7 @@ class SamplerBench:
             serving_version=lambda: self.serving_version,
             groups_needed=lambda: self.groups_needed,
         )
-        self.staleness = list[int]()  # of every group claimed [weight versions]
+        self.staleness = list[int]()  # staleness of every claimed group [weight versions]
 
     @property
     def trainer_version(self) -> int:
@@ -81,7 +81,7 @@ class SamplerBench:
         return self.at(Place.IN_FLIGHT)
 
     def due(self) -> GroupRecord | None:
-        """Return the waiting group that is first in turn, if its policy lets it go now."""
+        """Return the first waiting group if the policy lets it be dispatched now."""
         waiting = sorted(
             (earliest_step(g.target_step), g.prompt_index) for g in self.at(Place.ADMITTED)
         )
@@ -91,10 +91,10 @@ class SamplerBench:
     # --- moves -----------------------------------------------------------------------------------
 
     def admit(self, engine: int = 0) -> GroupRecord | None:
-        """Draw a prompt and send it out, if the policy has room.
+        """Draw a prompt and dispatch it, if the policy has room.
 
         Raises:
-            SamplerBroken: It admits a group that it does not let go.
+            SamplerBroken: The policy admits a group but does not let it be dispatched.
         """
         admission = self.sampler.admit(self.view)
         if admission is None:
@@ -116,7 +116,7 @@ class SamplerBench:
         self.ledger.commit(receipt(group, oldest, newest))
 
     def claim(self) -> list[GroupRecord]:
-        """Claim what the policy selects; with the last group the step is trained."""
+        """Claim the groups that the policy selects. The last group of a step trains it."""
         prompt_indices = self.sampler.select(self.view)
         claimed = (
             self.ledger.claim(prompt_indices, self.trainer_version + 1, 1) if prompt_indices else []
@@ -131,7 +131,7 @@ class SamplerBench:
         self.ledger.applied(self.trainer_version + 1, 1)
 
     def drop(self, group: GroupRecord, step: int = 0) -> None:
-        """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
+        """Drop a prompt. Train ``step`` without it; 0: a new prompt replaces it."""
         self.ledger.drop(group.prompt_index, DropReason.DATA, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
@@ -146,13 +146,13 @@ class SamplerBench:
         self.engines[engine] = self.trainer_version
 
     def rewind(self, to_version: int) -> None:
-        """Lose the trainer: groups in flight are cancelled, engines get the old weights."""
+        """Lose the trainer: cancel groups in flight, and restore the engines' old weights."""
         self.cancel([group.prompt_index for group in self.in_flight])
         self.ledger.rewound(to_version)
         self.engines = [to_version] * ENGINES
 
     def round(self) -> list[GroupRecord]:
-        """Let everything happen that can without a failure; return what was claimed."""
+        """Make every possible move except failures. Return the claimed groups."""
         for engine in range(ENGINES):
             self.serve(engine)
         self.evict()
@@ -167,7 +167,7 @@ class SamplerBench:
 
 
 def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
-    """Return a receipt of one sample: its first token of the one version, its last of the other."""
+    """Return a receipt of one sample with its first token of ``oldest``, its last of ``newest``."""
     return make_receipt(
         group.prompt_index,
         group.attempt,
@@ -178,27 +178,27 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
 
 
 def step_of(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
-    """Return the step that can go without a waiting group while every other one keeps its place."""
+    """Return the step that can omit a waiting group so that every other group keeps its place."""
     if group.target_step is not None:
         return max(group.target_step, run.trainer_version + 1)
     return max(run.trainer_version, run.serving_version + max_staleness) + 1
 
 
 MOVES: Final = 200
-"""Moves of one run before it goes on without failures."""
+"""Moves of one run before failures end."""
 
 FAILURES: Final = 0.1
-"""Share of moves that are failures, and among these of losses of the trainer."""
+"""Share of moves that are failures, and share of failures that lose the trainer."""
 
 STEPS_AFTER: Final = 12
 """Steps that must follow without failures."""
 
 ROUNDS: Final = 8
-"""Rounds in which a step must be full: in each, everything that can happen does."""
+"""Rounds in which a step must become full. Each round makes every possible move."""
 
 
 class SamplerRefused(FixableError):
-    """A policy with which a run would stall, or exceed what it says it admits."""
+    """A policy with which a run would stall, or exceed the policy's own limit."""
 
     form = "{}: {}. {}"
 
@@ -213,20 +213,20 @@ def prove_sampler(
 ) -> None:
     """Prove that runs with a policy stay within the bound and never stall.
 
-    Groups are dispatched, finished, lost, retried and evicted in random order, engines get new
-    weights one by one, and the trainer is lost and restored. Each answer of the policy is checked as
-    a run checks it. Then failures end, and every step must become full.
+    Groups are dispatched, finished, lost, retried and evicted in random order. Engines load new
+    weights one by one, and the trainer is lost and restored. Each answer of the policy is checked
+    as in a run. Then failures end, and every step must become full.
 
     Args:
-        sampler: What ``sampler.target`` would name.
+        sampler: The object that ``sampler.target`` would name.
         options: As in ``sampler.options``.
-        groups_per_step: Of the runs.
-        max_staleness: Of the runs [weight versions].
-        runs: Random runs; run N has seed N.
+        groups_per_step: Groups per step of the runs.
+        max_staleness: Staleness bound of the runs [weight versions].
+        runs: Number of random runs; run N has seed N.
 
     Raises:
         SamplerNotLoaded: It cannot be created.
-        SamplerBroken: It returns what no run can follow.
+        SamplerBroken: A run cannot follow its answer.
         SamplerRefused: A run stalls, or has more groups than ``max_outstanding_groups``.
     """
     target = name_of(sampler)
@@ -257,14 +257,14 @@ class _Run:
 
     def __init__(self, bench: SamplerBench, draw: random.Random) -> None:
         self._bench, self._draw = bench, draw
-        self.was_rewound = False  # after that, groups return which the policy admitted long ago
+        self.was_rewound = False  # after a rewind, groups return that the policy admitted long ago
 
     @property
     def outstanding(self) -> int:
         return self._bench.view.outstanding + len(self._bench.ledger.training)
 
     def move(self) -> None:
-        """Make one move that is possible."""
+        """Make one possible move."""
         bench, draw = self._bench, self._draw
         moves = [self._admit, self._dispatch, self._serve, self._sweep, bench.claim]
         if bench.in_flight:
@@ -276,7 +276,7 @@ class _Run:
         draw.choice(moves)()
 
     def completes_a_step(self) -> bool:
-        """Let everything happen that can, for some rounds; return whether a step was trained."""
+        """Make every possible move, for some rounds. Return whether a step was trained."""
         before = self._bench.trainer_version
         for _ in range(ROUNDS):
             self._bench.round()
@@ -285,7 +285,7 @@ class _Run:
         return False
 
     def stalled(self, step: int) -> str:
-        """Return what a step lacks."""
+        """Return a sentence on the groups that a step lacks."""
         view = self._bench.view
         return (
             f"step {self._bench.trainer_version + 1} is never full, {step} steps after the last "

@@ -1,4 +1,4 @@
-"""Prove a tracker by some records of an invented run."""
+"""Proves a tracker with some records of an invented run."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class TrackerRefused(FixableError):
 
 
 def prove_tracker(tracker: Tracker[Any], keys: Mapping[str, Any], folder: Path) -> None:
-    """Prove that a tracker takes the records of a run, of a resumed one and of an evaluation.
+    """Prove that a tracker accepts the records of a run, of a resumed run and of an evaluation.
 
     Args:
         tracker: The object of the entry point.
