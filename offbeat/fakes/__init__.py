@@ -1,1 +1,1 @@
-"""Stand-ins without a model, and the rules of fakes: dry runs, tests and plug-ins share them."""
+"""Stand-ins without a model, and rules of fakes, for dry runs, tests and plug-ins."""

@@ -1,4 +1,4 @@
-"""An engine that only takes time: random tokens after a random wait.
+"""Engine without a model: random tokens after a random wait.
 
 Legend: G samples of a request.
 """
@@ -23,7 +23,7 @@ _VOCABULARY: Final = string.ascii_letters + string.digits + " \n"
 
 
 def stub_text(token_ids: Sequence[int]) -> str:
-    """Return the text of a stub's tokens: one character for each of its 64 tokens."""
+    """Return the text of a stub's tokens, with one character for each of its 64 tokens."""
     return "".join(_VOCABULARY[token] for token in token_ids)
 
 
@@ -32,14 +32,14 @@ class _Rollout:
     """State of one open request."""
 
     timer: asyncio.Task[None]
-    versions: list[int]  # every version that served while it was open
+    versions: list[int]  # every version served while it was open
 
 
 class StubEngine:
     """Stand-in for a model: random tokens after a random latency; no torch, no thread.
 
-    A request takes a log-normal time. Its time and its tokens depend on (seed, request id,
-    sampling seed) alone. All methods belong to one event loop.
+    A request has a log-normal duration. Its duration and its tokens depend only on (seed, request
+    id, sampling seed). All methods belong to one event loop.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StubEngine:
         self.tokens = 0
         """Tokens generated since start."""
         self.busy_s = 0.0
-        """Seconds modelled for the requests that ended, one at a time."""
+        """Modelled seconds of the ended requests, one at a time."""
         self._config, self._seed, self._sleep = config, seed, sleep
         self._open: dict[str, _Rollout] = {}
         self._closed = False
@@ -92,7 +92,7 @@ class StubEngine:
         return self._result(request, rollout, rng)
 
     async def set_version(self, version: int) -> None:
-        """Take the modelled time of a weight sync; open requests end in the new version."""
+        """Wait for the modelled time of a weight sync. Open requests end in the new version."""
         self.check_usable("set version")
         await self._sleep(self._config.sync_s)
         self.version = version
@@ -100,7 +100,7 @@ class StubEngine:
             rollout.versions.append(version)
 
     async def close(self) -> None:
-        """Close the engine: open calls raise ``EngineUnavailable``."""
+        """Close the engine, so that open calls raise ``EngineUnavailable``."""
         self._closed = True
         for rollout in self._open.values():
             rollout.timer.cancel()
@@ -144,7 +144,7 @@ class StubEngine:
 
 
 def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[int, str]:
-    """Return the length of a sample that drew these tokens, and why it ends there."""
+    """Return the length of a sample with these drawn tokens, and why it ends there."""
     if stop:
         matcher = StopMatcher(stub_text, stop)
         for length, token in enumerate(token_ids, 1):
@@ -154,7 +154,7 @@ def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[i
 
 
 def even_spans(versions: list[int], tokens: int) -> VersionSpans:
-    """Spread the tokens evenly over the versions, in order; over the newest if they are too few."""
+    """Spread the tokens evenly over the versions, in order, or over the newest if too few."""
     versions = versions[-tokens:]
     bounds = [round(at * tokens / len(versions)) for at in range(len(versions))] + [tokens]
     return tuple(

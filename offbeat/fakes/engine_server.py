@@ -1,4 +1,4 @@
-"""Server of the stub engine: dry runs, without torch."""
+"""Server of the stub engine, for dry runs without torch."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from offbeat.weight_sync.canary import invented_answers
 
 
 class StubEngineServer(EngineServer):
-    """Server of a latency model that also takes time to load weights."""
+    """Server of a latency model that also models the time to load weights."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class StubEngineServer(EngineServer):
         *,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """Create the engine. ``incarnation`` is its unique name; None for a new one."""
+        """Create the engine. ``incarnation`` is its unique name, or None for a new name."""
         incarnation = incarnation or new_incarnation(spec.name)
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
         super().__init__(spec, self._stub, incarnation, cpu_clock=cpu_clock)
@@ -33,7 +33,7 @@ class StubEngineServer(EngineServer):
             return LoadOutcome(0.0, None)
         chunks, started_s = await incoming.bring_whole(), time.perf_counter()
         if (canary := incoming.release.manifest.canary) is not None:
-            answers = invented_answers(bytes(chunks[0]).hex())  # all of a stub's weights: 16 bytes
+            answers = invented_answers(bytes(chunks[0]).hex())  # all weights of a stub: 16 bytes
             gap = self._canaries.check(canary, answers, epoch=incoming.epoch, version=version)
         await self._stub.set_version(version)
         return LoadOutcome(time.perf_counter() - started_s, gap)

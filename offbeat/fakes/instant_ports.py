@@ -1,4 +1,4 @@
-"""Ports of the controller that answer at once: planning adds times to them, benchmarks do not."""
+"""Ports of the controller that answer at once. Planning adds times to them, benchmarks do not."""
 # ruff: noqa: ARG002 - a port has the arguments of its protocol and ignores most of them
 
 from offbeat.config.loss_spec import LossSpec
@@ -19,7 +19,7 @@ class InstantEngine:
     """Engine that serves any release at once."""
 
     load_s = pause_s = 0.0
-    """Times that an ack reports."""
+    """Seconds that an ack reports."""
 
     def __init__(self, name: str) -> None:
         self.name, self.version = name, -1
@@ -48,7 +48,7 @@ class InstantTrainer:
     """Trainer that applies every step at once."""
 
     step_s = 0.0
-    """Time that the result of a step reports."""
+    """Seconds that the result of a step reports."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -1,6 +1,6 @@
-"""Correct receipts of groups that nobody sampled: tests, planning and the simulator share them.
+"""Correct receipts of groups that were not sampled, for tests, planning and the simulator.
 
-Prompts without content: tests, planning and the simulator share them.
+Also prompts without content, for the same users.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ def make_receipt(
     version_spans: tuple[VersionSpans, ...],
     **facts: Any,  # noqa: ANN401 -- fields of a receipt
 ) -> Receipt:
-    """Return a receipt that agrees with itself: one sample per entry of ``version_spans``.
+    """Return a consistent receipt with one sample per entry of ``version_spans``.
 
-    The spans decide how many tokens a sample has; all of them are valid. Rewards are 0 and 1 in
-    turn, unless ``facts`` has others.
+    The spans decide how many tokens a sample has. All tokens are valid. Rewards alternate between 0
+    and 1, unless ``facts`` has others.
     """
     n = len(version_spans)
     lengths = tuple([sum([tokens for _, tokens in spans]) for spans in version_spans])
@@ -41,7 +41,7 @@ def make_receipt(
 
 @dataclass
 class FakePrompts:
-    """Prompts without content; endless unless ``count`` is given."""
+    """Prompts without content, endless unless ``count`` is set."""
 
     count: int | None = None
 

@@ -1,6 +1,6 @@
-"""Versions and epochs that fakes refuse, written apart from the trainers' and engines' own checks.
+"""Versions and epochs that fakes refuse, independent of the trainers' and engines' checks.
 
-A fake that ran a check of the product could not show that it is wrong.
+A fake that called a check of the product could not show that the check is wrong.
 """
 
 from offbeat.messages.failures import (
@@ -25,7 +25,7 @@ def check_held(version: int, held: int, during: TrainerCall) -> None:
 
 
 def check_newest_transfer(engine: str, epoch: int, version: int, newest: int) -> None:
-    """Raise WeightSyncFailed unless a transfer is newer than the newest one of its engine."""
+    """Raise WeightSyncFailed unless a transfer is newer than all transfers of its engine."""
     if epoch <= newest:
         problem = f"a newer transfer was begun: epoch {newest}"
         raise WeightSyncFailed(engine, epoch, version, problem)

@@ -1,6 +1,6 @@
-"""The order of a train step's calls for fake trainers, written apart from the trainers' own guard.
+"""Order of a train step's calls for fake trainers, independent of the trainers' guard.
 
-A fake that asked the product's ``StepGuard`` could not show that it is wrong.
+A fake that called the product's ``StepGuard`` could not show that the guard is wrong.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from offbeat.messages.fences import StepKey
 
 
 class StepKeys:
-    """The keys of one attempt that were answered, and the one that comes next."""
+    """The answered keys of one attempt, and the next key."""
 
     def __init__(self) -> None:
-        self._newest = 0  # attempt that was begun or aborted last
+        self._newest = 0  # newest attempt that was begun or aborted
         self._next: StepKey | None = None  # None: no step is open
         self._has_failed = False
         self._answered: dict[tuple[StepKey, str], Any] = {}
@@ -24,7 +24,7 @@ class StepKeys:
         return self._next is not None
 
     def once(self, key: StepKey, call: str, work: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any reply
-        """Return the answer that was given to this call, or run ``work`` if it is the next one."""
+        """Return the earlier answer to this call, or run ``work`` if the call is the next one."""
         if (key, call) in self._answered:
             return self._answered[key, call]
         refused, due = f"{call} {key}", self._next
@@ -46,7 +46,7 @@ class StepKeys:
         return answer
 
     def abort(self, key: StepKey) -> bool:
-        """Close the open attempt, unless ``key`` is of an older one; return whether there was one."""
+        """Close the open attempt, unless ``key`` is of an older one. Return whether it closed."""
         was_open = self.is_open and key.attempt >= self._newest
         if was_open or key.attempt > self._newest:
             self._newest, self._answered = key.attempt, {}

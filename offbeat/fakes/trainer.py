@@ -1,7 +1,7 @@
-"""A trainer without a model: the same calls and keys, synthetic numbers, a cost model.
+"""Trainer without a model: the same calls and keys, synthetic numbers, a cost model.
 
-All its replies follow from the groups that it received, in whatever order or chunks they arrived:
-two runs that trained the same groups in the same steps have the same digest.
+All its replies depend only on the groups that it received, not on their order or chunks. Two runs
+that trained the same groups in the same steps have the same digest.
 """
 
 import math
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
 FINISH_SHARE: Final = 0.1
-"""Share of a step's time that finish takes; the rest is spread evenly over its groups."""
+"""Share of a step's time spent in finish. The rest is spread evenly over its groups."""
 
 _UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
 _STATE_FILE: Final = "stub.json"
 
 
 class _State(msgspec.Struct, frozen=True):
-    """Saved state beside the counters: the digest represents weights and moments."""
+    """Saved state in addition to the counters. The digest represents weights and moments."""
 
     digest: str
 
@@ -67,8 +67,8 @@ class _OpenStep:
     # Digest of each group with its advantages
     digests: list[str] = field(default_factory=list[str])
     epochs: int = 1
-    trains_in_finish: bool = False  # with several optimizer steps, each needs groups of all chunks
-    held_s: float = 0.0  # time of the groups that finish is to train
+    trains_in_finish: bool = False  # several optimizer steps need the groups of all chunks
+    held_s: float = 0.0  # time of the groups that finish trains
     tokens: int = 0
     sequences: int = 0
     chunks: int = 0
@@ -76,7 +76,7 @@ class _OpenStep:
 
 
 class StubTrainer(TrainerBackend):
-    """Trainer whose only weights are the sixteen bytes of its digest."""
+    """Trainer with only sixteen bytes of weights: its digest."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class StubTrainer(TrainerBackend):
     def prepare_logprobs(
         self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
-        """Return the engine's own logprobs under the requested names, as if both agreed exactly."""
+        """Return the engine's logprobs under the requested names, as if both agreed exactly."""
         names = requested_columns(request)
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
@@ -217,7 +217,7 @@ def make_stub_rank(spec: TrainerSpec, peers: Peers) -> tuple[StubTrainer, StubSo
     if isinstance(config.algorithm.loss, CustomLossConfig):
         from offbeat.trainers.losses import load_losses  # noqa: PLC0415 -- torch
 
-        load_losses(spec)  # a dry run finds a broken one
+        load_losses(spec)  # so that a dry run finds a broken loss
     trainer = StubTrainer(
         config.stub,
         optimizer=config.trainer.optimizer,
