@@ -293,7 +293,7 @@ ROWS: Final[tuple[Row, ...]] = (
 
 
 class MetricReduction(enum.StrEnum):
-    """How the values within one step are reduced to one number."""
+    """Reduction of the values within one step to one number."""
 
     LAST = "last"  # the value at the end of the step
     MEAN = "mean"

@@ -138,7 +138,7 @@ class StepTimes:
     """
 
     def __init__(self, *together: str) -> None:
-        """``together`` lists categories with a sum that never falls, the late-reported one first."""
+        """``together`` lists categories. Their sum never falls; the late-reported one is first."""
         self._together = together
         self._given = dict[str, float]()
 

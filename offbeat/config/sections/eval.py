@@ -84,7 +84,7 @@ class EvalConfig(Config):
 
     @property
     def named_sets(self) -> dict[str, EvalSetConfig]:
-        """Return the sets by name, with prompts and samples filled in. ``path``'s set has no name."""
+        """Return the sets by name, with prompts and samples filled in; "" names ``path``'s set."""
         sets = self.sets or {"": EvalSetConfig(path=self.path, columns=self.columns)}
         return {
             name: each.model_copy(

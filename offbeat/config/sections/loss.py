@@ -56,7 +56,7 @@ class AnyLossConfig(Config):
 
     @property
     def teacher_path(self) -> str | None:
-        """Return the path of the teacher, or None. The trainer computes its logprobs before a step."""
+        """Return the teacher's path, or None. The trainer computes its logprobs before a step."""
         return None
 
     def find_clashes(self) -> Iterator[Clash]:
