@@ -208,7 +208,7 @@ def trainer_replicas(trainer: AnyTrainerConfig) -> int:
 
 
 def trainer_device(trainer: AnyTrainerConfig) -> str:
-    """Return the torch device of each rank, which is CPU for a stub without tensors."""
+    """Return the torch device of each rank; ``cpu`` for a stub, because it has no tensors."""
     return trainer.device if isinstance(trainer, ModelTrainerConfig) else "cpu"
 
 

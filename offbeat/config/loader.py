@@ -91,7 +91,7 @@ def load_recipe(
 def resolve_run_dir(config: RunConfig) -> Path:
     """Return the absolute run directory, with ``{name}`` filled in.
 
-    It is relative to the working directory.
+    A relative path in the recipe is resolved against the working directory.
     """
     return Path(config.run_dir.replace("{name}", config.name)).absolute()
 

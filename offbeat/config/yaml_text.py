@@ -85,7 +85,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _check_bounds(text: str, reader: "_Reader") -> None:
-    """Refuse an oversized document before any recursion into it."""
+    """Refuse a document that is too long or too deep, before any recursion into it."""
     if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
         raise reader.too_much(f"{size} bytes long; at most {MAX_TEXT_BYTES} are read")
     depth = 0

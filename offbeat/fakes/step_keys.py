@@ -46,7 +46,7 @@ class StepKeys:
         return answer
 
     def abort(self, key: StepKey) -> bool:
-        """Close the open attempt, unless ``key`` is of an older one. Return whether it closed."""
+        """Close the open attempt, unless ``key`` is of an older one. Return whether one closed."""
         was_open = self.is_open and key.attempt >= self._newest
         if was_open or key.attempt > self._newest:
             self._newest, self._answered = key.attempt, {}

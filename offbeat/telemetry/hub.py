@@ -30,7 +30,7 @@ class Telemetry:
     """Receives the metrics of each step; one thread per sink writes them.
 
     The sinks are independent: a sink that raises or blocks neither delays nor loses the records of
-    another. The first sink writes ``metrics.jsonl``. It receives every record first, and only its
+    another. The first sink writes ``metrics.jsonl``. It receives every record first, and its
     record is complete.
     """
 

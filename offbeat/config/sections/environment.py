@@ -299,7 +299,7 @@ class EnvironmentConfig(Config):
             )
 
 
-if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+if not TYPE_CHECKING:  # lets a type checker show that the core reads no plug-in section
     EnvironmentConfig = with_media(EnvironmentConfig)
 
 

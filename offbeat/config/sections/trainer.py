@@ -17,7 +17,7 @@ class TorchTrainerConfig(ModelTrainerConfig):
     """Training backend."""
 
 
-if not TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+if not TYPE_CHECKING:  # lets a type checker show that the core reads no plug-in section
     TorchTrainerConfig = with_parts(TorchTrainerConfig, "torch")
 
 
@@ -28,7 +28,7 @@ class StubTrainerConfig(AnyTrainerConfig):
     """Training backend."""
 
 
-if TYPE_CHECKING:  # the core reads no key of a plug-in, and a type checker shows that
+if TYPE_CHECKING:  # lets a type checker show that the core reads no plug-in key
     _Section = TorchTrainerConfig | StubTrainerConfig
 else:
     _Section = Union[(TorchTrainerConfig, *trainer_sections(), StubTrainerConfig)]

@@ -80,7 +80,7 @@ class _BeforeParts(AnyTrainerConfig):
     """Balance of experts, for models that have some (docs/moe.md)."""
 
 
-if TYPE_CHECKING:  # the core reads no section of a plug-in, and a type checker shows that
+if TYPE_CHECKING:  # lets a type checker show that the core reads no plug-in section
     _WithParts = _BeforeParts
 else:
     _WithParts = with_parts(_BeforeParts)

@@ -32,7 +32,7 @@ class WandbTracker(Tracker[WandbConfig]):
         )
 
     def check(self, section: WandbConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-        """Check that W&B is available if the recipe requests it; ``auto`` works without it."""
+        """Check that W&B is available if the recipe requests it. ``auto`` works without it."""
         mode = section.mode
         resolved = resolved_mode(section, environ)
         if resolved == "disabled":

@@ -41,7 +41,7 @@ class WatchedRuns:
     def __init__(
         self, root: Path, only: str | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Watch ``root``; ``only`` names the single run to show."""
+        """Watch ``root``. ``only`` names the single run to show."""
         self._root, self._only, self._clock = root, only, clock
         self._built = dict[str, _Built]()
         self._guard = threading.Lock()
@@ -91,7 +91,7 @@ class WatchedRuns:
         return tuple(_states(self.directory(name)))
 
     def data(self, name: str) -> str:
-        """Return the packed data of the run's page; create it again after a change.
+        """Return the packed data of the run's page. Create it again after a change.
 
         For any number of readers, one run is read once at a time, for at most a fifth of the time.
 
