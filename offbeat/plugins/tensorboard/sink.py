@@ -19,9 +19,9 @@ _FORMAT: Final = "brain.Event:2"
 class TensorBoardSink:
     """Writes the metrics of each step as scalars, under their names.
 
-    A file, and each stretch after a rewind, begins with a mark of its first step. TensorBoard then discards
-    the records of earlier files from that step on. An evaluation ends steps later, but its scores
-    are written at the scored version. A record is either complete in the file or missing.
+    A file, and each stretch after a rewind, begins with a mark of its first step. TensorBoard then
+    discards the records of earlier files from that step on. An evaluation ends steps later, but its
+    scores are written at the scored version. A record is either complete in the file or missing.
     """
 
     def __init__(self, folder: Path, *, per_version: int = 1) -> None:
