@@ -12,13 +12,13 @@ from offbeat.weight_sync.receiver import Target
 
 
 class LoadedWeights(Protocol):
-    """The weights of an engine as it loaded them."""
+    """Weights of an engine as it loaded them."""
 
     def make_target(self, epoch: int, manifest: Manifest) -> tuple[Target, Callable[[], ReadBack]]:
-        """Return the target of releases of one layout, and a function that reads back what it loaded.
+        """Return a target for releases of one layout, and a function that reads back its weights.
 
         Raises:
-            TransferRefused: The release belongs to another model than the engine loaded.
+            TransferRefused: The release belongs to a different model than the engine loaded.
         """
         ...
 
@@ -27,11 +27,11 @@ class ReleaseKind(Protocol):
     """Applies the releases of one kind, which ``Adapter.kind`` names."""
 
     def open_base(self, module: nn.Module, digest: str) -> LoadedWeights:
-        """Return the weights of a module, before any release replaced them.
+        """Return the weights of a module before any release replaces them.
 
         Args:
             module: Model of the engine.
-            digest: Digest of the files that it was loaded from.
+            digest: Digest of the files from which it was loaded.
         """
         ...
 
@@ -40,6 +40,6 @@ def find_release_kind(kind: str) -> ReleaseKind:
     """Return the plug-in that applies releases of a kind.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("ReleaseKind", find_plugin("release", kind))

@@ -1,4 +1,4 @@
-"""Runs blocking work in daemon threads, which do not keep the process from ending."""
+"""Runs blocking work in daemon threads, which do not keep the process alive."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def start_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Start work in a daemon thread; the future has its result or its error."""
+    """Start work in a daemon thread and return a future of its result or error."""
     outcome = Future[T]()
     outcome.set_running_or_notify_cancel()  # nobody can cancel it from here on
 
@@ -29,6 +29,6 @@ def start_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 async def in_thread(name: str, work: Callable[[], T]) -> T:
     """Run blocking work in a daemon thread and return its result.
 
-    If the caller is cancelled, the work runs to its end and its result is discarded.
+    If the caller is cancelled, the work still runs to its end and its result is discarded.
     """
     return await asyncio.wrap_future(start_in_thread(work, name))

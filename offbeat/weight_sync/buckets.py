@@ -1,8 +1,8 @@
-"""Buckets of a reshard: what travels as one message, who holds it and who gets it. Pure.
+"""Plans the buckets of a reshard: their regions, holders and receivers. Pure.
 
-A bucket is a chunk of the manifest that holds regions of tensors. All its regions have the same
-holders and the same senders, so that each rank packs the buckets that it holds, once, and any holder
-can send a bucket in the place of another: they agree on its digest.
+A bucket is sent as one message. It is a chunk of the manifest that holds regions of tensors. All
+its regions have the same holders and the same senders. So each rank packs each of its buckets once,
+and any holder can replace another as sender, because all holders agree on the digest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,14 +26,14 @@ NamedRegion = tuple[str, Region]
 
 
 class BucketRoute(msgspec.Struct, frozen=True, array_like=True):
-    """Ranks that hold a bucket, and which of them sends it to each receiver."""
+    """Ranks that hold a bucket, and its sender for each receiver."""
 
     holders: Ranks
     sender_by_receiver: tuple[tuple[int, int], ...]  # (receiver, sender)
 
 
 class BucketPlan(msgspec.Struct, frozen=True):
-    """Layout of a release in buckets, the same on every rank."""
+    """Layout of a release in buckets. It is the same on every rank."""
 
     manifest: Manifest  # without a seal
     routes: tuple[BucketRoute, ...]  # by bucket
@@ -68,7 +68,7 @@ def placement_of(held: Sequence[Sequence[NamedRegion]]) -> dict[str, Placement]:
 
 
 def whole_on_one(shapes: Iterable[Shape]) -> dict[Shape, Placement]:
-    """Return the placement of tensors that one receiver needs whole, by shape."""
+    """Return the placements for one receiver that needs whole tensors, by shape."""
     return {shape: Placement(((Region.whole(shape), (0,)),)) for shape in shapes}
 
 
@@ -78,16 +78,16 @@ def plan_buckets(
     bucket_bytes: int,
     needed: Mapping[str, Placement] | None = None,
 ) -> BucketPlan:
-    """Plan which rank sends which buckets.
+    """Plan which buckets each rank sends.
 
     Args:
         tensors: Every tensor of the release, in wire dtypes.
         held: Regions that each source rank holds.
-        bucket_bytes: Maximum size of a bucket; a row that is larger is a bucket of its own.
-        needed: Placement on the receivers by tensor; None: one receiver needs everything.
+        bucket_bytes: Maximum size of a bucket. A larger row forms a separate bucket.
+        needed: Placement on the receivers by tensor, or None if one receiver needs everything.
 
     Raises:
-        WeightsNotCovered: The ranks hold no such tensor, or not all of it.
+        WeightsNotCovered: The ranks hold only a part of a tensor, or nothing.
         PlanHasHole: A receiver needs a region that no rank holds.
     """
     sources = placement_of(held)
@@ -154,14 +154,14 @@ def _holders(source: Placement, region: Region) -> Ranks:
 def agreed_digests(
     by_rank: Sequence[Mapping[int, str]], names: Callable[[int], str]
 ) -> tuple[str, ...]:
-    """Return the digest of every bucket, on which all ranks that hold it agree.
+    """Return the digest of every bucket after checking that all its holders agree.
 
     Args:
         by_rank: Digests of the buckets that each rank holds, by bucket.
-        names: Returns the names of the tensors of a bucket, for the error.
+        names: Returns the names of a bucket's tensors for the error.
 
     Raises:
-        ReplicasDiverged: Two ranks hold the same weights with other values.
+        ReplicasDiverged: Two ranks hold different values of the same weights.
     """
     found = dict[int, tuple[int, str]]()
     for rank, digests in enumerate(by_rank):

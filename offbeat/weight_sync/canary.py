@@ -1,10 +1,10 @@
 """Canaries: check that an engine computes the same as the trainer from the same weights.
 
-Digests prove that every byte arrived. They do not prove that the bytes reached the module that
-computes: a head tied to an embedding may keep its old values, an adapter may never be applied, a
-loader may load a layer into the wrong place. So the trainer computes a few next-token distributions
-with the weights that it publishes, and an engine has to compute the same ones before it serves
-them. Pure: no torch.
+Digests prove that every byte arrived. They do not prove that the module computes with these bytes.
+A head tied to an embedding may keep its old values, an adapter may never be applied, and a loader
+may load a layer into the wrong place. So the trainer computes a few next-token distributions with
+the weights that it publishes. An engine must compute the same distributions before it serves the
+weights. Pure: no torch.
 
 Legend: P prompts, K tokens kept of each distribution.
 """
@@ -22,26 +22,27 @@ from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 
 PROMPTS: Final = 4
 PROMPT_TOKENS: Final = 8
-# Tokens kept of each distribution; an engine's greedy token is among the first few
+# Tokens kept of each distribution. An engine's greedy token is among the first few.
 KEPT: Final = 64
 TOLERANCE_FLOAT32: Final = 0.02  # nats
-# Nats: for one token's logprob, where kernels round bfloat16 differently
+# Nats of one token's logprob, if kernels round bfloat16 differently
 TOLERANCE_16_BIT: Final = 0.25
-# Nats, where kernels round activations to float8 too: SmolLM2-135M moved by up to 1.14 on 48 prompts
+# Nats, if kernels also round activations to float8. SmolLM2-135M moved by up to 1.14 on 48 prompts.
 TOLERANCE_8_BIT: Final = 1.5
 FLOOR_FACTOR: Final = 5.0
-"""Tolerance of later releases over the gap of an engine's first one, where that is more.
+"""Factor from an engine's first gap to its tolerance for later releases, if this raises it.
 
-Of a 550B mixture of experts, 0.06 nats with the weights of its files became 0.15 to 0.30 after a sync.
+A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, and of 0.15 to 0.30
+after a sync.
 """
 MOST_FACTOR: Final = 2.0
-"""Largest calibrated tolerance over the canary's own: a wrong engine must not raise it further."""
-# Nats that each token of an invented distribution is below its best one
+"""Bound of the calibrated tolerance over the canary's, so that a wrong engine cannot raise it."""
+# Nats by which each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
 
 def prompts(vocabulary: int, count: int = PROMPTS) -> tuple[tuple[int, ...], ...]:
-    """Return the fixed prompts: tokens spread over the vocabulary, equal in every run of a model."""
+    """Return the fixed prompts: tokens spread over the vocabulary, equal in all runs of a model."""
     rng = random.Random(vocabulary)
     return tuple(
         tuple(rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(count)
@@ -49,12 +50,12 @@ def prompts(vocabulary: int, count: int = PROMPTS) -> tuple[tuple[int, ...], ...
 
 
 def tolerance(*dtypes: str | None, rounds_activations: bool = False) -> float:
-    """Return the nats by which trainer and engine may differ in what they compute from equal weights.
+    """Return the nats by which trainer and engine may differ with equal weights.
 
     Args:
-        dtypes: Those that the weights pass through. Of float8 the trainer computes with the rounded
-            values, so that 16 bits of arithmetic are what is left.
-        rounds_activations: Whether the engine's kernels round to float8 what they multiply with them.
+        dtypes: Dtypes that the weights pass through. With float8 the trainer computes with the
+            rounded values, so only the rounding of 16-bit arithmetic remains.
+        rounds_activations: Whether the engine's kernels round activations to float8.
     """
     narrowest = narrowest_bytes(*dtypes)
     if narrowest == 1 and rounds_activations:
@@ -63,11 +64,11 @@ def tolerance(*dtypes: str | None, rounds_activations: bool = False) -> float:
 
 
 def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
-    """Return the nats between an engine's answer and the trainer's distribution; infinite for NaN.
+    """Return the nats between an engine's answer and the trainer's distribution, infinite for NaN.
 
-    A distance ``e`` between the two distributions shows as up to ``e`` in the token's logprob, and
-    as up to ``2 e`` between the trainer's best token and the engine's. A token that the trainer did
-    not keep counts as its last one.
+    A distance ``e`` between the two distributions changes the token's logprob by up to ``e``. It
+    shows as up to ``2 e`` between the trainer's best token and the engine's. A token that the
+    trainer did not keep counts as the last kept token.
     """
     tokens, logprobs = canary.tokens[place], canary.logprobs[place]
     logprob = logprobs[tokens.index(answer.token) if answer.token in tokens else -1]
@@ -76,9 +77,9 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
 
 
 class CanaryChecks:
-    """The canary checks of one engine process, calibrated by the first of them.
+    """Canary checks of one engine process, calibrated by its first check.
 
-    Trainer and engine have the same weights then, so their gap is the rounding of their kernels.
+    At the first check trainer and engine have the same weights, so the gap is kernel rounding.
     """
 
     def __init__(self, engine: str) -> None:
@@ -119,7 +120,7 @@ def check(
     version: int,
     tolerance: float | None = None,
 ) -> float:
-    """Return the largest gap over the prompts, in nats; ``tolerance`` replaces the canary's.
+    """Return the largest gap over the prompts in nats. ``tolerance`` replaces the canary's.
 
     Raises:
         CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
@@ -150,6 +151,6 @@ def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[floa
 
 
 def invented_answers(digest: str) -> list[CanaryAnswer]:
-    """Return the answers of an engine without a model that has the weights with this digest."""
+    """Return the canary answers of a stub engine whose weights have this digest."""
     tokens, logprobs = invented(digest)
     return [CanaryAnswer(ids[0], values[0]) for ids, values in zip(tokens, logprobs, strict=True)]

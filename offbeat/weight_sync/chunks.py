@@ -1,12 +1,12 @@
 """Chunks: the units in which the weights of a model are packed, sent, checked and applied.
 
-Metadata, sender, receiver and tests all use ``walk``; there is no second definition of the layout.
+Metadata, sender, receiver and tests all use ``walk``. It is the only definition of the layout.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types. Its calls on lists of tensors have private names,
-# which it exports without declaring it.
+# which torch exports without a declaration.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ from offbeat.weight_sync.wire_format import wire_metas, wire_tensors
 from offbeat.weight_sync.wire_format_plugin import UnconvertibleWeights
 
 BucketMemory = Bytes | Tensor
-"""Bytes of a chunk: an array, or a one-dimensional tensor of uint8, which may lie on a device."""
+"""Bytes of a chunk: an array, or a one-dimensional uint8 tensor, which may be on a device."""
 
 
 class ChunkSlice(NamedTuple):
-    """Adjacent tensors of one dtype in a chunk, cut by one call: a call per tensor adds up."""
+    """Adjacent tensors of one dtype in a chunk. One call cuts all of them, which saves time."""
 
     dtype: torch.dtype
     start: int  # bytes from the start of the chunk
@@ -51,7 +51,7 @@ class ChunkSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightChunk:
-    """One chunk of a manifest, without its content. Its layout is computed once and cached."""
+    """Chunk of a manifest, without its content. The layout is computed once and cached."""
 
     index: int
     nbytes: int
@@ -92,7 +92,7 @@ def walk(manifest: Manifest) -> Iterator[WeightChunk]:
 
 
 class ReleasePart(NamedTuple):
-    """A tensor of a release, or a region of one, as ``walk`` names it."""
+    """Tensor or region of a release, as ``walk`` names it."""
 
     name: str
     tensor: str
@@ -101,7 +101,7 @@ class ReleasePart(NamedTuple):
 
 
 def parts_of(manifest: Manifest) -> Iterator[ReleasePart]:
-    """Yield what the chunks of a release consist of, chunk by chunk, in order."""
+    """Yield the parts of a release, chunk by chunk, in order."""
     for piece in manifest.pieces:
         spec = _piece(manifest, piece)
         yield ReleasePart(spec.name, manifest.tensors[piece.tensor].name, piece.region, spec.chunk)
@@ -110,19 +110,19 @@ def parts_of(manifest: Manifest) -> Iterator[ReleasePart]:
 
 
 def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:
-    """Return a region as a tensor of its own, named after it: ``w[0:2, 0:4]``."""
+    """Return a region as a separate tensor, named after the region: ``w[0:2, 0:4]``."""
     whole = manifest.tensors[piece.tensor]
     name, shape = f"{whole.name}{piece.region}", piece.region.shape
     return TensorSpec(name, shape, whole.dtype, piece.chunk, piece.offset, whole.source_dtype)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory as [nbytes] uint8; a copy only if it is strided."""
+    """Return the tensor's memory as [nbytes] uint8. It is a copy only if the tensor is strided."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def hash_tensors(chunk: WeightChunk, tensors: Mapping[str, Tensor]) -> str:
-    """Return the digest of the chunk that ``pack`` returns, without memory for the whole chunk."""
+    """Return the digest that ``pack`` returns, without memory for the whole chunk."""
     digest, end = xxhash.xxh3_128(), 0
     for spec in chunk.specs:
         digest.update(bytes(spec.offset - end))
@@ -134,12 +134,12 @@ def hash_tensors(chunk: WeightChunk, tensors: Mapping[str, Tensor]) -> str:
 
 
 def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) -> str:
-    """Copy the chunk's tensors into ``into``, in their wire dtypes; return its digest.
+    """Copy the chunk's tensors into ``into`` in their wire dtypes and return its digest.
 
     Args:
         chunk: Layout of the chunk.
-        tensors: Tensors by name; on any device, strided or not, in any dtype that converts to the
-            wire dtype.
+        tensors: Tensors by name, on any device, strided or not. Each dtype must convert to the wire
+            dtype.
         into: ``chunk.nbytes`` bytes. All are written, the gaps with zeros.
     """
     flat, views, last = _as_tensor(into), list[Tensor](), 0
@@ -157,7 +157,7 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) 
 def tensor_views(chunk: WeightChunk, data: BucketMemory) -> list[tuple[str, Tensor]]:
     """Return the chunk's tensors by name, as views of its bytes, in order.
 
-    The views keep the memory alive, and must not be written where ``data`` is read-only.
+    The views keep the memory alive. They must not be written if ``data`` is read-only.
     """
     flat = _as_tensor(data)
     views = [view for run in chunk.runs for view in _shaped(_pieces(flat, run), run)]
@@ -177,7 +177,7 @@ def _run(specs: list[TensorSpec]) -> ChunkSlice:
 
 
 def _pieces(flat: Tensor, run: ChunkSlice) -> list[Tensor]:
-    """Split into the tensors and the gaps after them, alternating, all one-dimensional."""
+    """Split bytes into one-dimensional tensors, alternating with the gaps after them."""
     return list(flat[run.start : run.end].view(run.dtype).split(run.cuts))
 
 
@@ -198,16 +198,16 @@ class _Alias:
 
 
 def _as_tensor(data: BucketMemory) -> Tensor:
-    """Return a tensor that shares the memory; torch would warn about a read-only array."""
+    """Return a tensor that shares the memory, without torch's warning about read-only arrays."""
     if isinstance(data, Tensor):
         return data
     return torch.from_numpy(data if data.flags.writeable else np.asarray(_Alias(data)))
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers in a fixed order; tied ones once, under their first name.
+    """Yield parameters and persistent buffers in a fixed order, tied ones once by their first name.
 
-    Two names are tied if they are the same elements of the same memory, in the same type.
+    Two names are tied if they have the same elements of the same memory, in the same dtype.
     """
     state = module.state_dict(keep_vars=True)
     for name in _first_names(state):
@@ -215,7 +215,7 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tied_names(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each weight, by its name in ``named_weights`` and in the same order."""
+    """Return all names of each weight, by its name in ``named_weights`` and in its order."""
     return _first_names(module.state_dict(keep_vars=True))
 
 
@@ -233,15 +233,15 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return a tensor's dtype as it is spelled in manifests."""
+    """Return a tensor's dtype as manifests spell it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 class GatheredSource:
-    """Packs the weights of a model, which may be spread over several ranks, one chunk at a time.
+    """Packs the weights of a model, which may be sharded over several ranks, one chunk at a time.
 
-    Rank 0 iterates over ``chunks`` while all others ``take_part``. The manifest is created once:
-    names, shapes and dtypes do not change during a run.
+    Rank 0 iterates over ``chunks`` while the other ranks call ``take_part``. The manifest is
+    created once, because names, shapes and dtypes do not change during a run.
     """
 
     def __init__(
@@ -256,10 +256,10 @@ class GatheredSource:
 
         Args:
             metas: Name, shape and dtype of every weight, in the order of ``named``.
-            named: Iterates over the whole weights, on all ranks together.
+            named: Iterates over the whole weights. All ranks iterate together.
             chunk_bytes: Maximum size of a chunk.
             policy: Wire formats of the tensors.
-            adapter: How the tensors are applied, if they are adapters alone.
+            adapter: How engines apply the tensors, if they are only adapters.
 
         Raises:
             OffbeatError: Tensors cannot be converted to these formats.
@@ -271,10 +271,10 @@ class GatheredSource:
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        """Yield each chunk's bytes with their digest: a snapshot, taken when the chunk is drawn.
+        """Yield each chunk's bytes and digest. A chunk is a snapshot of the moment it is yielded.
 
         Args:
-            room: ``(chunk index, bytes)`` -> memory to pack it into; new memory by default.
+            room: ``(chunk index, bytes)`` -> memory for the packed chunk. By default new memory.
 
         Raises:
             UnconvertibleWeights: The wire format cannot represent a matrix.
@@ -285,25 +285,25 @@ class GatheredSource:
             try:
                 tensors = dict(next(weights) for _ in chunk.specs)
             except UnconvertibleWeights:
-                for _ in gathered:  # the other ranks take part to the end
+                for _ in gathered:  # the other ranks iterate to the end
                     pass
                 raise
             into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
             digest = pack(chunk, tensors, into)
-            del tensors  # before the next ones are gathered: each may be a fused matrix of GiB
+            del tensors  # free them before the next gather: each may be a fused matrix of GiB
             yield into, digest
 
     def digests(self) -> Iterator[str]:
         """Yield the digest of each chunk as ``chunks`` does, without packing it.
 
-        Tensors in main memory are hashed where they are; of others, one at a time is copied.
+        Tensors in main memory are hashed in place. Others are copied one at a time.
         """
         weights = wire_tensors(self._named(), self._policy)
         for chunk in self._chunks:
             yield hash_tensors(chunk, dict(next(weights) for _ in chunk.specs))
 
     def take_part(self) -> None:
-        """Take part in the gathering while rank 0 iterates over all chunks."""
+        """Join the gathering while rank 0 iterates over all chunks."""
         for _ in self._named():
             pass
 

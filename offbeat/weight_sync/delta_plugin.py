@@ -1,10 +1,10 @@
-"""Interface of the plug-in that sends a release by what it changes, its *delta*, for ``sync.delta``.
+"""Interface of the plug-in of ``sync.delta``, which sends only a release's changes, its *delta*.
 
-    trainer rank  packs each release with its changes since the one before, the *base*
-    engine        keeps the release that it serves, and rebuilds the next one from its changes
+    trainer rank  packs each release with its changes since the previous one, the *base*
+    engine        keeps the served release and rebuilds the next one from the changes
 
 Without ``sync.delta`` a rank packs with ``FullPacker``, and an engine keeps ``NoBase``. A plug-in
-imports this module when the models of a recipe are checked, so it imports no arrays.
+imports this module while a recipe's models are checked, so this module imports no arrays.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BucketChange(msgspec.Struct, frozen=True, array_like=True):
-    """Encoded changes of one bucket, as ranks describe them to each other."""
+    """Description of one bucket's encoded changes, exchanged between ranks."""
 
     digest: str
     nbytes: int
@@ -35,15 +35,15 @@ class BucketChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardChanges(msgspec.Struct, frozen=True):
-    """Changes of the buckets of one rank, as it describes them to the others."""
+    """Description of one rank's changed buckets, exchanged between ranks."""
 
-    base: str = ""  # digest of the release that they apply to; empty: this rank has none
+    base: str = ""  # digest of the release that they change; empty if this rank has none
     buckets: Mapping[int, BucketChange] = {}
     is_too_large: bool = False  # they exceed the largest delta, so not all were encoded
 
 
 class PackedShard(NamedTuple):
-    """The buckets of one rank, and what they change of its base."""
+    """Buckets of one rank, and their changes since its base."""
 
     buckets: "list[PackedBucket]"
     parts: "dict[int, Bytes]"  # encoded changes by bucket
@@ -54,7 +54,7 @@ class ReleasePacker(Protocol):
     """Packs the releases of one rank, one after the other."""
 
     def pack(self, source: "ShardSource", room: "BucketRoom") -> PackedShard:
-        """Pack a release into the arrays ``room(bucket, bytes)``. A failure leaves no base."""
+        """Pack a release into the arrays ``room(bucket, bytes)``. A failure discards the base."""
         ...
 
     def agree(
@@ -65,16 +65,18 @@ class ReleasePacker(Protocol):
         names: Callable[[int], str],
         /,
     ) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta of all ranks, without handles, or why there is none. The same on every rank.
+        """Return the delta of all ranks without handles, or the reason for a full release.
+
+        The result is the same on every rank.
 
         Args:
             by_rank: Changes of each rank's buckets.
             release: Manifest of the release that the delta makes.
             digest: Digest of that release.
-            names: Returns the names of the tensors of a bucket, for the error.
+            names: Returns the names of a bucket's tensors for the error.
 
         Raises:
-            ReplicasDiverged: Two ranks have other changes of the same bucket.
+            ReplicasDiverged: Two ranks have different changes of the same bucket.
         """
         ...
 
@@ -84,12 +86,12 @@ class ReleasePacker(Protocol):
         Args:
             digest: Digest of the release that all ranks have published.
             layout: Digest of its plan.
-            buckets: What this rank holds of it.
+            buckets: Buckets that this rank holds.
         """
         ...
 
     def forget(self) -> None:
-        """Forget the base: the next release has no delta."""
+        """Forget the base, so that the next release has no delta."""
         ...
 
 
@@ -100,7 +102,7 @@ class FullPacker:
         return PackedShard(list(source.packed(room)), {}, ShardChanges())
 
     def agree(self, *_: object) -> tuple[None, None]:
-        """Return no delta, and no reason: none was requested."""
+        """Return neither delta nor reason, because no delta was requested."""
         return None, None
 
     def published(self, digest: str, layout: str, buckets: "Mapping[int, BucketMemory]") -> None:
@@ -111,29 +113,29 @@ class FullPacker:
 
 
 class CheckedBase(Protocol):
-    """Release that a delta applies to, as an engine keeps it."""
+    """Kept release to which an engine applies a delta."""
 
     def rebuild(
         self, epoch: int, release: WeightRelease, delta: WeightDelta, parts: "tuple[Bytes, ...]"
     ) -> "tuple[Bytes, ...]":
-        """Verify the chunks of a delta, and return those of its release. Blocks.
+        """Verify the chunks of a delta and return the chunks of its release. Blocks.
 
         Raises:
-            TransferRefused: A part is missing or another one, or the base has another layout.
+            TransferRefused: A part is missing or wrong, or the base has another layout.
         """
         ...
 
 
 class KeptRelease(Protocol):
-    """The release that an engine serves, kept so that a delta can be applied to it."""
+    """Served release of an engine, kept as the base of deltas."""
 
     def check(self, version: int, base: str, served: str | None) -> CheckedBase:
         """Return the base of a delta.
 
         Args:
             version: Version that the delta makes.
-            base: Digest of the release that the delta was made against.
-            served: Digest of the release that the engine serves; None: none of this run.
+            base: Digest of the release to which the delta applies.
+            served: Digest of the served release, or None if it is not of this run.
 
         Raises:
             BaseRefused: The engine serves another release, or has not kept it.
@@ -141,14 +143,14 @@ class KeptRelease(Protocol):
         ...
 
     def serves(self, digest: str, manifest: "Manifest", chunks: "tuple[Bytes, ...]") -> None:
-        """Keep the chunks of the release that the engine serves from now on.
+        """Keep the chunks of the release that the engine starts to serve.
 
-        None, where its workers keep theirs, and rebuild them.
+        ``chunks`` is empty if the engine's workers keep and rebuild their own chunks.
         """
         ...
 
     def forget(self) -> None:
-        """Forget the release: the next delta is refused."""
+        """Forget the release, so that the next delta is refused."""
         ...
 
 
@@ -169,10 +171,10 @@ class NoBase:
 
 
 class DeltaPlugin(ABC):
-    """Makes the deltas of trainer ranks, and applies them in engines."""
+    """Makes deltas in trainer ranks and applies them in engines."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together with deltas."""
+        """Yield settings that do not work with deltas."""
         del config
         yield from ()
 
@@ -183,11 +185,11 @@ class DeltaPlugin(ABC):
 
     @abstractmethod
     def make_packer(self) -> ReleasePacker:
-        """Return what packs the releases of a trainer rank with their deltas."""
+        """Return a packer of a trainer rank's releases and deltas."""
 
     @abstractmethod
     def keep_release(self, engine: str) -> KeptRelease:
-        """Return what keeps the release that an engine serves; at first there is none."""
+        """Return the keeper of an engine's served release, empty at first."""
 
     @abstractmethod
     def rebuild_buckets(
@@ -198,17 +200,17 @@ class DeltaPlugin(ABC):
         base: "Sequence[BucketMemory]",
         parts: "Sequence[BucketMemory]",
     ) -> "tuple[Bytes, ...]":
-        """Return some buckets of a release, verified, from those of its base and their changes.
+        """Rebuild and verify some buckets of a release from its base and the changes.
 
         Args:
             epoch: Epoch of the transfer.
-            release: Its sealed manifest.
-            buckets: Which of its buckets.
-            base: These buckets of the base; they are not changed.
-            parts: Their changes, verified.
+            release: Sealed manifest of the release.
+            buckets: Indices of the buckets to rebuild.
+            base: These buckets of the base. They are not changed.
+            parts: Verified changes of these buckets.
 
         Raises:
-            TransferRefused: The changes are not of these buckets: what they make is not of the release.
+            TransferRefused: The changes belong to other buckets: the result is not in the release.
         """
 
 
@@ -216,24 +218,24 @@ def find_delta() -> DeltaPlugin:
     """Return the plug-in of deltas.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("DeltaPlugin", find_only("release_form"))
 
 
 def make_packer(*, delta: bool) -> ReleasePacker:
-    """Return what packs the releases of a trainer rank, with deltas or without.
+    """Return a packer of a trainer rank's releases, with deltas or without.
 
     Raises:
-        PluginUnusable: There are to be deltas, and no package brings them, or its import fails.
+        PluginUnusable: Deltas are requested, but no package provides them or its import fails.
     """
     return find_delta().make_packer() if delta else FullPacker()
 
 
 def keep_release(engine: str, *, delta: bool) -> KeptRelease:
-    """Return what keeps the release that an engine serves, or keeps none without deltas.
+    """Return the keeper of an engine's served release. Without deltas it keeps nothing.
 
     Raises:
-        PluginUnusable: There are to be deltas, and no package brings them, or its import fails.
+        PluginUnusable: Deltas are requested, but no package provides them or its import fails.
     """
     return find_delta().keep_release(engine) if delta else NoBase(engine)

@@ -1,8 +1,8 @@
 """Wire dtypes of tensors. Pure.
 
-Generators often serve 16-bit copies of weights that the trainer keeps in 32 bits: the sender rounds
-them once. Some tensors do not tolerate that. A router's correction bias of size 25 to 57 has values
-7e-4 apart where bfloat16 has steps of 0.125: experts would be chosen by rounding.
+Generators often serve 16-bit copies of weights that the trainer keeps in 32 bits. The sender rounds
+them once. Some tensors do not tolerate this rounding. A router's correction bias of size 25 to 57
+has values 7e-4 apart, but bfloat16 has steps of 0.125 there: rounding would choose the experts.
 """
 
 from typing import Final, Protocol, cast
@@ -16,7 +16,7 @@ ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "flo
                    "float8_e5m2": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
                    "bool": 1}  # fmt: skip
 _ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
-SCALE_SUFFIX: Final = "_scale_inv"  # after the name of a matrix: its scales
+SCALE_SUFFIX: Final = "_scale_inv"  # a matrix's name with this suffix names its scales
 # Names of router biases: DeepSeek and GLM; LFM2, Trinity and Ling; Step
 PRESERVED: Final = ("e_score_correction_bias", "expert_bias", "router_bias")
 
@@ -27,7 +27,7 @@ class _WireFormat(Protocol):
 
 
 def wire_dtypes(model_dtype: str, sync: BaseSyncConfig) -> tuple[str | None, ...]:
-    """Return the dtypes that weights pass through on their way to what engines compute with."""
+    """Return the dtypes that weights pass through before engines compute with them."""
     if sync.quantize is None:
         return model_dtype, sync.wire_dtype
     wire_format = cast("_WireFormat", find_plugin("wire_format", sync.quantize))
@@ -38,7 +38,7 @@ def narrowest_bytes(*dtypes: str | None) -> int:
     """Return the element size of the narrowest of these dtypes, which determines the rounding.
 
     Args:
-        dtypes: Names without ``torch.``; None means the dtype of the others.
+        dtypes: Names without ``torch.``. None means the same dtype as the others.
 
     Raises:
         KeyError: A dtype that is not in ``ITEMSIZE``.

@@ -1,10 +1,10 @@
-"""Layout of an engine of several ranks, as its own loader was recorded, and what it needs of a release. Pure.
+"""Layout of an engine's ranks, recorded from its own loader, and the buckets they need. Pure.
 
-Source ranks plan by it, so that each bucket holds what the same engine ranks need. An engine rank
-selects its buckets by its own regions and not by the plan: it gets all that it needs of any release,
-and of one that is planned for its layout nothing else.
+Source ranks plan by this layout, so that all regions of a bucket go to the same engine ranks. An
+engine rank selects its buckets by its own regions, not by the plan. So it receives everything it
+needs from any release, and nothing else from a release that is planned for its layout.
 
-The layout of a run's engines as a file of its run directory, for plans beside the run.
+Also writes the layout of a run's engines to the run directory, for plans made outside the run.
 """
 
 import os
@@ -22,24 +22,24 @@ from offbeat.weight_sync.manifest import Manifest, TensorMeta
 from offbeat.weight_sync.region import Placement, Region, union_elements
 
 Needs = Mapping[str, Sequence[Region]]
-"""Regions that one rank needs, by tensor. A tensor that is not named is needed whole."""
+"""Regions that one rank needs, by tensor. A tensor that is not listed is needed whole."""
 
 
 class EngineLayout(msgspec.Struct, frozen=True):
     """Regions of a checkpoint that each rank of an engine loads."""
 
-    tensors: tuple[str, ...]  # of the checkpoint; of another tensor every rank needs everything
+    tensors: tuple[str, ...]  # of the checkpoint; every rank needs any other tensor whole
     ranks: tuple[tuple[NamedRegion, ...], ...]
 
     def needs(self, rank: int) -> Needs:
-        """Return what a rank needs; nothing of a tensor that its loader skips."""
+        """Return the regions that a rank needs, none for a tensor that its loader skips."""
         return needs_of(self.tensors, self.ranks[rank])
 
     def placement(self, tensors: Iterable[TensorMeta]) -> dict[str, Placement]:
-        """Return where the tensors of a release are needed.
+        """Return which ranks need which regions of a release's tensors.
 
-        A tensor whose regions do not fit its shape is needed whole by every rank: engines refuse it
-        by name and shape, as on other transports.
+        If a tensor's regions do not fit its shape, every rank needs it whole. Engines then refuse
+        it by name and shape, as on other transports.
         """
         recorded, known = placement_of(self.ranks), frozenset(self.tensors)
         everybody, nobody = tuple(range(len(self.ranks))), Placement(())
@@ -56,7 +56,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
 
 
 def needs_of(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
-    """Return what a rank needs of these tensors, given its regions of them."""
+    """Return a rank's needs for these tensors, given its regions of them."""
     found = {name: list[Region]() for name in tensors}
     for name, region in regions:
         found[name].append(region)
@@ -64,10 +64,10 @@ def needs_of(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
 
 
 def needed_buckets(epoch: int, manifest: Manifest, needs: Needs) -> tuple[int, ...]:
-    """Return the buckets that hold anything of what a rank needs, in rising order.
+    """Return the buckets that hold any region that a rank needs, in rising order.
 
     Raises:
-        TransferRefused: The release has no such tensor, or does not hold all that is needed of it.
+        TransferRefused: The release lacks a needed tensor, or a needed region of it.
     """
     pieces = defaultdict[int, list[tuple[int, Region]]](list)
     for piece in manifest.pieces:
@@ -98,7 +98,7 @@ LAYOUT_FILE: Final = "engine_layout.msgpack"
 
 
 class NoRecordedLayout(OffbeatError):
-    """A path that holds no layout of engines."""
+    """Path without a layout of engines."""
 
     path: str
     problem: str
@@ -111,7 +111,7 @@ class NoRecordedLayout(OffbeatError):
 
 
 def write_layout(layout: EngineLayout, run_dir: Path) -> None:
-    """Write the layout of one engine, which is that of all; the last that writes stays.
+    """Write the layout of one engine, which all engines share. The last write wins.
 
     Raises:
         OSError: The disk cannot write.
@@ -122,10 +122,10 @@ def write_layout(layout: EngineLayout, run_dir: Path) -> None:
 
 
 def read_layout(path: Path) -> EngineLayout:
-    """Read the layout in a run directory, or in a file.
+    """Read a layout from a run directory or a file.
 
     Raises:
-        NoRecordedLayout: There is none, or the file is something else.
+        NoRecordedLayout: No layout is found, or the file contains something else.
     """
     file = path / LAYOUT_FILE if path.is_dir() else path
     try:

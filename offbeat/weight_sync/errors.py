@@ -1,4 +1,4 @@
-"""Errors of weight transfers, which name the tensor, the chunk or the process."""
+"""Errors of weight transfers. They name the tensor, the chunk or the process."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ _NAMED = 5  # tensor names listed in a message
 
 
 class TransferRefused(OffbeatError):
-    """A transfer that does not match the weights, or did not arrive as it was sent."""
+    """Transfer that does not match the weights, or was altered on its way."""
 
     epoch: int
     what: str
@@ -20,7 +20,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """A transfer that lacks tensors of the receiver, or has unknown ones."""
+    """Transfer that lacks tensors of the receiver, or has unknown tensors."""
 
     def __init__(self, epoch: int, missing: tuple[str, ...], unknown: tuple[str, ...]) -> None:
         super().__init__(epoch, "coverage", "", "")
@@ -40,9 +40,9 @@ class CoverageRefused(TransferRefused):
 
 
 class TransferFailed(OffbeatError):
-    """A transfer that could not continue: a peer ended, hangs, or stopped.
+    """Transfer that could not continue because a peer ended, hangs, or stopped.
 
-    ``at`` is the next chunk; the chunks before it are verified, and none of them is committed.
+    ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
     """
 
     epoch: int
@@ -54,11 +54,11 @@ class TransferFailed(OffbeatError):
 
 
 class SenderGone(TransferFailed):
-    """A transfer whose sender has ended, or sends another release: nobody sends this one any more."""
+    """Transfer that no process sends any more: its sender ended, or sends another release."""
 
 
 class IllegalTransactionMove(OffbeatError):
-    """A call that the state of a replica's transaction does not allow: a bug of the caller."""
+    """Call that the state of a replica's transaction does not allow: a bug of the caller."""
 
     replica: str
     call: str
@@ -70,7 +70,7 @@ class IllegalTransactionMove(OffbeatError):
 
 
 class WeightsNotCovered(OffbeatError):
-    """A tensor of a release that the trainer's ranks do not hold completely."""
+    """Tensor of a release that the trainer's ranks do not hold completely."""
 
     tensor: str
     missing: int  # elements
@@ -84,7 +84,7 @@ class WeightsNotCovered(OffbeatError):
 
 
 class ReplicasDiverged(OffbeatError):
-    """Trainer ranks that hold the same weights, and hold other values."""
+    """Trainer ranks that hold different values of the same weights."""
 
     tensors: str
     ranks: tuple[int, ...]
@@ -100,7 +100,7 @@ class ReplicasDiverged(OffbeatError):
 
 
 class PlansDiffer(OffbeatError):
-    """Trainer ranks that would send by different plans."""
+    """Trainer ranks whose transfer plans differ."""
 
     ranks: tuple[int, ...]
     digests: tuple[str, ...]
@@ -115,7 +115,7 @@ class PlansDiffer(OffbeatError):
 
 
 class PlanHasHole(OffbeatError):
-    """A region that a receiver needs and no sender holds."""
+    """Region that a receiver needs but no sender holds."""
 
     tensor: str
     region: str  # as in [0:128, 0:64]
@@ -129,19 +129,19 @@ class PlanHasHole(OffbeatError):
 
 
 class LayoutRefused(OffbeatError):
-    """Parallel sizes that do not go together, or do not divide a model."""
+    """Parallel sizes that contradict each other, or do not divide a model."""
 
     what: str
     got: str
     want: str
-    where: str = ""  # senders or receivers, and the tensor; empty: known to the caller
+    where: str = ""  # senders or receivers, and the tensor; empty if the caller knows it
 
     def of(self, where: str) -> "LayoutRefused":
-        """Return this error with the side, or the tensor, that is at fault."""
+        """Return this error with the name of the faulty side or tensor."""
         return LayoutRefused(self.what, self.got, self.want, where)
 
     def named(self, keys: Mapping[str, str]) -> "LayoutRefused":
-        """Return this error with the name of the size as its reader sets it."""
+        """Return this error with the size named by the key that the user sets."""
         return LayoutRefused(keys.get(self.what, self.what), self.got, self.want, self.where)
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class LayoutRefused(OffbeatError):
 
 
 class LayoutNotRecorded(OffbeatError):
-    """A loader whose writes into a parameter do not form a layout."""
+    """Loader whose writes into a parameter do not form a layout."""
 
     parameter: str
     problem: str

@@ -1,8 +1,8 @@
 """Comparison of weights by tensor and region: bit by bit, or by digests of regions.
 
-Two processes that do not share memory compare fingerprints, which name the first region of about a
-megabyte that differs. With both tensors at hand, the smallest box around all differing elements is
-found. Equal means equal bits: a NaN equals itself, and 0.0 differs from -0.0.
+Two processes that do not share memory compare fingerprints. These name the first region of about a
+megabyte that differs. If both tensors are in one process, the comparison finds the smallest box
+around all differing elements. Equal means equal bits: a NaN equals itself, 0.0 differs from -0.0.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReadBack(NamedTuple):
-    """The weights that an engine serves, under the names of its release."""
+    """Weights that an engine serves, under the names of its release."""
 
     tensors: Mapping[str, Tensor]
     differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
@@ -46,7 +46,7 @@ class PackedWeights(NamedTuple):
 
 
 def fingerprint_release(manifest: Manifest, tensors: Mapping[str, Tensor]) -> PackedWeights:
-    """Pack tensors like a release; return the digests of chunks and tensors.
+    """Pack tensors like a release and return the digests of chunks and tensors.
 
     Raises:
         KeyError: A tensor is missing.
@@ -63,14 +63,14 @@ def fingerprint_release(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Pa
 def fingerprint_chunk(
     chunk: WeightChunk, tensors: Mapping[str, Tensor]
 ) -> tuple[str, list[TensorFingerprint]]:
-    """Pack a chunk like a sender; return its digest and the fingerprints of its tensors."""
+    """Pack a chunk like a sender. Return its digest and the fingerprints of its tensors."""
     into = np.empty(chunk.nbytes, np.uint8)
     digest = pack(chunk, tensors, into)
     return digest, [fingerprint(name, view) for name, view in tensor_views(chunk, into)]
 
 
 def fingerprint(name: str, tensor: Tensor) -> TensorFingerprint:
-    """Return the fingerprint of a tensor, on whatever device it is."""
+    """Return the fingerprint of a tensor on any device."""
     shape, dtype = tuple(tensor.shape), dtype_name(tensor)
     data = as_bytes(tensor.detach().cpu()).numpy()
     digests, start = list[str](), 0
@@ -86,7 +86,7 @@ def fingerprint_difference(
 ) -> TensorDifference | None:
     """Return the first region in which two fingerprints differ, or None.
 
-    ``of``: the tensor that they are a region of, and that region; None: they are of a whole tensor.
+    ``of``: name and region of the fingerprinted tensor, or None if it is a whole tensor.
     """
     tensor, origin = (want.name, Region.whole(want.shape)) if of is None else (of[0], of[1])
     if problem := _differing_form((want.shape, want.dtype), (got.shape, got.dtype)):
@@ -106,9 +106,9 @@ def fingerprint_difference(
 def tensor_difference(
     name: str, want: Tensor, got: Tensor, origin: tuple[int, ...] | None = None
 ) -> TensorDifference | None:
-    """Return the smallest box around all elements whose bits differ, or None if there are none.
+    """Return the smallest box around all elements whose bits differ, or None if all are equal.
 
-    ``origin``: where the values begin in the tensor; None: they are all of it.
+    ``origin``: start of the values in the tensor, or None if they are the whole tensor.
     """
     forms = ((tuple(each.shape), dtype_name(each)) for each in (want, got))
     if problem := _differing_form(*forms):

@@ -1,10 +1,9 @@
 """Parallel sizes of one side of a sync, and the ranks of each coordinate. Pure.
 
-Ranks are numbered as megatron-core numbers them: tensor-parallel neighbours first, then context,
-data and pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
-expert-tensor first, then expert, then the copies. With ``expert_tensor`` 1 a rank is one of several
-tensor-parallel ranks and one of several expert ranks at once, so neither numbering is a product of
-the other.
+Ranks are numbered as in megatron-core: tensor-parallel neighbours first, then context, data and
+pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
+expert-tensor first, then expert, then the copies. With ``expert_tensor`` 1 a rank belongs to both a
+tensor-parallel group and an expert group, so neither numbering is a product of the other.
 """
 
 import math
@@ -16,12 +15,12 @@ from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.region import Ranks
 
 MOST_RANKS: Final = 1 << 20
-"""Ranks of one side: more are a slip of the pen, and would take a plan's memory."""
+"""Maximum ranks of one side. A larger number is a typing error and would exhaust the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGrid:
-    """Ranks that share one or several copies of a model.
+    """Grid of ranks that share one or several copies of a model.
 
     Raises:
         LayoutRefused: The experts' sizes do not divide the ranks of a stage.
@@ -32,19 +31,19 @@ class ModelGrid:
     context: int = 1
     data: int = 1  # copies
     expert: int = 1
-    expert_tensor: int | None = None  # None: as ``tensor``
-    shards: int = 1  # FSDP ranks: each tensor in parts along its first axis, as torch.chunk cuts it
-    vocabulary_multiple: int = 1  # rows of embeddings are padded to a multiple of this times tensor
+    expert_tensor: int | None = None  # None: same as ``tensor``
+    shards: int = 1  # FSDP ranks; torch.chunk cuts each tensor along its first axis
+    vocabulary_multiple: int = 1  # embedding rows are padded to a multiple of this times tensor
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
-    own_plan: int = 0  # 1: tensor ranks divide by the model's own plan, as the torch trainer's do
-    encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
-    encoder_tensor: int = 1  # ranks that each of these becomes, which divide the tower's matrices
+    own_plan: int = 0  # 1: tensor ranks use the model's tensor-parallel plan, as in torch trainers
+    encoders: int = 0  # last ranks; they share the vision tower, cut like ``shards``
+    encoder_tensor: int = 1  # tensor-parallel ranks of each encoder, which divide its matrices
 
     def __post_init__(self) -> None:
         self._check_own_plan()
         if self.ranks > MOST_RANKS:
             raise LayoutRefused("their product", f"{self.ranks} ranks", f"at most {MOST_RANKS}")
-        # Shards of divided matrices are the torch trainer's, which divides by the model's own plan.
+        # Only the torch trainer shards divided matrices. It divides by the model's own plan.
         beside = self.model_ranks * self.expert
         if self.own_plan:
             beside //= self.tensor
@@ -94,7 +93,7 @@ class ModelGrid:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks of one copy, without the shards."""
+        """Ranks of one copy, not counting shards."""
         return self.tensor * self.context * self.pipeline
 
     @property
@@ -104,7 +103,7 @@ class ModelGrid:
 
     @property
     def ranks_without_encoders(self) -> int:
-        """Ranks that hold the language model; without encoder ranks, all of them."""
+        """Ranks that hold the language model: all except encoder ranks."""
         return self.stage_ranks * self.pipeline * self.shards
 
     @property
@@ -113,7 +112,7 @@ class ModelGrid:
 
     @property
     def encoder_ranks(self) -> int:
-        """Ranks that hold the vision tower alone."""
+        """Ranks that hold only the vision tower."""
         return self.encoders * self.encoder_tensor
 
     def dense(self, tensor_rank: int, stage: int) -> Ranks:
@@ -128,7 +127,7 @@ class ModelGrid:
         return tuple(range(first, (stage + 1) * self.stage_ranks, block))
 
     def shard(self, part: int, tensor_rank: int = 0) -> Ranks:
-        """Return the ranks that hold the same shard of a tensor rank's part: one of each copy."""
+        """Return the ranks that hold the same shard of a tensor rank's part, one per copy."""
         first, step = part * self.tensor + tensor_rank, self.shards * self.tensor
         return tuple(range(first, self.ranks_without_encoders, step))
 

@@ -1,8 +1,8 @@
 """Manifest of a transfer: every tensor's name, shape, dtypes and offset in a chunk. Pure.
 
-A manifest is created once and is the only description of a transfer: metadata, sender, receiver and
-tests walk it (``offbeat.weight_sync.chunks.walk``), so they cannot disagree on the layout.
-The digests of its chunks are of their bytes in any memory. Loads no torch.
+A manifest is created once and is the only description of a transfer. Metadata, sender, receiver and
+tests all use ``offbeat.weight_sync.chunks.walk``, so they cannot disagree on the layout.
+A chunk's digest depends only on its bytes, not on the memory that holds them. Loads no torch.
 """
 
 import math
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 Bytes = NDArray[np.uint8]
-ALIGNMENT: Final = 64  # bytes; every tensor starts aligned, whatever the types before it
+ALIGNMENT: Final = 64  # bytes; start of every tensor, after any types
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor on the wire."""
+    """Tensor on the wire."""
 
     name: str  # Hugging Face name
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class PieceSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A region of a tensor on the wire."""
+    """Region of a tensor on the wire."""
 
     tensor: int  # index in the manifest's tensors
     region: Region
@@ -60,7 +60,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
     @property
     def scaling(self) -> float:
-        """Return the factor of what an adapter adds to its matrix."""
+        """Return the factor by which an adapter's product is added to its matrix."""
         return self.alpha / self.rank
 
 
@@ -72,10 +72,10 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str  # digest of everything above
     # Digests of one release's content; empty before it is packed
     chunk_digests: tuple[str, ...] = ()
-    canary: Canary | None = None  # canary of one release; None: served without one
+    canary: Canary | None = None  # canary of one release; None: served without a canary
     adapter: Adapter | None = None  # None: the tensors are the whole model
-    # Regions in the order of the chunks; empty: chunks hold whole tensors. Otherwise the tensors
-    # say name, shape and types alone.
+    # Regions in the order of the chunks, or empty if chunks hold whole tensors. With regions, only
+    # name, shape and dtypes of ``tensors`` are valid.
     pieces: tuple[PieceSpec, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(self.chunk_nbytes)
 
     def describes_as(self, other: "Manifest") -> bool:
-        """Return whether both have the same tensors at the same offsets, whatever their content."""
+        """Return whether both have the same tensors at the same offsets. Content may differ."""
         mine, others = (self.digest, self.chunk_nbytes), (other.digest, other.chunk_nbytes)
         return mine == others and self.tensors == other.tensors and self.pieces == other.pieces
 
@@ -106,14 +106,14 @@ def plan(
     chunk_bytes: int,
     adapter: Adapter | None = None,
 ) -> Manifest:
-    """Lay out tensors in chunks of at most ``chunk_bytes``; a larger tensor is a chunk of its own.
+    """Lay out tensors in chunks of at most ``chunk_bytes``. A larger tensor gets a separate chunk.
 
-    A tensor is never split: a receiver can pass each chunk to a loader of whole tensors.
+    A tensor is never split, so a receiver can pass each chunk to a loader of whole tensors.
 
     Args:
         tensors: ``(name, shape, wire dtype)`` in the order that both ends use.
         chunk_bytes: Maximum size of a chunk, padding included.
-        adapter: How the tensors are applied, if they are adapters alone.
+        adapter: How engines apply the tensors, if they are only adapters.
     """
     specs, sizes, end = list[TensorSpec](), list[int](), 0
     for each in tensors:
@@ -139,7 +139,7 @@ def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:
 
 
 def on_host(data: "BucketMemory") -> Bytes:
-    """Return the bytes in main memory, without a copy if they are there already."""
+    """Return the bytes in main memory, copied only if they are on a device."""
     return data if isinstance(data, np.ndarray) else data.cpu().numpy()
 
 

@@ -1,7 +1,7 @@
-"""Transport through Ray's object store: on one machine, engines read chunks in shared memory.
+"""Transport through Ray's object store. On one machine, engines read chunks in shared memory.
 
-The release outlives the process that published it: an engine that starts later receives it without
-the trainer.
+The release outlives the process that published it, so an engine that starts later can receive it
+without the trainer.
 """
 
 import msgspec
@@ -14,10 +14,10 @@ from offbeat.weight_sync.transport import PublishedRelease, Source, WholeShards
 
 
 class ObjectStoreSender:
-    """Sender whose releases have one handle per chunk: an object that contains it."""
+    """Sender whose releases have one handle per chunk: a Ray object with its bytes."""
 
     def __init__(self, source: Source, *, delta: bool = False) -> None:
-        """``delta``: whether each release also has what changed since the one before."""
+        """``delta``: whether each release also has its changes since the previous one."""
         self._source, self._packer = WholeShards(source), make_packer(delta=delta)
         self.delta_handles = self.handles if delta else 0
 
@@ -41,4 +41,4 @@ class ObjectStoreSender:
         self._packer.forget()
 
     def close(self) -> None:
-        """Do nothing: there is no thread to stop."""
+        """Do nothing, because no thread runs."""

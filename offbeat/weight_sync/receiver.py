@@ -1,12 +1,11 @@
 """Receiver of weights: begin -> apply every chunk -> verify -> commit, or abort.
 
-``Receiver`` is the same for every kind of engine: it drives the transaction and checks every chunk.
-Engines differ in their ``Target``, which stages the tensors next to the served ones.
+``Receiver`` drives the transaction and checks every chunk. It is the same for every kind of engine.
+Engines differ in their ``Target``, which stages the new tensors next to the served ones.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
-# torch has no public names for its calls on lists of tensors, and exports them without declaring
-# it.
+# torch has no public names for its calls on lists of tensors, and exports them undeclared.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -35,32 +34,32 @@ class Target(Protocol):
     """Weights of an engine that a receiver updates."""
 
     def specs(self) -> TensorSpecs:
-        """Return shape and wire dtype of every tensor that a transfer has to contain, by name."""
+        """Return shape and wire dtype of every tensor that a transfer must contain, by name."""
         ...
 
     def prepare(self, manifest: Manifest) -> None:
-        """Prepare for a transfer, whose manifest has been checked."""
+        """Prepare for a transfer. Its manifest has been checked."""
         ...
 
     def load(self, tensors: Named) -> None:
         """Stage these whole tensors, all of one chunk. The served weights do not change.
 
-        Views of memory that the sender may share: they are only read, and may be kept until
-        ``commit`` or ``rollback``.
+        The tensors may be views of memory shared with the sender. The target only reads them, and
+        may keep them until ``commit`` or ``rollback``.
         """
         ...
 
     def commit(self) -> None:
-        """Serve the loaded tensors, all of which are verified."""
+        """Serve the loaded tensors. All of them are verified."""
         ...
 
     def rollback(self) -> None:
-        """Drop the staged tensors of an aborted transfer; the target is as before ``prepare``."""
+        """Drop the staged tensors of an aborted transfer. Restore the state before ``prepare``."""
         ...
 
 
 class TensorRegion(NamedTuple):
-    """A region of a tensor, with its values."""
+    """Region of a tensor, with its values."""
 
     name: str
     region: Region  # of the whole tensor
@@ -69,23 +68,23 @@ class TensorRegion(NamedTuple):
 
 @runtime_checkable
 class RegionTarget(Target, Protocol):
-    """Target that also takes regions of tensors, of a release that is cut into them."""
+    """Target that also loads regions, for releases that are cut into regions."""
 
     def regions(self) -> Mapping[str, Sequence[Region]]:
-        """Return the disjoint regions that are held of each tensor that is not held whole, by name."""
+        """Return the disjoint held regions of each tensor that is not held whole, by name."""
         ...
 
     def load_regions(self, regions: Sequence[TensorRegion]) -> None:
-        """Load these regions, all of one chunk, as ``load`` does whole tensors."""
+        """Stage these regions, all of one chunk, like ``load`` stages whole tensors."""
         ...
 
 
 class Receiver:
     """Loads transfers into a target, atomically.
 
-    An epoch is one transfer; a newer one replaces an unfinished older one. A chunk of any epoch but
-    the open one, or a duplicate, is dropped and counted; anything else that is not the next chunk
-    as it was sent is refused before it reaches the target. After any error, call ``abort``.
+    An epoch is one transfer. A newer epoch replaces an unfinished older one. Duplicate chunks and
+    chunks of other epochs are dropped and counted. Any other unexpected or altered chunk is refused
+    before it reaches the target. After any error, call ``abort``.
     """
 
     def __init__(self, target: Target, name: str = "receiver") -> None:
@@ -96,10 +95,10 @@ class Receiver:
         self.transaction = Transaction(name)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:
-        """Open a transfer; its tensors must be exactly those of the target.
+        """Open a transfer. Its tensors must be exactly the target's tensors.
 
         Raises:
-            TransferRefused: An older epoch, or a name, shape or dtype that does not match. The
+            TransferRefused: The epoch is older, or a name, shape or dtype does not match. The
                 target is unchanged.
         """
         if epoch > self.transaction.epoch:
@@ -118,10 +117,12 @@ class Receiver:
         self._target.prepare(manifest)
 
     def apply(self, epoch: int, index: int, data: BucketMemory) -> bool:
-        """Load a chunk; False if it was dropped. Its memory must not change until commit or abort.
+        """Load a chunk. Return False if it was dropped.
+
+        The chunk's memory must not change until commit or abort.
 
         Raises:
-            TransferRefused: It is not the next chunk, or differs from what was sent.
+            TransferRefused: It is not the next chunk, or was altered on its way.
         """
         if not self.transaction.arrived(epoch, index, data.nbytes, digest_of(data)):
             return False
@@ -142,7 +143,7 @@ class Receiver:
         self.transaction.verify(digest)
 
     def commit(self, version: int) -> None:
-        """Serve the verified weights. Idempotent: repeating the commit changes nothing."""
+        """Serve the verified weights. Idempotent."""
         if self.transaction.may_commit(version):
             self._target.commit()
             self.transaction.commit(version)
@@ -155,7 +156,7 @@ class Receiver:
 
 
 class ModuleTarget:
-    """Target for a plain module: new weights are staged, and copied at the commit."""
+    """Target for a plain module. New weights are staged and copied at the commit."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(named_weights(module))
@@ -186,21 +187,21 @@ class ModuleTarget:
         """Overwrite the weights in place, so that references to the tensors stay valid."""
         if self._staged:
             places, values = map(list, zip(*self._staged, strict=True))
-            with torch.no_grad():  # one call: a call per tensor adds up
+            with torch.no_grad():  # one call, because a call per tensor adds up
                 torch._foreach_copy_(places, values)
         self._staged = []
-        torch.cuda.empty_cache()  # of tensors that arrived in device memory; nothing without CUDA
+        torch.cuda.empty_cache()  # tensors may have arrived in device memory; no-op without CUDA
 
     def rollback(self) -> None:
         self._staged = []
 
     def read_back(self) -> ReadBack:
-        """Return the tensors of the module itself."""
+        """Return the module's own tensors."""
         return ReadBack(self._tensors)
 
 
 class ModuleReceiver(Receiver):
-    """Loads releases into a plain module, which serves the old weights until the commit."""
+    """Loads releases into a plain module. It serves the old weights until the commit."""
 
     def __init__(self, module: nn.Module, name: str = "receiver") -> None:
         super().__init__(ModuleTarget(module), name)

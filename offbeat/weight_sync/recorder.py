@@ -1,16 +1,16 @@
-"""Learns which region of which checkpoint tensor an engine's own loader puts where.
+"""Records where an engine's own loader puts each region of each checkpoint tensor.
 
-An engine rank knows best what it needs: its ``load_weights`` fuses, cuts and skips. So the loader
-runs once over tensors without memory, while every copy into a parameter is seen and none is made.
-A view of a tensor without memory keeps storage, offset, shape and strides; that is all it takes to
-say which box of which checkpoint tensor lands in which elements of which parameter.
+Only the engine's ``load_weights`` defines what a rank needs, because it fuses, cuts and skips
+tensors. So the loader runs once over tensors without memory. The recorder sees every copy into a
+parameter and performs none. A view of a tensor without memory keeps storage, offset, shape and
+strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.
 
-    bulk    a box that lands unchanged, or cast: a sender may send it alone
+    bulk    a box that lands unchanged, or cast: a sender may send only this box
     misc    any other use of a tensor: arithmetic, packing, a shape that is no box. The whole tensor
             is one more region of the same fetch, and goes through the engine's own loader
 
-The recording is also a proof of coverage: each element of each parameter is written once, or by
-nobody and on a list of those that are filled, tied or computed by the engine itself.
+The recording also proves coverage. Each element of each parameter is written exactly once, unless
+it is on a list of elements that the engine itself fills, ties or computes.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,7 +36,7 @@ Loader = Callable[[Iterable[tuple[str, Tensor]]], object]
 
 
 class ParameterPlace(NamedTuple):
-    """Elements of a parameter, as ``torch.as_strided`` takes them."""
+    """Elements of a parameter, in the arguments of ``torch.as_strided``."""
 
     parameter: str
     shape: Shape
@@ -51,7 +51,7 @@ class ParameterPlace(NamedTuple):
 
 
 class RecordedCopy(NamedTuple):
-    """A box of a checkpoint tensor, and the elements of a parameter that it becomes."""
+    """Box of a checkpoint tensor, and the elements of a parameter that it becomes."""
 
     tensor: str
     region: Region
@@ -60,22 +60,22 @@ class RecordedCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineRecording:
-    """The layout of one engine rank: which boxes of a checkpoint it needs, and where they go."""
+    """Layout of one engine rank: the boxes of a checkpoint that it needs, and their places."""
 
     copies: tuple[RecordedCopy, ...]
     misc: Mapping[str, str]  # tensors that go whole through the loader, with the reason
-    unused: tuple[str, ...]  # tensors of which nothing lands on this rank
+    unused: tuple[str, ...]  # tensors that this rank does not use
     parameters: Mapping[str, tuple[Shape, torch.dtype]]
-    """Shape and dtype of every parameter, as the loader finds it."""
+    """Shape and dtype of every parameter before loading."""
 
     def regions(self) -> Iterator[tuple[str, Region]]:
-        """Yield every box of a tensor that travels to this rank, without tensors that go whole."""
+        """Yield every box that is sent to this rank, except tensors that go whole."""
         yield from dict.fromkeys((each.tensor, each.region) for each in self.copies)
 
     def write(
         self, tensor: str, region: Region, values: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        """Copy a box that arrived to all elements that it becomes, cast as the loader casts it."""
+        """Copy a received box to all elements that it becomes, cast as the loader casts it."""
         with torch.no_grad():
             for each in self.copies:
                 if (each.tensor, each.region) == (tensor, region):
@@ -93,13 +93,13 @@ def record(
 
     Args:
         load: The engine's own ``load_weights``.
-        parameters: Parameters, and buffers that a checkpoint holds, by name. With memory or without.
+        parameters: Parameters and checkpointed buffers by name, with memory or without.
         checkpoint: Shape and dtype of every tensor of a checkpoint, by name.
         unloaded: Parameters that no checkpoint fills, because the engine computes or ties them.
 
     Raises:
-        LayoutNotRecorded: An element of a parameter is written twice, or by nobody, or by an
-            operation that is no copy.
+        LayoutNotRecorded: An element of a parameter is written twice, never, or by an operation
+            that is no copy.
     """
     sources = {
         name: torch.empty(shape, dtype=dtype, device="meta")
@@ -126,21 +126,21 @@ def record(
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees each operation of a loader; keeps copies into parameters, and performs none of them."""
+    """Sees each operation of a loader. Records copies into parameters without performing them."""
 
     def __init__(self, sources: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.copies = list[RecordedCopy]()
-        self.places = list[ParameterPlace]()  # of every copy, whatever its source
+        self.places = list[ParameterPlace]()  # of every copy, from any source
         self.filled = list[ParameterPlace]()
         self.misc = dict[str, str]()
         self.parameters = dict[str, Tensor]()
         self._sources = {_storage(tensor): (name, tensor) for name, tensor in sources.items()}
         self._targets = dict[int, str]()
-        for name, tensor in parameters.items():  # tied names are one parameter, under its first
+        for name, tensor in parameters.items():  # tied names count as one, under the first name
             if self._targets.setdefault(_storage(tensor), name) == name:
                 self.parameters[name] = tensor
-        self._derived = dict[int, tuple[set[str], Tensor]]()  # new tensors: what they are made of
+        self._derived = dict[int, tuple[set[str], Tensor]]()  # new tensors with their origins
 
     def __torch_dispatch__(
         self,
@@ -159,7 +159,7 @@ class _Recorder(TorchDispatchMode):
         origins = self._origins((args, kwargs))
         for each in tree_leaves(made):
             if origins and isinstance(each, Tensor) and not self._origins(each):
-                # Kept alive: its storage's address must not become that of another tensor.
+                # Keep it alive, so that no other tensor reuses its storage's address.
                 self._derived[_storage(each)] = origins, each
                 self.misc |= dict.fromkeys(origins - self.misc.keys(), f"{func} makes a new tensor")
         return made
@@ -188,7 +188,7 @@ class _Recorder(TorchDispatchMode):
         else:
             self.copies.append(copy)
 
-    def _origins(self, values: Any) -> set[str]:  # noqa: ANN401 -- whatever an operation takes
+    def _origins(self, values: Any) -> set[str]:  # noqa: ANN401 -- arguments of any operation
         found = set[str]()
         for each in tree_leaves(values):
             if isinstance(each, Tensor):
@@ -208,7 +208,7 @@ class _Coverage:
         self.copied, self.filled = list[ParameterPlace](), list[ParameterPlace]()
 
     def check(self, name: str) -> None:
-        """Check that each element is copied once, or filled and never copied."""
+        """Check that each element is copied once, or filled and not copied."""
         counts = torch.zeros(self._shape, dtype=torch.int32)
         for place in self.copied:
             place.of({name: counts}).add_(1)
@@ -221,7 +221,7 @@ class _Coverage:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 -- its address; a meta tensor has no other
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 -- only address of a meta tensor
 
 
 def _place(name: str, view: Tensor, parameter: Tensor) -> ParameterPlace:
@@ -232,7 +232,7 @@ def _place(name: str, view: Tensor, parameter: Tensor) -> ParameterPlace:
 
 
 def _as_box(name: str, view: Tensor, whole: Tensor, place: ParameterPlace) -> RecordedCopy | None:
-    """Return a copy as a box of the whole tensor, axis by axis; None if the view is no box."""
+    """Return a copy as a box of the whole tensor, axis by axis, or None if the view is no box."""
     start, left = list[int](), view.storage_offset()
     for stride, size in zip(whole.stride(), whole.shape, strict=True):
         start.append(min(left // stride, size - 1) if stride else 0)

@@ -1,7 +1,7 @@
 """Regions of a tensor, and the cuts that sharding makes. Pure.
 
-A region is a half-open box in the coordinates of the Hugging Face tensor. Whatever says which rank
-has which elements says it in regions, so that two layouts can be compared element by element.
+A region is a half-open box in the coordinates of the Hugging Face tensor. Every layout lists the
+regions of each rank, so that two layouts can be compared element by element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 class Region(NamedTuple):
-    """The elements from ``start`` to ``stop``, exclusive, on every axis."""
+    """Elements from ``start`` to ``stop``, exclusive, on every axis."""
 
     start: Shape
     stop: Shape
@@ -56,7 +56,7 @@ class Region(NamedTuple):
         ) and all(theirs <= stop for stop, theirs in zip(self.stop, other.stop, strict=True))
 
     def intersection(self, other: "Region") -> "Region | None":
-        """Return the common elements, or None if there are none."""
+        """Return the common elements, or None if the regions are disjoint."""
         start = tuple(max(pair) for pair in zip(self.start, other.start, strict=True))
         stop = tuple(min(pair) for pair in zip(self.stop, other.stop, strict=True))
         found = Region(start, stop)
@@ -83,7 +83,7 @@ class Region(NamedTuple):
 
 
 def chunk_cuts(length: int, parts: int) -> list[int]:
-    """Return the ``parts + 1`` cuts of ``torch.chunk``: equal parts, a shorter one, then empty ones."""
+    """Return the ``parts + 1`` cuts of ``torch.chunk``: equal parts, a shorter one, empty ones."""
     size = -(-length // parts)
     return [min(length, size * part) for part in range(parts + 1)]
 
@@ -96,7 +96,7 @@ def part_of(shape: Shape, axis: int, cuts: Sequence[int], part: int) -> Region:
 
 
 def union_elements(regions: Iterable[Region]) -> int:
-    """Return the number of elements that are in at least one region."""
+    """Count the elements that are in at least one region."""
     some = [region for region in regions if region.elements]
     if not some or not some[0].start:
         return len(some[:1])
@@ -120,10 +120,10 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """The regions of a tensor on one side of a sync, each with the ranks that have a copy of it.
+    """Regions of a tensor on one side of a sync, each with the ranks that have a copy.
 
-    Tensors that are cut alike share one object, which is compared by identity: a plan of 100,000
-    tensors then cuts a few hundred.
+    Tensors with equal cuts share one object, which is compared by identity. So a plan of 100,000
+    tensors cuts only a few hundred.
     """
 
     parts: tuple[tuple[Region, Ranks], ...]
@@ -135,7 +135,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor of a model with its placement on the senders and on the receivers."""
+    """Tensor of a model with its placement on the senders and on the receivers."""
 
     name: str  # Hugging Face name
     shape: Shape
@@ -144,7 +144,7 @@ class PlacedTensor:
     target: Placement
     kind: str = "dense"  # class under which its bytes are counted
     split: bool = True
-    """Whether senders may share a region; what is quantised as a whole may not be cut further."""
+    """Whether senders may share a region. A tensor quantised as a whole must not be cut further."""
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Tensors for a loader that takes whole ones, of which only the regions it reads have arrived."""
+"""Builds whole tensors for an engine's loader from only the regions that it reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,15 +15,15 @@ from offbeat.weight_sync.transaction import Transaction
 
 
 class RegionTensors:
-    """Puts the regions in some buckets of a release at their places in tensors of whole shape.
+    """Puts the regions of some buckets at their places in tensors of whole shape.
 
-    What lies outside of these regions is memory that nobody may read: a recording proves that the
-    loader does not. The operating system provides only the pages that are written, so a tensor cut
-    by rows takes little more than its regions.
+    Memory outside these regions must not be read. A recording proves that the loader does not read
+    it. The operating system provides only written pages, so a tensor cut by rows needs little more
+    memory than its regions.
     """
 
     def __init__(self, manifest: Manifest, buckets: Sequence[int]) -> None:
-        """Lay out the release; nothing is allocated before ``tensors``."""
+        """Lay out the release. Memory is allocated only in ``tensors``."""
         place = {bucket: index for index, bucket in enumerate(buckets)}
         self._specs = manifest.tensors
         self._chunks = [each for each in walk(manifest) if each.index in place]
@@ -36,13 +36,13 @@ class RegionTensors:
         self._groups = groups_of(manifest)
 
     def tensors(self, arrived: Sequence[BucketMemory]) -> list[Iterator[tuple[str, Tensor]]]:
-        """Return the tensors of each group by name, made when they are iterated over.
+        """Return iterators over the named tensors of each group, which create tensors lazily.
 
-        A tensor of which nothing arrived is left out. One that arrived as a single region is a view
-        of its bucket, which must not change while the tensor is in use.
+        A tensor without any received region is left out. A tensor that arrived as a single region
+        is a view of its bucket, which must not change while the tensor is in use.
 
         Args:
-            arrived: The buckets, in the order in which they were named.
+            arrived: The buckets, in the order of ``__init__``.
         """
         found = dict[int, list[tuple[Region, Tensor]]]()
         for chunk, place, pieces in zip(self._chunks, self._places, self._pieces, strict=True):
@@ -60,7 +60,7 @@ class RegionTensors:
 
 
 def grouped(manifest: Manifest) -> Manifest:
-    """Return the tensors of a release in chunks of about a bucket's size, the same for every rank."""
+    """Return a release's tensors in chunks of about a bucket's size, the same for every rank."""
     metas = (TensorMeta(each.name, each.shape, each.dtype) for each in manifest.tensors)
     return plan(metas, max(manifest.chunk_nbytes, default=1))
 
@@ -85,11 +85,11 @@ def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> T
 
 
 def joined_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> WeightRelease:
-    """Copy the regions of buckets into whole tensors; return those as a sealed release.
+    """Copy the regions of buckets into whole tensors and return them as a sealed release.
 
     Raises:
-        TransferRefused: The buckets are not those of the release with this digest, or do not cover
-            every tensor once.
+        TransferRefused: The buckets do not match the release's digest, or do not cover every tensor
+            once.
     """
     manifest, transaction = release.manifest, Transaction("this process")
     transaction.begin(1, manifest, {t.name: (t.shape, t.dtype) for t in manifest.tensors})

@@ -1,4 +1,4 @@
-"""Answers of engines about the weights that they serve. Pure: no torch."""
+"""Reports of engines about their served weights. Pure: no torch."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from offbeat.weight_sync.manifest import Manifest
 
 
 class TensorDifference(NamedTuple):
-    """The first region of a tensor that is not as expected."""
+    """First region of a tensor that differs from the expected values."""
 
     tensor: str
-    region: str  # in the coordinates of the tensor; empty: unknown, or the tensor as a whole
+    region: str  # in the coordinates of the tensor; empty: unknown, or the whole tensor
     detail: str
 
     def __str__(self) -> str:
@@ -30,15 +30,15 @@ class TensorFingerprint(msgspec.Struct, frozen=True):
 
 
 class ServedWeights(msgspec.Struct, frozen=True):
-    """The release that an engine verified, and digests of the tensors that it serves."""
+    """Release that an engine verified, and digests of the tensors that it serves."""
 
     engine: str
     version: int | None
-    manifest: Manifest | None = None  # None: it has taken no release of this run
-    chunk_digests: tuple[str, ...] = ()  # of the served tensors, packed once more
+    manifest: Manifest | None = None  # None: it has loaded no release of this run
+    chunk_digests: tuple[str, ...] = ()  # of the served tensors, packed again
     fingerprints: tuple[TensorFingerprint, ...] = ()  # of the served tensors, in wire dtypes
     differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
-    problem: str = ""  # why the served tensors cannot be read back; empty: they were
+    problem: str = ""  # why the served tensors cannot be read back; empty if they were
 
 
 _BLOCK_BYTES = 4 * 2**20
@@ -47,8 +47,8 @@ _BLOCK_BYTES = 4 * 2**20
 def loaded_digest(model_path: str) -> str:
     """Return the xxh3-128 digest over names and bytes of the weight files of a directory.
 
-    Read by each process that serves them, so that two machines with different files under the
-    same name are distinguished.
+    Each serving process reads the files itself. So two machines with different files under the same
+    name have different digests.
 
     Raises:
         OSError: A file cannot be read.

@@ -1,4 +1,4 @@
-"""Sources of a reshard: a rank packs the buckets that it holds, out of its own shard alone."""
+"""Sources of a reshard. Each rank packs the buckets that it holds, using only its own shard."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -32,14 +32,14 @@ class HeldShards:
             plan: Plan of the releases, until ``follow``.
             rank: This rank.
             held: Returns this rank's regions, in memory that training updates.
-            plan_for: Plans for the layout of the engines, the same on every rank; None: there is
-                one plan.
+            plan_for: Returns the plan for a layout of engines, the same on every rank. None keeps
+                ``plan`` for every layout.
         """
         self._rank, self._held, self._plan_for = rank, held, plan_for
         self._adopt(plan)
 
     def follow(self, layout: EngineLayout) -> None:
-        """Pack further releases so that ranks of engines of this layout receive what they need."""
+        """Plan further releases for the needs of engine ranks with this layout."""
         if self._plan_for is not None:
             self._adopt(self._plan_for(layout))
 

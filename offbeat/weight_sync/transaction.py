@@ -1,12 +1,12 @@
 """State machine of one replica's weight updates. Pure: no I/O, no clock, no tensors.
 
-``Transaction`` checks its calls by the table ``MOVES``, which docs/weight-sync.md shows.
+``Transaction`` checks its calls by the table ``MOVES``. docs/weight-sync.md shows this table.
 
 Weights are staged and written at the commit. Until then, and after an abort, the replica serves its
 previous weights.
 
 The controller (``syncing.py``, ``engines.py``, ``fleet.py``) owns the set of replicas, their
-health, deadlines and retries; this is the state inside one engine.
+health, deadlines and retries. This module holds the state inside one engine.
 """
 
 import enum
@@ -40,12 +40,12 @@ class TransactionEvent(enum.StrEnum):
 
 
 class TransactionMove(NamedTuple):
-    """A legal move: ``event`` takes a transaction from one of ``leaves`` to ``enters``."""
+    """Legal move: ``event`` moves a transaction from one of ``leaves`` to ``enters``."""
 
     event: TransactionEvent
     leaves: frozenset[TransactionPhase]
     enters: TransactionPhase
-    when: str = ""  # condition in words, where the event alone is ambiguous
+    when: str = ""  # condition in words, if the event is ambiguous
 
 
 _REST: Final = frozenset({TransactionPhase.IDLE, TransactionPhase.COMMITTED})
@@ -68,14 +68,14 @@ MOVES: Final = (
 LEAVES: Final[Mapping[TransactionEvent, frozenset[TransactionPhase]]] = MappingProxyType({
     move.event: move.leaves for move in MOVES
 })  # fmt: skip
-"""Phases from which an event takes a transaction."""
+"""Phases in which an event is legal."""
 
 PROBLEMS: Final[Mapping[TransactionEvent, str]] = MappingProxyType({
     TransactionEvent.BEGIN: "one is open",
     TransactionEvent.VERIFY: "no transfer is open",
     TransactionEvent.COMMIT: "nothing is verified",
 })  # fmt: skip
-"""Why an event is illegal in other phases; one that is not named has no effect there."""
+"""Why an event is illegal in other phases. An event that is not listed has no effect there."""
 
 
 def table() -> str:
@@ -91,21 +91,21 @@ TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class Transaction:
-    """Transfers of one replica, one after the other. Every call is one move; an illegal one raises.
+    """Transfers of one replica, one after the other. Every call is one move. Illegal moves raise.
 
-    A refused move leaves the transaction unchanged; the caller then aborts.
+    A refused move leaves the transaction unchanged. The caller then aborts.
     """
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
         self.phase = TransactionPhase.IDLE
         self.epoch = -1  # epoch of the newest transfer begun
-        self.version: int | None = None  # served version; None: nothing that may be served
+        self.version: int | None = None  # served version; None: no weights may be served
         self.digest = ""  # digest of the served release
         self.dropped_late = 0  # chunks of a transfer that is not open
         self.dropped_twice = 0  # duplicate chunks
         self._manifest: Manifest | None = None
-        # Pair that was found to match, not compared again
+        # Matching pair, cached to skip further comparisons
         self._fitting: tuple[Manifest, TensorSpecs] | None = None
         self._got: list[str] = []  # digests of the chunks received
         self._release = ""  # digest of the verified release
@@ -127,18 +127,18 @@ class Transaction:
         specs: TensorSpecs,
         needed: Mapping[str, Sequence[Region]] | None = None,
     ) -> None:
-        """Open a transfer, whose tensors must be exactly those of the replica.
+        """Open a transfer. Its tensors must be exactly the replica's tensors.
 
         Args:
             epoch: Epoch of the transfer.
             manifest: Its layout.
             specs: Tensors of the replica.
-            needed: The disjoint regions that the replica has of each tensor; a tensor that is not
-                named is whole.
+            needed: The disjoint regions that the replica has of each tensor. A tensor that is not
+                listed is whole.
 
         Raises:
             TransferRefused: The epoch is not newer than all before, a shape or type differs, or the
-                regions of a tensor are not exactly those that are needed, each once.
+                regions of a tensor are not exactly the needed ones, each once.
             CoverageRefused: Tensors are missing or unknown.
             IllegalTransactionMove: Another transfer is open: abort it first.
         """
@@ -155,10 +155,10 @@ class Transaction:
         self.phase = TransactionPhase.PREPARED
 
     def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
-        """Record the arrival of a chunk. True: apply it; False: drop it, it is late or a duplicate.
+        """Record the arrival of a chunk. Return whether to apply it: not if late or a duplicate.
 
         Raises:
-            TransferRefused: Out of order, too many, or not what the manifest says.
+            TransferRefused: The chunk is out of order or surplus, or contradicts the manifest.
         """
         manifest = self._manifest
         if epoch != self.epoch or not self.open or manifest is None:
@@ -190,7 +190,7 @@ class Transaction:
         """
         self._check(TransactionEvent.VERIFY)
         manifest = self._manifest
-        assert manifest is not None  # noqa: S101 -- for the type checker; an open transfer has one
+        assert manifest is not None  # noqa: S101 -- for the type checker; open transfers have one
         if self.expects != len(manifest.chunk_nbytes):
             want = str(len(manifest.chunk_nbytes))
             raise TransferRefused(self.epoch, "chunks received", str(self.expects), want)
@@ -200,7 +200,7 @@ class Transaction:
         self._release, self.phase = digest, TransactionPhase.VERIFYING
 
     def may_commit(self, version: int) -> bool:
-        """Return True if the target may switch over, False if this commit is a repetition.
+        """Return True if the target may switch, False if this commit is a repetition.
 
         Raises:
             IllegalTransactionMove: No transfer is verified.
@@ -217,7 +217,7 @@ class Transaction:
         self._close()
 
     def abort(self) -> None:
-        """Record that the open transfer was given up and its staged weights dropped. Idempotent."""
+        """Record that the open transfer was aborted and its staged weights dropped. Idempotent."""
         if self.open:
             self._close()
             served = self.version is not None
@@ -248,13 +248,13 @@ def _check_coverage(epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
 
 
 def _check_regions(epoch: int, manifest: Manifest, needed: Mapping[str, Sequence[Region]]) -> None:
-    """Check that the pieces of every tensor cover what is needed of it, each element once."""
+    """Check that the pieces of every tensor cover its needed regions, each element once."""
     if not manifest.pieces:
         return
     by_tensor = dict[int, list[Region]]()
     for piece in manifest.pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece.region)
-    # Tensors that are cut alike are compared once
+    # Tensors with equal cuts are compared once
     checked = set[tuple[tuple[Region, ...], tuple[Region, ...]]]()
     for index, spec in enumerate(manifest.tensors):
         want = tuple(needed.get(spec.name, (Region.whole(spec.shape),)))

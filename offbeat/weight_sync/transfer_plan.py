@@ -1,10 +1,10 @@
-"""Plan of a sync: which sender gives which region of which tensor to which receiver. Pure.
+"""Plans a sync: the sender and receivers of every region of every tensor. Pure.
 
-Every tensor is cut at the borders of both sides, so that each piece lies wholly inside or outside of
-what any rank holds or needs. Each needed piece then travels once to each receiver, or once to each
-machine of receivers, from one of the senders that hold it. Pieces with few holders are assigned
-first and large ones before small ones, each to the least loaded holder, so that those that many
-ranks hold fill up what is left.
+Every tensor is cut at the borders of both sides, so that each piece lies wholly inside or outside
+any region that a rank holds or needs. Each needed piece is then sent once to each receiver, or once
+to each machine of receivers, by one of its holders. Each piece is assigned to its least loaded
+holder. Pieces with few holders come first, and large pieces before small ones. Pieces that many
+ranks hold come last and even out the load.
 
 Every rank computes the same plan from the same two layouts, and compares its digest with the others'
 before the first byte is sent.
@@ -25,11 +25,11 @@ from offbeat.weight_sync.errors import PlanHasHole
 from offbeat.weight_sync.region import PlacedTensor, Placement, Ranks, Region, Shape
 
 DIRECT: Final = -1
-"""``Transfer.via`` of bytes that come from the sender itself."""
+"""``Transfer.via`` of bytes that come directly from the sender."""
 
 
 class TensorPiece(NamedTuple):
-    """A region of a tensor that travels as one."""
+    """Region of a tensor that is sent in one piece."""
 
     tensor: int  # index in the plan's tensors
     region: Region
@@ -37,18 +37,18 @@ class TensorPiece(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One piece on its way to one receiver."""
+    """Transfer of one piece to one receiver."""
 
     piece: TensorPiece
     sender: int
     receiver: int
     via: int = DIRECT
-    """Receiver on the same machine that got the piece from the sender, and shares its copy."""
+    """Receiver on the same machine that receives the piece from the sender and shares its copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMachines:
-    """The machine of every sender and of every receiver, by number."""
+    """Machine numbers of every sender and every receiver."""
 
     senders: Sequence[int]
     receivers: Sequence[int]
@@ -65,7 +65,7 @@ class RankMachines:
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """All transfers of a sync, in the order in which each sender sends its own."""
+    """All transfers of a sync, in each sender's sending order."""
 
     tensors: tuple[PlacedTensor, ...]
     machines: RankMachines
@@ -86,7 +86,7 @@ class TransferPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of everything that ranks have to agree on before the first byte."""
+        """Digest of everything on which ranks must agree before the first byte."""
         found = xxhash.xxh3_128()
         for each in self.tensors:
             found.update(msgspec.msgpack.encode((each.name, each.shape, each.itemsize)))
@@ -99,13 +99,13 @@ class TransferPlan:
 def plan_transfers(
     tensors: Sequence[PlacedTensor], machines: RankMachines, *, max_piece_bytes: int
 ) -> TransferPlan:
-    """Plan the sync of ``tensors``, given in the order in which they are to be sent.
+    """Plan the sync of ``tensors``, given in sending order.
 
     Args:
         tensors: Every tensor of the model with its placement on both sides.
-        machines: Where the ranks are. Receivers on one machine share one copy of what they all need.
-        max_piece_bytes: Pieces that may be split are cut to this size, so that several holders share
-            a large one.
+        machines: Machines of the ranks. Receivers on one machine share one copy of common pieces.
+        max_piece_bytes: Pieces that may be split are cut to this size, so that several holders can
+            share a large piece.
 
     Raises:
         PlanHasHole: A receiver needs a region that no sender holds.
@@ -133,7 +133,7 @@ _Part = tuple[Region, int, tuple[Ranks, Ranks]]
 
 
 class _Planner:
-    """Assigns senders; keeps the bytes that each rank has to move so far."""
+    """Assigns senders and counts the bytes that each rank has to move so far."""
 
     def __init__(self, machines: RankMachines) -> None:
         self._machines = machines
@@ -144,7 +144,7 @@ class _Planner:
         self._heads = dict[Ranks, list[Ranks]]()
 
     def parts(self, tensor: PlacedTensor, max_bytes: int) -> list[_Part]:
-        """Return the needed pieces of a tensor. Tensors that are alike on both sides share the list."""
+        """Return the needed pieces of a tensor. Tensors with equal placements share the list."""
         key = tensor.source, tensor.target, tensor.shape, tensor.itemsize, tensor.split
         if key not in self._parts:
             most = max_bytes // tensor.itemsize
@@ -164,7 +164,7 @@ class _Planner:
         for together in self._by_machine(receivers):
             head = min(together, key=received.__getitem__)
             near = self._near(holders, head) if self._shared else ()
-            if near:  # inside the machine: not a load on its network
+            if near:  # inside the machine, so no load on its network
                 sender = near[0]
             else:
                 load, sender = least[0]
@@ -193,7 +193,7 @@ class _Planner:
 
 
 def _atoms(tensor: PlacedTensor) -> Iterator[tuple[Region, Ranks, Ranks]]:
-    """Cut a tensor at the borders of both sides; yield the cells that someone needs."""
+    """Cut a tensor at the borders of both sides and yield the needed cells."""
     cuts = [{0, size} for size in tensor.shape]
     for region, _ in (*tensor.source.parts, *tensor.target.parts):
         if region.elements:

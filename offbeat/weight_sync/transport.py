@@ -1,11 +1,11 @@
 """Interface of transports: a sender, and handles that the controller passes to the receivers.
 
-The controller's code is the same for all of them. The trainer *publishes* a release: a manifest
+The controller's code is the same for all transports. The trainer *publishes* a release: a manifest
 with the digests of its chunks, the release's digest, and some handles. With the handles, an engine
-can receive the release, now or later. Their content depends on the transport: the chunks
-themselves, or the addresses of the ranks that hold its parts. Loads no torch.
+can receive the release, now or later. A handle contains a chunk, or the addresses of the ranks that
+hold its parts, depending on the transport. Loads no torch.
 
-Transport without a transfer: engines compute with the tensors that the trainer updates.
+Also has a sender without transfers, for engines that compute with the trainer's own tensors.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 Room = Callable[[int, int], Bytes]
-"""(chunk index, bytes) -> memory to pack it into."""
+"""(chunk index, bytes) -> memory for the packed chunk."""
 
 BucketRoom = Callable[[int, int], "BucketMemory"]
-"""(bucket, bytes) -> memory to pack it into, where its wire sends from."""
+"""(bucket, bytes) -> memory for the packed bucket, from which the wire sends."""
 
 
 class Source(Protocol):
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 class DigestedSource(Protocol):
-    """Weights of a process that are hashed where they are."""
+    """Weights of a process that are hashed in place."""
 
     @property
     def manifest(self) -> Manifest:
@@ -53,12 +53,12 @@ class DigestedSource(Protocol):
         ...
 
     def digests(self) -> Iterator[str]:
-        """Yield the digest of each chunk, as if it were packed."""
+        """Yield the digest of each chunk without packing it."""
         ...
 
 
 class PackedBucket(NamedTuple):
-    """A bucket of a snapshot: a chunk that holds regions of tensors."""
+    """Bucket of a snapshot: a chunk that holds regions of tensors."""
 
     bucket: int
     data: "BucketMemory"
@@ -84,26 +84,26 @@ class ShardSource(Protocol):
         ...
 
     def follow(self, layout: EngineLayout) -> None:
-        """Cut further releases for engines of this layout; all ranks are given the same."""
+        """Cut further releases for engines of this layout. All ranks must pass the same."""
         ...
 
 
 WeightSource = Source | ShardSource
-"""Weights that rank 0 packs for all, or that each rank packs for itself."""
+"""Weights that rank 0 packs for all ranks, or that each rank packs itself."""
 
 
 class PublishedRelease(NamedTuple):
-    """A release as its publisher returns it."""
+    """Published release with its handles."""
 
     manifest: Manifest  # sealed
     digest: str
     handles: tuple[Any, ...]
     delta: WeightDelta | None = None  # changes since the release before, with its own handles
-    full_reason: FullReason | None = None  # why there is none, where deltas are enabled
+    full_reason: FullReason | None = None  # why ``delta`` is None although deltas are enabled
 
 
 def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple[Any, ...]:
-    """Return a release without handles, its handles, and those of its delta; None where it has none."""
+    """Return a release without handles, its handles, and its delta's handles or as many None."""
     delta = published.delta
     changes = (None,) * delta_handles if delta is None else delta.chunks
     header = None if delta is None else msgspec.structs.replace(delta, chunks=())
@@ -113,7 +113,7 @@ def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple
 def release_of(
     version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
 ) -> WeightRelease:
-    """Return a release whose handles arrived separately, the last ones those of its delta."""
+    """Return a release with handles that arrived separately. The delta's handles come last."""
     delta, own = published.delta, handles[: len(handles) - delta_handles]
     if delta is not None:
         delta = msgspec.structs.replace(delta, chunks=handles[len(own) :])
@@ -139,18 +139,18 @@ class Sender(Protocol):
 
     @property
     def delta_handles(self) -> int:
-        """Return the number of handles of a delta; 0: there are no deltas."""
+        """Return the number of handles of a delta, or 0 without deltas."""
         ...
 
     def forget(self) -> None:
-        """Forget the last release as a base: the weights were restored to another line of versions."""
+        """Forget the last release as a base after the weights were restored to another lineage."""
         ...
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
-        """Publish a snapshot of the current weights, which may change as soon as this returns.
+        """Publish a snapshot of the current weights. They may change as soon as this returns.
 
-        With a layout, a sender of regions cuts this and further releases for engines of this layout;
-        all ranks are given the same.
+        If a layout is given, a sender of regions cuts this and further releases for engines of this
+        layout. All ranks must pass the same.
         """
         ...
 
@@ -160,17 +160,17 @@ class Sender(Protocol):
 
 
 class ReleaseHandle(msgspec.Struct, frozen=True):
-    """Handle of a release in buckets. The transport derives a class with the addresses of its ranks."""
+    """Handle of a release in buckets. Transports derive a class with their ranks' addresses."""
 
     version: int
     digest: str
     buckets: tuple[BucketRoute, ...]
 
     transport: ClassVar[str]
-    """Name of the transport, whose plug-in makes what receives the release."""
+    """Name of the transport. Its plug-in creates the receiver."""
 
     def encode_senders(self) -> bytes:
-        """Return what the receivers of an engine need in addition to the buckets, which they know."""
+        """Return the data that receivers need in addition to the buckets."""
         raise NotImplementedError
 
 
@@ -178,34 +178,34 @@ class WholeShards:
     """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self.manifest = source, source.manifest  # of whole tensors, for any engine
+        self._source, self.manifest = source, source.manifest  # whole tensors, for any engine
         route = BucketRoute((0,), ((0, 0),))
         self.routes = (route,) * len(source.manifest.chunk_nbytes)
 
     def follow(self, layout: EngineLayout) -> None:
-        """Do nothing: whole tensors hold what any rank needs."""
+        """Do nothing, because whole tensors serve any layout."""
         del layout
 
     def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
-        chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
+        chunks = self._source.chunks(cast("Room", room))  # packs into any memory
         for index, (data, digest) in enumerate(chunks):
             yield PackedBucket(index, data, digest)
 
 
 class InPlaceSender:
-    """Sender whose releases name the weights and hold none: they have digests, but no handles."""
+    """Sender whose releases hold no weights. They have digests, but no handles."""
 
     handles = 0
     delta_handles = 0
 
     def __init__(self, source: DigestedSource) -> None:
-        """``source``: the weights, which are hashed where they are."""
+        """``source``: the weights, which are hashed in place."""
         self._source = source
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
-        """Return the digests of the current weights, equal to those of any other transport.
+        """Return the digests of the current weights. Every transport computes the same digests.
 
-        They name the weights only until these change.
+        They are valid only until the weights change.
         """
         del version, layout
         manifest = self._source.manifest.sealed(list(self._source.digests()))
@@ -213,7 +213,7 @@ class InPlaceSender:
         return PublishedRelease(manifest, digest, ())
 
     def forget(self) -> None:
-        """Do nothing: no release is the base of another one."""
+        """Do nothing, because no release is the base of another one."""
 
     def close(self) -> None:
-        """Do nothing: there is no thread to stop."""
+        """Do nothing, because no thread runs."""

@@ -1,8 +1,8 @@
-"""Interface of a transport that a plug-in brings: how releases get from trainer ranks to engines.
+"""Interface of a plug-in that transports releases from trainer ranks to engines.
 
-The controller hands the handles of a release from the sender to the engines. A handle that is a
-``ReleaseHandle`` names its transport, and the engine asks that for a receiver. The models of a recipe
-load plug-ins, which import this module: so it imports neither them nor arrays.
+The controller passes the handles of a release from the sender to the engines. A handle that is a
+``ReleaseHandle`` names its transport. The engine gets a receiver from this transport. Recipe models
+load plug-ins, and plug-ins import this module. So this module imports neither models nor arrays.
 """
 
 import threading
@@ -34,7 +34,7 @@ class Received(Protocol):
 
 
 class ReleaseReceiver(Protocol):
-    """One engine's end of a transport, or the end of one of its workers."""
+    """Receiving end of a transport, in an engine or in one of its workers."""
 
     def receive(
         self,
@@ -51,14 +51,14 @@ class ReleaseReceiver(Protocol):
         Args:
             route: Handle of the release.
             epoch: Epoch of the transfer.
-            manifest: Manifest of the whole release, or of what it changes.
-            cancelled: When set, stop at the next bucket.
-            needed: The buckets; None: those that the plan has for this receiver.
-            release: Manifest that names the tensors of the buckets, for errors; None: ``manifest``.
+            manifest: Manifest of the whole release, or of its delta.
+            cancelled: Event that stops the call at the next bucket.
+            needed: Buckets to receive, or None for the plan's buckets of this receiver.
+            release: Manifest that names the buckets' tensors in errors. None means ``manifest``.
 
         Raises:
-            TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
-            SenderGone: All ranks that hold a bucket have ended, or send another release.
+            TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
+            SenderGone: All holders of a bucket have ended, or send another release.
         """
         ...
 
@@ -72,18 +72,18 @@ class ReleaseReceiver(Protocol):
 
 
 class TransportPlugin(ABC):
-    """Makes the two ends of one ``sync.transport``, and knows the keys that the transport adds."""
+    """Creates the two ends of one ``sync.transport``, and defines the transport's keys."""
 
     section: type[BaseSyncConfig]
     """Section ``sync`` of a recipe with this transport."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together, in a dry run too."""
+        """Yield settings that clash, also in a dry run."""
         del config
         yield from ()
 
     def find_clashes_of_real_run(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together, unless stubs replace ranks and engines."""
+        """Yield settings that clash, unless stubs replace ranks and engines."""
         del config
         yield from ()
 
@@ -102,10 +102,11 @@ class TransportPlugin(ABC):
 
         Args:
             config: The run.
-            gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
+            gpu_machines: Addresses of all machines with GPUs. Ray may start an actor on any of
+                them.
 
         Raises:
-            FixableError: Engines may be where weights of the trainer do not reach them.
+            FixableError: An engine may be on a machine that the trainer's weights cannot reach.
         """
         del config, gpu_machines
 
@@ -119,12 +120,12 @@ class TransportPlugin(ABC):
         peers: Any,  # noqa: ANN401 -- Peers of a room above
         device: str,
     ) -> "Sender":
-        """Create the sender of a rank; all ranks create theirs together.
+        """Create the sender of a rank. All ranks call this together.
 
         Args:
             section: Section ``sync`` of the recipe.
             source: Weights of the rank: a ``ShardSource`` if each rank sends.
-            host: Address at which other machines reach this one.
+            host: Address of this machine for other machines.
             incarnation: Incarnation of this process.
             peers: All ranks.
             device: Device of this rank, as torch names it.
@@ -137,7 +138,7 @@ class TransportPlugin(ABC):
         Args:
             member: Name of the engine, or of its worker.
             rank: Number of this receiver in the plan.
-            device: Where device memory is received.
+            device: Device that receives the data.
         """
 
     @abstractmethod
@@ -149,15 +150,15 @@ def find_transport(name: str) -> TransportPlugin:
     """Return the plug-in of a transport that is not in the core.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("TransportPlugin", find_plugin("transport", name))
 
 
 def find_transport_of(sync: "SyncConfig") -> TransportPlugin | None:
-    """Return the plug-in of the transport of a recipe, or None if the core has the transport.
+    """Return the plug-in of a recipe's transport, or None if the core has the transport.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return None if sync.transport == "object_store" else find_transport(sync.transport)

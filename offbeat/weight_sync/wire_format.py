@@ -1,4 +1,4 @@
-"""Formats of weights between trainer and engines, as a recipe asks for them. Pure.
+"""Formats of weights between trainer and engines that a recipe requests. Pure.
 
     trainer            engine      on the wire
     bf16, fp16, fp32   the same    rounded once, by the sender (``WirePolicy.dtype``)
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def policy_of(sync: BaseSyncConfig) -> WirePolicy:
-    """Return the wire formats that a recipe asks for."""
+    """Return the wire formats that a recipe requests."""
     return WirePolicy(sync.wire_dtype, sync.keep_float32, sync.quantize)
 
 
@@ -34,22 +34,22 @@ def find_wire_format(name: str) -> WireFormat:
     """Return the plug-in of a format.
 
     Raises:
-        PluginUnusable: No package brings it, or its import fails.
+        PluginUnusable: No package provides it, or its import fails.
     """
     return cast("WireFormat", find_plugin("wire_format", name))
 
 
 def formats_by_dtype() -> dict[str, WireFormat]:
-    """Return the formats of this package by the dtype of what they convert."""
+    """Return this package's formats by the dtype of converted matrices."""
     formats = cast("dict[str, WireFormat]", plugins_of("wire_format"))
     return {each.dtype: each for each in formats.values()}
 
 
 def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> Iterator[TensorMeta]:
-    """Yield every tensor of a release as it travels.
+    """Yield every tensor of a release in its wire form.
 
     Raises:
-        OffbeatError: For all tensors together that ``policy.quantize`` cannot convert.
+        OffbeatError: ``policy.quantize`` cannot convert some tensors. The error names all.
     """
     if policy.quantize is not None:
         return find_wire_format(policy.quantize).metas(metas, policy)
@@ -59,7 +59,7 @@ def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> I
 def wire_tensors(
     named: "Iterator[tuple[str, Tensor]]", policy: WirePolicy
 ) -> "Iterator[tuple[str, Tensor]]":
-    """Yield tensors in the order and form of ``wire_metas``, but for the rounding of packing.
+    """Yield tensors in the order and form of ``wire_metas``. Packing rounds them later.
 
     Raises:
         UnconvertibleWeights: ``policy.quantize`` cannot represent a matrix.
@@ -78,8 +78,8 @@ def wire_regions(
         policy: Wire formats.
 
     Raises:
-        OffbeatError: A region cuts what ``policy.quantize`` converts as a whole.
-        UnconvertibleWeights: It cannot represent a matrix.
+        OffbeatError: A region cuts a block that ``policy.quantize`` converts as a whole.
+        UnconvertibleWeights: The format cannot represent a matrix.
     """
     if policy.quantize is None:
         return iter(held)
@@ -92,7 +92,7 @@ def wire_held(
     """Return names and regions of ``wire_regions`` without computing a value.
 
     Raises:
-        OffbeatError: For all regions together that cut what is converted as a whole.
+        OffbeatError: Regions cut blocks that are converted as a whole. The error names all.
     """
     if policy.quantize is None:
         return list(held)

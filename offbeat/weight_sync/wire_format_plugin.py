@@ -1,9 +1,9 @@
-"""Interface of the plug-in that converts matrices of releases to a format of engines: ``sync.quantize``.
+"""Interface of the plug-in of ``sync.quantize``, which converts matrices to a format of engines.
 
-    trainer   converts its weights once, and computes canaries with the values that engines have
-    engine    holds the format itself
+    trainer   converts its weights once, and computes canaries with the engines' values
+    engine    holds the converted format
 
-A plug-in imports this module when the models of a recipe are checked, so it imports no arrays.
+A plug-in imports this module while a recipe's models are checked, so this module imports no arrays.
 """
 
 from abc import ABC, abstractmethod
@@ -30,20 +30,20 @@ class UnconvertibleWeights(OffbeatError):
 
 
 class WireFormat(ABC):
-    """Form in which the matrices of a release travel and are held, each with tensors that belong to it.
+    """Format of matrices, with their additional tensors, on the wire and in engines.
 
-    Names are the Hugging Face names of the release. A tensor that is stored in the format already
-    stays as it is.
+    Names are the Hugging Face names of the release. A tensor that is already stored in the format
+    is not changed.
     """
 
     dtype: ClassVar[str]
-    """Dtype of converted matrices, which no other tensor is converted to."""
+    """Dtype of converted matrices. No other tensor is converted to it."""
 
     canary_prompts: ClassVar[int]
-    """Prompts of a canary that show one wrong matrix beside the rounding of all."""
+    """Number of canary prompts that reveals one wrong matrix despite the rounding of all."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that do not go together with the format, of real runs."""
+        """Yield settings of real runs that do not work with the format."""
         del config
         yield from ()
 
@@ -53,25 +53,25 @@ class WireFormat(ABC):
 
     @abstractmethod
     def is_aligned(self, region: "Region", shape: "Shape") -> bool:
-        """Return whether a region of a converted matrix has the bytes that it has in the whole one."""
+        """Return whether a converted region has the same bytes as in the converted whole matrix."""
 
     @abstractmethod
     def metas(
         self, metas: "Iterable[tuple[str, Shape, str]]", policy: "WirePolicy"
     ) -> "Iterator[TensorMeta]":
-        """Yield every tensor of a release as it travels: a matrix, then the tensors made of it.
+        """Yield every tensor of a release in its wire form, each matrix before its derived tensors.
 
         Args:
             metas: Name, shape and dtype of each weight.
-            policy: Wire dtypes of what is not converted.
+            policy: Wire dtypes of the tensors that are not converted.
 
         Raises:
-            OffbeatError: For all tensors together that cannot be converted.
+            OffbeatError: Some tensors cannot be converted. The error names all.
         """
 
     @abstractmethod
     def tensors(self, named: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
-        """Yield tensors in the order and form of ``metas``, but for the rounding of packing.
+        """Yield tensors in the order and form of ``metas``. Packing rounds them later.
 
         Raises:
             UnconvertibleWeights: The format cannot represent a matrix.
@@ -99,12 +99,12 @@ class WireFormat(ABC):
         """Return names and regions of ``regions`` without computing a value.
 
         Raises:
-            OffbeatError: For all regions together that are not aligned.
+            OffbeatError: Some regions are not aligned. The error names all.
         """
 
     @abstractmethod
     def rounded(self, name: str, matrix: "Tensor") -> "Tensor":
-        """Return a matrix, or an aligned region of one, with the values of engines in its own dtype.
+        """Round a matrix, or an aligned region, to the engines' values and keep its dtype.
 
         Raises:
             UnconvertibleWeights: The format cannot represent it.
@@ -112,9 +112,9 @@ class WireFormat(ABC):
 
     @abstractmethod
     def trained_pass(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """Return a context in which a model computes with the values of engines.
+        """Return a context in which a model computes with the engines' values.
 
-        Without gradients. All ranks enter it together.
+        It computes no gradients. All ranks enter it together.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Rendezvous of the processes of a run: authenticated sockets, bound to the run's own address.
+"""Rendezvous of a run's processes over authenticated sockets, bound to the run's own address.
 
 frames.py        messages that only holders of a shared key can make
 store_server.py  a key-value store over TCP that serves only such messages

@@ -1,8 +1,8 @@
-"""Authenticated messages on a stream: only holders of a shared key can make them.
+"""Authenticated messages on a stream. Only holders of a shared key can create them.
 
     length (4 bytes) | keyed digest of the body (32 bytes) | body
 
-The digest is compared before the first byte of a body is interpreted. It gives no secrecy, and no
+The digest is compared before any byte of a body is interpreted. It provides no secrecy, and no
 protection against replay by an attacker who can read and alter the traffic.
 """
 
@@ -19,11 +19,11 @@ from offbeat.messages.framing import FrameBuffer
 _HEADER: Final = struct.Struct("<I32s")
 HEADER_BYTES: Final = _HEADER.size
 LONGEST_BODY: Final = 1 << 20
-"""Bytes. The longest bodies are the addresses of a rank: some hundred bytes per rank of its world."""
+"""Bytes. The longest bodies hold a rank's addresses: some hundred bytes per rank of its world."""
 
 
 class ForeignFrame(Exception):
-    """Bytes that no holder of the key has sent. Their connection is closed."""
+    """Bytes that were not sent by a holder of the key. The connection is closed."""
 
 
 class SharedKey(msgspec.Struct, frozen=True):
@@ -40,10 +40,10 @@ class SharedKey(msgspec.Struct, frozen=True):
         return _HEADER.pack(len(body), self._digest(body)) + body
 
     def body_length(self, header: bytes) -> int:
-        """Return how many bytes follow a header.
+        """Return the number of bytes after a header.
 
         Raises:
-            ForeignFrame: More than the longest message.
+            ForeignFrame: The body would exceed the longest message.
         """
         length, _ = _HEADER.unpack(header)
         if length > LONGEST_BODY:
@@ -51,7 +51,7 @@ class SharedKey(msgspec.Struct, frozen=True):
         return length
 
     def verify(self, header: bytes, body: bytes) -> None:
-        """Check that a holder of the key made this body.
+        """Check that a holder of the key created this body.
 
         Raises:
             ForeignFrame: The digest does not match this key.
@@ -68,7 +68,7 @@ class SharedKey(msgspec.Struct, frozen=True):
 
 
 class StoreAddress(msgspec.Struct, frozen=True):
-    """Address and key of a store. It is passed through Ray calls only."""
+    """Address and key of a store, passed only through Ray calls."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ class FrameReader:
         self._buffer.feed(data)
 
     def next(self) -> bytes | None:
-        """Return the body of the oldest message that is complete; None: there is none.
+        """Return the body of the oldest complete message, or None if no message is complete.
 
         Raises:
             ForeignFrame: These bytes are not from a holder of the key.
@@ -99,7 +99,7 @@ class FrameReader:
 
 
 class Set(msgspec.Struct, frozen=True, tag=True):
-    """Give each key its value."""
+    """Set the value of each key."""
 
     keys: list[str]
     values: list[bytes]
@@ -128,7 +128,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 class CompareSet(msgspec.Struct, frozen=True, tag=True):
     """Replace a value if it is the expected one, and reply with the value afterwards.
 
-    A missing key is set if the expected value is empty; otherwise the reply is the expected value.
+    A missing key is set if the expected value is empty. Otherwise the reply is the expected value.
     """
 
     key: str
@@ -161,4 +161,4 @@ class StoreReply(msgspec.Struct, frozen=True):
 
     number: int = 0
     values: list[bytes] = []
-    is_late: bool = False  # the keys were not there in time
+    is_late: bool = False  # the keys were not set in time

@@ -1,8 +1,8 @@
 """Binds the sockets of collective libraries to the network interface of the run's address.
 
-gloo and NCCL listen on sockets of their own and take the interface from the environment. Without it
-gloo asks the resolver for the machine's name, and NCCL takes the first interface that is not
-loopback.
+gloo and NCCL open their own listening sockets and read the interface from the environment. If it is
+not set, gloo asks the resolver for the machine's name, and NCCL uses the first interface that is
+not loopback.
 """
 
 from collections.abc import MutableMapping
@@ -44,11 +44,11 @@ def interface_of(address: str) -> str:
 
 
 def bind_collectives(address: str, environment: MutableMapping[str, str]) -> None:
-    """Have gloo and NCCL use the interface of this address; what the user has set stays.
+    """Make gloo and NCCL use this address's interface. Variables set by the user stay unchanged.
 
     Raises:
         AddressNotLocal: No interface has it.
     """
     name = interface_of(address)
     environment.setdefault("GLOO_SOCKET_IFNAME", name)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this exact name, not a prefix
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": exact name, not a prefix

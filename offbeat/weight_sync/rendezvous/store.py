@@ -1,9 +1,9 @@
-"""Client of the store, in which process groups of torch exchange their addresses."""
+"""Client of the store in which torch's process groups exchange their addresses."""
 
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
 # pyright: reportPrivateImportUsage=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
-# torch exports Store without declaring it, and declares less of it than it has, without types.
+# torch exports Store without a declaration, and declares only a part of it, without types.
 
 import contextlib
 import socket
@@ -33,27 +33,26 @@ from offbeat.weight_sync.rendezvous.frames import (
 )
 
 _LONGEST_REPLY_S: Final = 30.0
-"""Seconds to reply to a request that waits for nothing, where the client's timeout is longer."""
+"""Seconds to reply to a request that waits for no key, if the client's timeout is longer."""
 _SERVERS_SHARE: Final = 0.9
-"""Share of a wait after which the server replies that a key is not there: its reply is in time."""
+"""Share of a wait after which the server reports a missing key, so that its reply is in time."""
 _decode_reply = msgspec.msgpack.Decoder(StoreReply).decode
 
 
 class SharedStore(Store):
     """A ``torch.distributed.Store`` whose server serves only holders of its key.
 
-    torch calls it from Python and, holding the interpreter's lock, from threads of its own. torch
-    keeps a reference to its C++ half only: the maker of a process group has to keep the store
-    alive.
+    torch calls it from Python and from torch's own threads, which hold the interpreter's lock.
+    torch references only the C++ half. The creator of a process group must keep the store alive.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
-        """Connect.
+        """Connect to the server.
 
         Args:
             address: Address of the server.
             timeout_s: Default timeout for a key to be set, for a connection, and for any reply. No
-                call takes longer than its timeout.
+                call lasts longer than its timeout.
 
         Raises:
             torch.distributed.DistNetworkError: The server cannot be reached.
@@ -71,13 +70,13 @@ class SharedStore(Store):
         self.check([])  # unauthenticated connections are closed soon
 
     def clone(self) -> "SharedStore":
-        """Return another client of the same store, with a connection of its own."""
+        """Return another client of the same store, with a separate connection."""
         return SharedStore(self._address, self.timeout.total_seconds())
 
     def close(self) -> None:
-        """Close the connection; a call that waits in another thread raises."""
+        """Close the connection. A call that waits in another thread raises."""
         with contextlib.suppress(OSError):  # it may be closed already
-            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # only closing would wake no thread
         self._socket.close()
 
     # --- under the names that Python code calls --------------------------------------------------
@@ -124,7 +123,7 @@ class SharedStore(Store):
     # --- the connection --------------------------------------------------------------------------
 
     def _values(self, keys: list[str], timeout: timedelta) -> list[bytes]:
-        """Return the values of keys once all are there.
+        """Wait until all keys are set and return their values.
 
         Raises:
             torch.distributed.DistStoreError: A key was not set in time.
@@ -137,10 +136,10 @@ class SharedStore(Store):
         return reply.values
 
     def _ask(self, request: StoreRequest, timeout_s: float = 0.0) -> StoreReply:
-        """Return the answer to one request; ``timeout_s`` 0: of one that waits for nothing.
+        """Send one request and return the reply. ``timeout_s`` is 0 if it waits for no key.
 
         Raises:
-            torch.distributed.DistNetworkError: The server has ended, is another one, or hangs.
+            torch.distributed.DistNetworkError: The server has ended, was replaced, or hangs.
         """
         message = self._address.key.frame(msgspec.msgpack.encode(request))
         if not timeout_s:
@@ -155,7 +154,7 @@ class SharedStore(Store):
                         raise ConnectionError("it closed the connection")
                     self._frames.feed(data)
             except TimeoutError as error:
-                self._socket.close()  # a late reply must not be read as that of the next request
+                self._socket.close()  # a late reply must not be read as the next request's reply
                 hangs = TimeoutError(f"it has not replied for {timeout_s:g} s")
                 raise self._unreachable(hangs) from error
             except (OSError, ForeignFrame) as error:

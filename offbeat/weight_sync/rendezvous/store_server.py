@@ -1,11 +1,11 @@
-"""A key-value store over TCP that serves only holders of its key.
+"""Key-value store over TCP that serves only holders of its key.
 
     waits for            until
-    a first request      ``stranger_s``; the connection is closed then
+    a first request      ``stranger_s``, then the connection is closed
     a further request    the client closes the connection, or the process ends
     keys                 a client sets them, or the request times out
 
-It runs in a thread of its own, because its process may be blocked in a collective meanwhile.
+It runs in a separate thread, because its process may be blocked in a collective.
 """
 
 import asyncio
@@ -33,22 +33,22 @@ from offbeat.weight_sync.rendezvous.frames import (
 )
 
 STRANGER_S: Final = 10.0
-"""Seconds a connection may stay without a valid request; a client sends its first one at once."""
+"""Seconds a connection may stay without a valid request. Clients send their first one at once."""
 MOST_STRANGERS: Final = 64
-"""Connections without a valid request at a time. Beyond, the oldest one is closed: a client has sent
-its first request when it is accepted, so it is not the one that waits."""
+"""Maximum connections without a valid request. Beyond it the oldest is closed. This is no client,
+because clients have sent their first request when they are accepted."""
 _ACCEPTED_AT_ONCE: Final = 8
-"""Connections accepted per turn of the loop: what a client has sent is read some turns later, before
-as many others have come as push it out."""
+"""Connections accepted per turn of the loop. A client's request is read some turns later, before
+enough other connections arrive to close it."""
 _BACKLOG: Final = 512
-"""Connections that the system holds before they are accepted: all ranks may come at once."""
+"""Connections that the system queues before they are accepted: all ranks may connect at once."""
 _decode_request = msgspec.msgpack.Decoder[StoreRequest](
     Set | Get | Check | Add | CompareSet | Append | Delete | Count
 ).decode
 
 
 class StoreServer:
-    """A key-value store that serves until it is closed or its process ends."""
+    """Key-value store that serves until it is closed or its process ends."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StoreServer:
         stranger_s: float = STRANGER_S,
         most_strangers: int = MOST_STRANGERS,
     ) -> None:
-        """Listen at a free port of ``host``, and of no other address."""
+        """Listen on a free port of ``host`` and on no other address."""
         self._key, self._stranger_s, self._most_strangers = key, stranger_s, most_strangers
         self._listening = socket.create_server((host, 0), backlog=_BACKLOG)
         self.host, self.port = host, int(self._listening.getsockname()[1])
@@ -76,9 +76,9 @@ class StoreServer:
         self._loop.call_soon_threadsafe(self._forget, prefix)
 
     def close(self) -> None:
-        """Close all connections and return; a second call does nothing."""
+        """Close all connections and return. A second call does nothing."""
         if not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
@@ -92,19 +92,19 @@ class StoreServer:
         server = await asyncio.start_server(
             self._accepted, sock=self._listening, backlog=_ACCEPTED_AT_ONCE
         )
-        self._listening.listen(_BACKLOG)  # asyncio has one number for both
+        self._listening.listen(_BACKLOG)  # asyncio uses one number for backlog and accepts
         await self._closing.wait()
         await self._finish_accepting()
-        # The runner cancels the clients next. ``async with server`` would wait for them before that,
-        # for ever if one stays connected: Python 3.12.1 and later.
+        # The runner cancels the clients next. From Python 3.12.1 on, ``async with server`` would
+        # wait for them first, for ever if a client stays connected.
         server.close()
-        for stranger in self._strangers:  # a task that is cancelled before it begins closes nothing
+        for stranger in self._strangers:  # a task cancelled before its start closes nothing
             stranger.transport.abort()
 
     async def _finish_accepting(self) -> None:
-        """Accept no further connection, and wait until asyncio has opened the accepted ones.
+        """Stop accepting connections, and wait until asyncio has opened the accepted ones.
 
-        A closed server cannot open them, and would leave their clients waiting for a reply.
+        A closed server could not open them. Their clients would wait for a reply.
         """
         self._loop.remove_reader(self._listening)
         ours = {asyncio.current_task(), *self._tasks}
