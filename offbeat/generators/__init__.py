@@ -1,1 +1,1 @@
-"""Inference engines, and the code that drives one inside its actor process."""
+"""Inference engines, and the code that runs an engine in its actor process."""

@@ -1,6 +1,6 @@
 """Finds the tokens that end a sample in the files of a model, for every kind of engine.
 
-It reads JSON files only. A model whose samples never end trains on samples that are all cut off.
+It reads only JSON files. If samples never ended, the model would train only on truncated samples.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -21,7 +21,7 @@ def end_ids_of(model_path: str | Path) -> list[int]:
     """Return the end-of-sequence tokens of a model directory, from the first file that has any.
 
     Raises:
-        ValueError: A file is no JSON object.
+        ValueError: A file is not a JSON object.
     """
     for name in _NAMED_IN:
         settings = _read(Path(model_path) / name)
@@ -38,11 +38,11 @@ STOP_IDS_FIX: Final = "Take ids of the model's tokenizer"
 def end_ids_problem(
     model_path: str | Path, stop_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
 ) -> str:
-    """Return the reason why samples may never end; empty if there is none.
+    """Return the reason why samples may never end, or an empty string.
 
     Args:
-        model_path: A model directory.
-        stop_token_ids: Further tokens that end a sample, from the recipe.
+        model_path: Directory of the model.
+        stop_token_ids: Additional tokens that end a sample, from the recipe.
         stop: Strings that end a sample, from the recipe.
     """
     folder = Path(model_path)
@@ -62,7 +62,7 @@ def end_ids_problem(
 
 
 def stop_ids_problem(stop_token_ids: Sequence[int], vocabulary: int) -> str:
-    """Return which ids no token of a vocabulary of this size has; empty if there are none."""
+    """Return a problem with ids outside a vocabulary of this size, or an empty string."""
     outside = [each for each in stop_token_ids if not 0 <= each < vocabulary]
     return f"stop_token_ids={outside} are outside the vocabulary of {vocabulary}" if outside else ""
 
@@ -76,7 +76,7 @@ def warn_of_end_ids(
 
 
 def tokenizer_end(folder: Path) -> tuple[str, int | None]:
-    """Return the tokenizer's own end-of-sequence token and its id, None where it is not known."""
+    """Return the tokenizer's own end-of-sequence token and its id, None if unknown."""
     settings = _read(folder / "tokenizer_config.json")
     token: Any = settings.get("eos_token")
     if isinstance(token, dict):

@@ -1,20 +1,18 @@
-"""Drives an engine from one thread of its own, so that the event loop stays free.
+"""Runs an engine in one dedicated thread, so that the event loop stays free.
 
 | who          | waits for                                  | woken by                             |
 |--------------|--------------------------------------------|--------------------------------------|
 | callers      | their answer                               | the thread, through the event loop   |
 | engine thread| nothing: without work it returns           | a command starts it again            |
 
-Every call is a command in one inbox. The thread executes the commands between two steps, and runs
-steps back to back while it has work: neither side waits for the other in between. Only the thread
-touches the engine.
+Every call is a command in one inbox. The thread executes the commands between two steps. While it
+has work, it runs steps back to back without waiting for the event loop. Only the thread touches the
+engine.
 
-An engine whose weights are also the trainer's asks ``StepTurns`` before each step. If it may not
-step, the thread returns as if it had no work, until it may.
+If an engine shares its weights with the trainer, the thread asks ``StepTurns`` before each step. If
+a step is not allowed, the thread returns as if it had no work, until it is allowed.
 
-Interface of an engine that computes in steps, such as one that a plug-in brings.
-
-``EngineLoop`` drives it from one thread, which is the only one that touches it.
+``SteppedEngine`` is the interface of an engine that computes in steps, for example of a plug-in.
 """
 
 import asyncio
@@ -33,7 +31,7 @@ from offbeat.messages.weights import CanaryAnswer
 
 
 class SteppedEngine(Protocol):
-    """An engine that draws tokens in ``step``; between two steps its weights may be exchanged."""
+    """Engine that draws tokens in ``step``. Its weights may be exchanged between two steps."""
 
     tokens: int
     """Tokens generated since start."""
@@ -46,12 +44,12 @@ class SteppedEngine(Protocol):
 
     @property
     def running(self) -> int:
-        """Return the number of samples that have begun."""
+        """Return the number of started samples."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Return the number of requests that have not begun."""
+        """Return the number of requests that have not started."""
         ...
 
     @property
@@ -63,19 +61,19 @@ class SteppedEngine(Protocol):
         """Queue a request.
 
         Raises:
-            InvalidRequest: It can never be served, or its id is open.
-            EngineUnavailable: The weights are of no version.
+            InvalidRequest: The request can never be served, or its id is open.
+            EngineUnavailable: The weights have no version.
         """
         ...
 
     def drop(self, request_id: str) -> None:
-        """Remove a request; an id that is not open is ignored."""
+        """Remove a request. Ignore an id that is not open."""
         ...
 
     def step(self) -> list[GenerateResult]:
-        """Go on with the open requests, and return those that have finished.
+        """Continue the open requests and return the finished ones.
 
-        Whatever it raises ends the engine.
+        Any exception ends the engine.
         """
         ...
 
@@ -84,11 +82,11 @@ class SteppedEngine(Protocol):
         ...
 
     def set_version(self, version: int) -> None:
-        """Stamp tokens with this version from the next step on; ends ``lose``."""
+        """Stamp tokens with this version from the next step on. Ends the state of ``lose``."""
         ...
 
     def lose(self, problem: str) -> None:
-        """Drop open requests and refuse new ones: the weights are of no version."""
+        """Drop open requests and refuse new ones, because the weights have no version."""
         ...
 
 
@@ -103,7 +101,7 @@ class _Command:
 
     action: Callable[[Any], Any]
     answer: asyncio.Future[Any]
-    answers_at_once: bool  # False: a later step brings the answer, here only an error can come
+    answers_at_once: bool  # False: a later step answers; the command itself can only raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ class StepTurns(Protocol):
     """Decides when an engine may step. The engine's thread calls it."""
 
     def begin(self, retry: Callable[[], object]) -> bool:
-        """Begin a step, or return False; ``retry`` is then called, in any thread, once it may."""
+        """Begin a step, or return False and call ``retry`` in any thread once it is allowed."""
         ...
 
     def end(self) -> None:
@@ -134,7 +132,7 @@ class StepTurns(Protocol):
 class EngineLoop(Generic[E]):
     """Asyncio interface of an engine that computes in steps. All methods belong to one event loop.
 
-    A step that raises breaks the engine for good: every open call, and every later one, raises
+    A step that raises breaks the engine permanently. Every open call and every later call raises
     ``EngineUnavailable`` with the step's error as its cause.
     """
 
@@ -144,12 +142,12 @@ class EngineLoop(Generic[E]):
         steps_in: Executor | None = None,
         turns: StepTurns | None = None,
     ) -> None:
-        """Drive an engine.
+        """Create the loop of an engine.
 
         Args:
             engine: The engine.
-            steps_in: Executor of one thread, which runs the engine; None: a new one.
-            turns: Decides when the engine may step; None: always.
+            steps_in: Executor with one thread that runs the engine, or None for a new one.
+            turns: Decides when the engine may step, or None if it always may.
         """
         self._engine, self._turns = engine, turns
         self._inbox: deque[_Command] = deque()  # filled by the event loop, emptied by the thread
@@ -182,7 +180,7 @@ class EngineLoop(Generic[E]):
     # -- requests ----------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Return the finished samples of a request; cancelling the call removes it from the engine.
+        """Return the finished samples of a request. Cancelling the call drops the request.
 
         Raises:
             InvalidRequest: The engine can never serve it, or its id is open.
@@ -198,7 +196,7 @@ class EngineLoop(Generic[E]):
         try:
             return await answer
         except asyncio.CancelledError:
-            if self._gone is None:  # ``answer`` is cancelled: the result would be discarded
+            if self._gone is None:  # ``answer`` is cancelled, so any result would be discarded
                 self._post(lambda engine: engine.drop(id_), answer, answers_at_once=True)
             raise
         finally:
@@ -207,9 +205,9 @@ class EngineLoop(Generic[E]):
     # -- control -----------------------------------------------------------------------------------
 
     async def between_steps(self, action: Callable[[E], T]) -> T:
-        """Run an action in the engine's thread while no step is in progress, as to swap weights.
+        """Run an action in the engine's thread between two steps, for example to swap weights.
 
-        An exception of the action is raised here; it does not break the engine.
+        An exception of the action is raised here and does not break the engine.
         """
         self.check_usable("run between steps")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -217,9 +215,9 @@ class EngineLoop(Generic[E]):
         return await answer
 
     def lose(self, problem: str) -> None:
-        """Mark the weights as of no version: every open call raises ``EngineUnavailable``.
+        """Make every open call raise ``EngineUnavailable``, because the weights have no version.
 
-        The engine itself refuses later calls, until its weights are of a version again.
+        The engine itself refuses later calls until its weights have a version again.
         """
         for answer in self._open.values():
             if not answer.done():
@@ -229,12 +227,12 @@ class EngineLoop(Generic[E]):
                 answer.set_exception(unavailable)
 
     def fail(self, problem: str) -> None:
-        """Stop serving for good: open and later calls raise ``EngineUnavailable``."""
+        """Stop serving permanently. Open and later calls raise ``EngineUnavailable``."""
         if self._gone is None:
             self._fail_all(_Gone(problem, cause=None))
 
     async def close(self) -> None:
-        """End the thread, after the step in progress. Open calls raise ``EngineUnavailable``."""
+        """End the thread after the current step. Open calls raise ``EngineUnavailable``."""
         self.fail("it was closed")
         if self._working is not None:
             await asyncio.wait((self._working,))
@@ -251,7 +249,7 @@ class EngineLoop(Generic[E]):
     ) -> None:
         self._inbox.append(_Command(action, answer, answers_at_once))
         if self._working is None and not self._start_is_due:
-            # Deferred, so that all requests of this turn of the event loop share the first prefill
+            # Deferred, so that all requests of this event loop turn share the first prefill
             self._start_is_due = True
             answer.get_loop().call_soon(self._start)
 
@@ -269,11 +267,11 @@ class EngineLoop(Generic[E]):
             log.error("engine.broken", engine=self._engine.name, error=repr(error))
             if self._gone is None:
                 self._fail_all(_Gone(f"a step raised {error!r}", cause=error))
-        elif self._inbox:  # posted after the thread last looked
+        elif self._inbox:  # posted after the thread last checked
             self._start()
 
     def _retry(self) -> None:
-        """Start the thread again, by a command that does nothing, after a step that was refused."""
+        """Restart the thread with a command that does nothing, after a refused step."""
         if self._gone is None:
             done = asyncio.get_running_loop().create_future()
             self._post(lambda _: None, done, answers_at_once=True)
@@ -304,7 +302,7 @@ class EngineLoop(Generic[E]):
     # -- the thread's side -------------------------------------------------------------------------
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Execute commands, then a step, until there is neither."""
+        """Execute commands and steps until none are left."""
         while self._gone is None:
             while self._inbox:
                 self._execute(self._inbox.popleft(), loop)
@@ -325,7 +323,7 @@ class EngineLoop(Generic[E]):
     def _execute(self, command: _Command, loop: asyncio.AbstractEventLoop) -> None:
         try:
             value = command.action(self._engine)
-        except Exception as error:  # noqa: BLE001 -- not handled here: whoever asked gets it
+        except Exception as error:  # noqa: BLE001 -- not handled here, but passed to the caller
             loop.call_soon_threadsafe(_answer_error, command.answer, error)
         else:
             if command.answers_at_once:

@@ -1,7 +1,7 @@
 """Base of all engine servers: requests, fence, weights, health. One server has one engine.
 
-An engine serves no version until a release was received, verified and committed; its ack contains
-the version and the digest that it then serves.
+An engine serves no version until it has received, verified and committed a release. Its ack
+contains the version and digest that it then serves.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from offbeat.weight_sync.transport import ReleaseHandle
 
 
 class ServedEngine(Protocol):
-    """Interface that all kinds of engine share."""
+    """Common interface of all kinds of engine."""
 
     @property
     def running(self) -> int: ...
@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
 class LoadOutcome(NamedTuple):
     """Outcome of loading a release."""
 
-    pause_s: float  # seconds that decoding was paused, the canary included
+    pause_s: float  # seconds for which decoding was paused, including the canary
     canary_gap: float | None  # nats; None: the release has no canary
 
 
@@ -62,7 +62,7 @@ class EngineServer:
     All methods belong to one event loop. Blocking work runs in threads.
     """
 
-    # Failures of a transfer that leave the served weights as they were
+    # Failures of a transfer that leave the served weights unchanged
     _transfer_failures: tuple[type[OffbeatError], ...] = (TransferFailed, TransferRefused)
 
     def __init__(
@@ -77,10 +77,10 @@ class EngineServer:
         """Serve an engine.
 
         Args:
-            spec: What the engine was built from.
+            spec: Specification of the engine.
             served: The engine.
             incarnation: Unique name of this incarnation of the engine.
-            device: Device into which this process can receive weights; None for main memory.
+            device: Device into which this process can receive weights, or None for main memory.
             cpu_clock: Returns the CPU seconds of the engine.
         """
         self._cpu_clock = cpu_clock
@@ -96,10 +96,10 @@ class EngineServer:
         self._manifest: Manifest | None = None  # of the served release
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate, but only with weights of this run.
+        """Generate samples, but only with weights of this run.
 
-        A restarted process has the weights that it was created with. Any error that is no
-        ``OffbeatError`` is a bug of the engine; see ``classify``.
+        A restarted process still has its initial weights. Any error that is no ``OffbeatError`` is
+        a bug of the engine. See ``classify``.
 
         Raises:
             EngineUnavailable: The engine holds no weights of this run, or ended before the request.
@@ -111,7 +111,7 @@ class EngineServer:
         return await self._served.generate(request)
 
     def classify(self, error: Exception) -> OffbeatError:
-        """Return the failure to report for an error of ``generate``: itself, or a ``RemoteBug``."""
+        """Return the failure that reports an error of ``generate``: itself or a ``RemoteBug``."""
         if isinstance(error, OffbeatError):
             return error
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
@@ -120,7 +120,7 @@ class EngineServer:
         """Return the engine's state.
 
         Raises:
-            EngineUnavailable: The process is alive, but the engine in it is not.
+            EngineUnavailable: The process is alive, but its engine is not.
         """
         self._guard.check(fence)
         self._served.check_usable("say how it is")
@@ -139,7 +139,7 @@ class EngineServer:
         )
 
     async def served_weights(self) -> ServedWeights:
-        """Return which weights the engine serves, for ``offbeat verify-weights``.
+        """Return a description of the served weights for ``offbeat verify-weights``.
 
         The call changes nothing, so it needs no fence.
         """
@@ -149,7 +149,7 @@ class EngineServer:
         return await self._read_back(version, manifest)
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
-        """Return the release with digests of the served tensors, or with the reason for none."""
+        """Return the release with digests of the served tensors, or with the problem."""
         problem = "this kind of engine cannot read back the weights that it serves"
         return ServedWeights(self._name, version, manifest, problem=problem)
 
@@ -161,15 +161,15 @@ class EngineServer:
         Args:
             fence: Fence of the caller.
             epoch: Epoch of the transfer.
-            release: The release without handles. With a delta, it is loaded by its changes. Without
-                a manifest, it names the weights that this process was created with: an evaluation
-                has no trainer. The ack has the digest of their files.
+            release: The release without handles. If it has a delta, only the changes are loaded. If
+                it has no manifest, it names this process's initial weights, because an evaluation
+                has no trainer. The ack then has the digest of their files.
             *handles: The chunks of the release or of its delta, or the handle of the trainer ranks
                 that hold its parts.
 
         Raises:
-            BaseRefused: The engine does not serve the base of the delta. Nothing was begun: the full
-                release may follow.
+            BaseRefused: The engine does not serve the base of the delta. No transfer was begun, so
+                the full release may follow.
             ReleaseLost: The ranks that hold a part have ended, or send another release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
@@ -187,10 +187,10 @@ class EngineServer:
         return self._acknowledge(started_s, epoch, version, digest, outcome)
 
     async def _hash_files(self, epoch: int, version: int) -> str:
-        """Return the digest of the model's files, which the engine still has to serve.
+        """Return the digest of the model's files. The engine must still have their weights.
 
         Raises:
-            WeightSyncFailed: A release has replaced them, or the files cannot be read.
+            WeightSyncFailed: A release has replaced the weights, or the files cannot be read.
         """
         if self._version not in (None, version):
             problem = f"a release took the place of the loaded weights: version {self._version}"
@@ -201,7 +201,7 @@ class EngineServer:
             raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
 
     async def close(self) -> None:
-        """Close the engine: open calls raise ``EngineUnavailable``."""
+        """Close the engine. Open calls raise ``EngineUnavailable``."""
         await self._served.close()
 
     def _begin_transfer(self, epoch: int, version: int) -> None:
@@ -211,7 +211,7 @@ class EngineServer:
         self._epoch = epoch
 
     def _check_newest(self, epoch: int) -> None:
-        """Raise if a newer transfer was begun: its weights may be served by now.
+        """Check that no newer transfer was begun, because its weights may already be served.
 
         Raises:
             TransferRefused: A newer transfer was begun.
@@ -221,7 +221,7 @@ class EngineServer:
 
     @contextlib.contextmanager
     def _classify_failures(self, epoch: int, version: int) -> Generator[None]:
-        """Raise the failures of a transfer as the classes that the controller knows."""
+        """Convert the failures of a transfer to the controller's error classes."""
         try:
             yield
         except SenderGone as gone:
@@ -252,17 +252,17 @@ class EngineServer:
         )
 
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
-        """Bring, verify and commit a release, and check its canary, if it has one.
+        """Fetch, verify and commit a release, and check its canary if it has one.
 
-        Each kind of engine overrides it. An initial release has nothing to bring: tokens are stamped
-        with its version from now on.
+        Each kind of engine overrides it. An initial release has no data to fetch. The engine only
+        stamps tokens with its version from now on.
 
         Raises:
-            TransferFailed: No rank that holds a part could send it: the engine serves the previous
+            TransferFailed: No holder of a part could send it. The engine serves the previous
                 version.
-            TransferRefused: The release did not fit, or arrived damaged; or the engine does not have
-                the initial weights any more. It serves the previous version.
-            CanaryFailed: The engine computes other values: it serves nothing, and its requests are
+            TransferRefused: The release did not fit, or arrived damaged, or the engine no longer
+                has the initial weights. It serves the previous version.
+            CanaryFailed: The engine computes other values. It serves nothing, and its requests are
                 lost.
         """
         raise NotImplementedError

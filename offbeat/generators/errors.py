@@ -1,4 +1,4 @@
-"""Errors of the embedded engine, and a fix that several engines name."""
+"""Errors of the embedded engine, and a fix that several engines suggest."""
 
 from typing import Final
 
@@ -8,17 +8,17 @@ from offbeat.messages.failures import OffbeatError
 NO_TOKENIZER_FIX: Final = (
     "Put the tokenizer's files into the model directory, or end samples with stop_token_ids"
 )
-"""Way out for a request with stop strings where no tokenizer is."""
+"""Fix for a request with stop strings if the tokenizer is missing."""
 
 
 def advise_another_engine() -> str:
-    """Return the advice to use an engine of a plug-in; without plug-ins, another model."""
+    """Return the advice to use an engine of a plug-in or, without plug-ins, another model."""
     others = suggest_engine()
     return f"use generator.backend={others}" if others else "use a model of another family"
 
 
 class UndecodableModel(OffbeatError):
-    """A model that this engine would decode wrongly, or not at all."""
+    """Model that this engine would decode wrongly, or not at all."""
 
     model: str
     problem: str

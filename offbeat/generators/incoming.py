@@ -1,12 +1,12 @@
-"""A release on its way into an engine: it brings its tensors here, whatever transport sent them.
+"""Brings the tensors of an incoming release into an engine's process, on any transport.
 
-    chunks         came with the call, through the object store
+    chunks         arrive with the call, through the object store
     buckets        are fetched from the trainer ranks that hold them
-    a delta        comes either way, and makes the chunks of the release from its base
-    initial ones   are not brought: the engine was created with these weights
+    a delta        arrives either way; the release's chunks are rebuilt from it and its base
+    initial ones   are not fetched, because the engine was created with these weights
 
-Work that blocks runs in threads next to the serving engine. torch and the transport are imported
-when the first transfer arrives: a run on another transport needs neither.
+Blocking work runs in threads next to the serving engine. torch and the transport are imported only
+when the first transfer arrives, because runs on other transports need neither.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class WeightFetcher:
 
         Args:
             member: Name of the engine.
-            device: Device where wires of devices receive.
-            keeps_base: Whether the engine takes deltas: they travel between main memories, and so
-                do their bases.
+            device: Device into which device wires receive.
+            keeps_base: Whether the engine uses deltas. Deltas and their bases are sent only between
+                main memories.
         """
         self.member, self._device, self._only_on_host = member, device, keeps_base
         self._receiver: ReleaseReceiver | None = None  # of the transport of the first release
@@ -51,15 +51,15 @@ class WeightFetcher:
     ) -> "tuple[BucketMemory, ...]":
         """Receive and verify all buckets of a release from the ranks that hold them.
 
-        Also those that the plan has for other ranks of an engine alone. A cancelled fetch stops at
-        the next bucket, or at that bucket's deadline.
+        This includes buckets that the plan has only for other ranks of an engine. A cancelled fetch
+        stops at the next bucket, or at that bucket's deadline.
 
         Args:
-            ranks: The ranks.
+            ranks: Handle with the ranks.
             epoch: Epoch of the transfer.
-            sent: Manifest of the release, or of what it changes.
+            sent: Manifest of the release, or of its delta.
             release: Manifest of the release, which names the tensors in errors.
-            to_host: Whether the buckets have to be in main memory.
+            to_host: Whether the buckets must be in main memory.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
@@ -89,7 +89,7 @@ class WeightFetcher:
         return self._receiver
 
     def warn_of_whole_tensors(self, manifest: Manifest, reason: str) -> None:
-        """Log once that regions are joined to whole tensors."""
+        """Log a warning, only once, that regions are joined to whole tensors."""
         if not self._has_joined:
             self._has_joined = True
             log.warning(
@@ -102,7 +102,7 @@ class WeightFetcher:
 
 
 class IncomingRelease:
-    """The one thing that an engine loads: a release, and how its tensors get into this process."""
+    """Release that an engine loads, and the path of its tensors into this process."""
 
     def __init__(
         self,
@@ -112,23 +112,23 @@ class IncomingRelease:
         fetcher: WeightFetcher,
         base: CheckedBase | None = None,
     ) -> None:
-        """Nothing is brought yet.
+        """Describe the release. Nothing is fetched yet.
 
         Args:
             epoch: Epoch of the transfer.
             release: The release without handles.
             handles: Its chunks or the chunks of its delta, or the ranks that hold its parts.
             fetcher: Fetches the parts for this engine.
-            base: What the delta applies to; None: there is no delta.
+            base: Base of the delta, or None without a delta.
         """
         self.epoch, self.release = epoch, release
         self._handles, self._fetcher, self._base = handles, fetcher, base
         self.chunks: tuple[BucketMemory, ...] = ()
-        """The chunks of the release as they were brought here; empty if its engine brought none."""
+        """Chunks of the release in this process, or empty if none were brought here."""
 
     @property
     def is_initial(self) -> bool:
-        """Return whether these are the weights that the engine was created with."""
+        """Return whether the release names the engine's initial weights."""
         return self.release.manifest is None
 
     @property
@@ -138,14 +138,14 @@ class IncomingRelease:
         return first if isinstance(first, ReleaseHandle) else None
 
     async def bring(self, *, to_host: bool = False) -> "tuple[BucketMemory, ...]":
-        """Bring the release here, and return its chunks.
+        """Bring the release into this process and return its chunks.
 
-        ``to_host``: they have to be in main memory.
+        ``to_host``: whether they must be in main memory.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
-            TransferRefused: The parts of a delta are not those that were sent, or the ranks send from
-                their devices, and only workers can receive that.
+            TransferRefused: The parts of a delta were altered on the way, or the ranks send from
+                their devices, which only workers can receive.
         """
         release, delta, ranks = self.release, self.release.delta, self.ranks
         parts = cast("tuple[BucketMemory, ...]", self._handles)
@@ -164,9 +164,9 @@ class IncomingRelease:
     async def bring_whole(
         self, reason: str = "the loader of this engine takes whole tensors, no regions"
     ) -> tuple[Bytes, ...]:
-        """Bring the release into main memory as whole tensors, and return their chunks.
+        """Bring the release into main memory as whole tensors and return their chunks.
 
-        If it arrived in regions, ``release`` is another one afterwards, of the joined tensors.
+        If it arrived in regions, ``release`` is replaced by a release of the joined tensors.
 
         Args:
             reason: Why the engine cannot load regions.

@@ -1,11 +1,11 @@
-"""Server of an engine that computes in steps with a torch module: weights are swapped between two.
+"""Server of an engine with a torch module. It swaps the weights between two steps.
 
     event loop       orders the releases
     a thread         checks layout and digests, adds adapters to matrices     decoding continues
     engine's thread  commits and checks the canary between two steps          decoding waits
 
-torch is imported when the first release arrives: a process with a handle to the engine's actor
-imports this module too.
+torch is imported only when the first release arrives, because every process with a handle to the
+engine's actor imports this module.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ReleaseLoader(NamedTuple):
-    """Receiver of the releases of one layout, and a function that reads back what it loaded."""
+    """Receiver of the releases of one layout, and a function that reads back its weights."""
 
     receiver: "Receiver"
     read_back: "Callable[[], ReadBack]"
@@ -52,7 +52,7 @@ class _Committed(NamedTuple):
 
 
 class ModuleEngineServer(EngineServer):
-    """Server of an engine in this process. A kind of engine derives from it, and creates the engine."""
+    """Server of an engine in this process. Each kind of engine has a subclass, which creates it."""
 
     def __init__(
         self,
@@ -67,20 +67,20 @@ class ModuleEngineServer(EngineServer):
         """Serve an engine.
 
         Args:
-            spec: What the engine was built from.
+            spec: Specification of the engine.
             engine: The loop that runs the engine.
-            module: Module that the engine computes with; releases have its tensors, by its names.
+            module: Module of the engine. Releases contain its tensors under its names.
             incarnation: Unique name of this incarnation of the engine.
             device: Device of the module.
             cpu_clock: Returns the CPU seconds of the engine.
         """
         self._engine, self._module = engine, module
         self._base: LoadedWeights | None = None  # kept from the first release of adapters on
-        self._is_replaced = False  # a full release was begun: the loaded weights may be gone
+        self._is_replaced = False  # a full release was begun, so the loaded weights may be gone
         self._staging = asyncio.Lock()
-        # Layout and loader of the last transfer: its receiver caches the checks of its manifest
+        # Layout and loader of the last transfer. The receiver caches the checks of its manifest.
         self._last: tuple[str, ReleaseLoader] | None = None
-        self._committed: _Committed | None = None  # used by the engine's thread only
+        self._committed: _Committed | None = None  # used only by the engine's thread
         super().__init__(spec, engine, incarnation, device, cpu_clock=cpu_clock)
 
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
@@ -92,7 +92,7 @@ class ModuleEngineServer(EngineServer):
         async with self._staging:
             loader = await self._get_loader(epoch, release.manifest)
             await self._stage(epoch, release, chunks, loader.receiver)
-        self._check_newest(epoch)  # nothing is awaited from here to the queue of its thread
+        self._check_newest(epoch)  # nothing is awaited from here to the queue of the thread
         swap = _swapped(loader.receiver, release.version)
         outcome = await self._commit(epoch, release, swap, loader.read_back)
         self._last = release.manifest.digest, loader
@@ -107,7 +107,7 @@ class ModuleEngineServer(EngineServer):
     ) -> None:
         """Verify a release and stage it next to the served weights, in a thread.
 
-        A cancelled call stops at the next chunk, and ends after its thread.
+        A cancelled call stops at the next chunk and waits for its thread.
 
         Raises:
             TransferRefused: The release did not fit, or arrived damaged.
@@ -127,7 +127,8 @@ class ModuleEngineServer(EngineServer):
             await asyncio.shield(staging)
         except asyncio.CancelledError:
             cancelled.set()
-            # The next release must not be staged meanwhile: both would read the base
+            # Wait, so that the next release is not staged at the same time: both would read the
+            # base
             await asyncio.gather(staging, return_exceptions=True)
             raise
 
@@ -138,13 +139,13 @@ class ModuleEngineServer(EngineServer):
         swap: AbstractContextManager[None],
         read_back: "Callable[[], ReadBack]",
     ) -> LoadOutcome:
-        """Swap the weights in the engine's thread, and check the canary there.
+        """Swap the weights in the engine's thread and check the canary there.
 
         Args:
             epoch: Epoch of the transfer.
             release: The release, with the canary.
             swap: Context in which the engine has the weights of the release. Entering it raises
-                ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay.
+                ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay in place.
             read_back: Reads back the weights of the release.
         """
         manifest: Manifest = release.manifest
@@ -179,7 +180,7 @@ class ModuleEngineServer(EngineServer):
             raise
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
-        del version, manifest  # the engine's thread may have committed another release meanwhile
+        del version, manifest  # the engine's thread may have committed another release by now
 
         def read(engine: "SteppedEngine") -> ServedWeights:
             from offbeat.weight_sync.fingerprints import fingerprint_release
@@ -197,11 +198,11 @@ class ModuleEngineServer(EngineServer):
     async def _get_loader(self, epoch: int, manifest: Manifest) -> ReleaseLoader:
         """Return the loader of the last completed transfer if it had this layout, else a new one.
 
-        A cancelled transfer may still wait for the engine's thread with its chunks staged, and must
-        not mix with another transfer.
+        A cancelled transfer may have staged its chunks and still wait for the engine's thread. It
+        must not mix with another transfer.
 
         Raises:
-            TransferRefused: Adapters that were trained on another model than this engine has.
+            TransferRefused: The adapters were trained on another model than this engine has.
         """
         last, self._last = self._last, None
         if last is not None and last[0] == manifest.digest:
@@ -233,7 +234,7 @@ class ModuleEngineServer(EngineServer):
         return ReleaseLoader(Receiver(target, self._name), read_back)
 
     def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
-        """Return the weights that adapters are added to, before any release replaced them."""
+        """Return the base weights of adapters, before any release replaces them."""
         from offbeat.weight_sync.additions import find_release_kind
 
         try:
@@ -245,6 +246,6 @@ class ModuleEngineServer(EngineServer):
 
 @contextmanager
 def _swapped(receiver: "Receiver", version: int) -> Generator[None]:
-    """Commit what the receiver has staged."""
+    """Commit the staged weights of the receiver."""
     receiver.commit(version)
     yield

@@ -1,8 +1,8 @@
-"""Generator of a run without engines, whose groups are rows of a file.
+"""Generator of a run without engines, with groups from rows of a file.
 
-The controller is the same: it dispatches a group to a generator, and has each version of the weights
-served. Here the one generator is always well and serves every version at once, because a row does
-not depend on weights. The trainer's releases are empty.
+The controller is the same. It dispatches a group to a generator, and requires every version of the
+weights to be served. Here the only generator is always healthy and serves every version
+immediately, because rows do not depend on weights. The trainer's releases are empty.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 
 ROWS: Final = "rows"
-"""Name of the generator that represents the file; also the name of its only incarnation."""
+"""Name of the generator that represents the file, and of its only incarnation."""
 
 
 class RowGenerator:
-    """Port of a generator whose samples do not depend on weights. It has no process."""
+    """Generator port without a process. Its samples do not depend on weights."""
 
     def __init__(self) -> None:
         self.name = ROWS

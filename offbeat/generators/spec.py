@@ -10,7 +10,7 @@ from offbeat.run_files.sharing import Sharing
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Everything an engine is built from; picklable, so that a restart builds the same engine."""
+    """Complete specification of an engine. Picklable, so that a restart builds the same engine."""
 
     name: str
     model: ModelConfig
@@ -18,6 +18,6 @@ class EngineSpec:
     stub: StubConfig
     seed: int
     run_dir: str
-    sharing: Sharing | None = None  # None: there is one machine
-    quantize: str | None = None  # form of the matrices that releases hold
-    keeps_base: bool = False  # whether it keeps the release that it serves, to apply deltas to it
+    sharing: Sharing | None = None  # None: only one machine
+    quantize: str | None = None  # format of the matrices in releases
+    keeps_base: bool = False  # whether it keeps the served release as the base of deltas

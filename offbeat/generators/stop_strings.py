@@ -1,7 +1,7 @@
-"""Finds the token with which a sample's text completes a stop string.
+"""Finds the token that completes a stop string in a sample's text.
 
-An engine ends a sample at that token and keeps every token that was drawn: what is trained is what
-was sampled. Whoever shows the text cuts it in front of the stop string (``text_before_stop``).
+An engine ends a sample at that token and keeps all drawn tokens, so the trainer gets exactly the
+sampled tokens. Code that shows the text cuts it before the stop string (``text_before_stop``).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,27 +12,27 @@ Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED: Final = "\ufffd"
 _LONGEST_HELD: Final = 8
-"""Tokens held back at most. A character has four bytes: more tokens than this are not valid UTF-8."""
+"""Maximum tokens held back. A character has up to 4 bytes; more tokens are not valid UTF-8."""
 
 
 class TextStream:
     """Text of tokens that arrive one by one.
 
-    The pieces join to the text of all tokens, also where a character's bytes are spread over tokens:
-    such a character is held back until it is whole. Each piece is decoded behind the tokens of the
-    piece before, because some tokenizers write a space only between two tokens.
+    The joined pieces are the text of all tokens. A character with bytes in several tokens is held
+    back until it is complete. Each piece is decoded after the tokens of the previous piece, because
+    some tokenizers write a space only between two tokens.
     """
 
     def __init__(self, decode: Decode) -> None:
         self.held_text = ""
-        """Text of the tokens that are held back, up to the character that is not whole."""
+        """Text of the held tokens, up to the incomplete character."""
         self._decode = decode
         self._context: list[int] = []
         self._context_text = ""
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        """Return the text that is whole now and was not before."""
+        """Add a token and return the text that it completes."""
         self._pending.append(token)
         text = self._decode([*self._context, *self._pending])
         piece = text[len(self._context_text) :]
@@ -41,7 +41,7 @@ class TextStream:
             self.held_text = piece.rstrip(_UNFINISHED)
             return ""
         self.held_text = ""
-        if is_unfinished:  # its bytes must not join those of what follows
+        if is_unfinished:  # its bytes must not join the bytes of later tokens
             self._context, self._context_text = [], ""
         elif piece:  # a token without text is no context
             self._context, self._context_text = self._pending, self._decode(self._pending)
@@ -50,20 +50,20 @@ class TextStream:
 
 
 class StopMatcher:
-    """Watches the text of one sample for its stop strings.
+    """Searches the text of one sample for its stop strings.
 
-    A token costs the same at any length of the sample. Only the tokens since the last piece of text
-    and those of that piece are decoded, at most twice ``_LONGEST_HELD``. Of the text before them, one
-    character less than the longest stop string is kept: a string with more of it would be complete.
+    The cost per token does not grow with the sample. Only the last piece's tokens and the tokens
+    after it are decoded, at most twice ``_LONGEST_HELD``. The end of the earlier text is kept, one
+    character less than the longest stop string. A stop string further back would be complete.
     """
 
     def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
         self._stream, self._stop = TextStream(decode), tuple(stop)
         self._reach = max(map(len, self._stop)) - 1
-        self._tail = ""  # the end of the text so far, in which a stop string may have begun
+        self._tail = ""  # end of the text so far, which may contain a started stop string
 
     def push(self, token: int) -> bool:
-        """Take the next token; True if the text up to it contains a stop string."""
+        """Add the next token and return whether the text now contains a stop string."""
         text = self._tail + self._stream.push(token)
         self._tail = text[max(len(text) - self._reach, 0) :]
         seen = text + self._stream.held_text
@@ -71,9 +71,9 @@ class StopMatcher:
 
 
 def text_before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return the text in front of the stop string that is complete first; all of it without one.
+    """Return the text before the stop string that ends first, or all text without a stop string.
 
-    Of two that are complete at the same place, the longer one is cut off.
+    If two stop strings end at the same place, the longer one is cut off.
     """
     found = ((text.find(each), len(each)) for each in stop)
     ends = [(start + length, start) for start, length in found if start >= 0]

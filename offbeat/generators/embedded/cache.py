@@ -1,18 +1,18 @@
 """Key-value cache of all running rows, indexed by one shared clock.
 
-Every decode step writes one column for all rows at once: the column of the tick ``now``. A row that
-joins gets its prompt in the columns just before ``now``, so a row owns the columns from its own
-``start`` to ``now`` and a mask hides what lies before. Hence a step writes one slice, rows of any
-length share it, and the width attended is the length of the longest row that still runs.
+Every decode step writes one column for all rows at once: the column of the tick ``now``. The prompt
+of a new row is written to the columns just before ``now``. So a row owns the columns from its
+``start`` to ``now``, and a mask hides earlier columns. Hence a step writes one slice for rows of
+any length, and the attended width is the length of the longest running row.
 
-Whatever belongs to a (row, tick) lives in a *plane* of the same layout and is moved with the keys:
-the mask, the tokens, their logprobs.
+All data of a (row, tick) is kept in *planes* of the same layout, which move with the keys: the
+mask, the tokens and their logprobs.
 
 Legend: R rows, H heads, C columns, D head dimension, B prompts of one prefill, P padded length.
 """
 
 # pyright: reportIncompatibleVariableOverride=false, reportUnknownMemberType=false
-# torch declares some functions without types; transformers declares the planes as optional.
+# torch declares some functions without types. transformers declares the planes as optional.
 
 from collections.abc import Sequence
 
@@ -48,20 +48,20 @@ class _ClockedLayer(CacheLayerMixin):
     values: Tensor
 
     def __init__(self, window: _Window, keys: Tensor, values: Tensor) -> None:
-        """Take the planes of the layer, [row capacity, H, column capacity, D] each."""
+        """Wrap the planes of the layer, [row capacity, H, column capacity, D] each."""
         super().__init__()
         self._window = window
         self.keys, self.values = keys, values
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refuse states, [R, H, 1, D]: the planes are there from the start."""
+        """Refuse states, [R, H, 1, D], because the planes exist from the start."""
         raise NotImplementedError
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of the tick, [R, H, 1, D]; return all that is attended, [R, H, C, D]."""
+        """Write the tick's states [R, H, 1, D] and return all attended states [R, H, C, D]."""
         window = self._window
         keys, values = self.keys[: window.rows], self.values[: window.rows]
         column, first = window.now - window.base, window.first - window.base
@@ -82,15 +82,15 @@ class _ClockedLayer(CacheLayerMixin):
 class ClockedCache(Cache):
     """Keys, values, mask, tokens and logprobs of the running rows. Grows on demand, never shrinks.
 
-    Use inside ``torch.inference_mode`` only. Call order of a step: ``decode inputs`` and a forward
-    over this cache, ``advance``, ``append`` for rows that join, ``record``, ``keep_only``.
+    Use it only inside ``torch.inference_mode``. Call order of a step: ``newest_tokens``, ``mask``, a
+    forward over this cache, ``advance``, ``append`` for new rows, ``record``, ``keep_only``.
     """
 
     def __init__(
         self, *, dtype: torch.dtype, logprob_dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(layers=[])
-        self._clocked: list[_ClockedLayer] = []  # the entries of ``layers``, by their own type
+        self._clocked: list[_ClockedLayer] = []  # entries of ``layers`` with their own type
         self._window = _Window()
         # CUDA's attention kernels read the mask in aligned blocks
         self._alignment = 16 if device.type == "cuda" else 1
@@ -109,7 +109,7 @@ class ClockedCache(Cache):
         return self._window.now
 
     def clear(self) -> None:
-        """Forget all rows and free the memory: the next layout does not depend on earlier rows."""
+        """Forget all rows and free memory, so that the next layout does not depend on them."""
         self.layers = self._clocked = []
         self._window.rows = 0
         self._row_capacity, self._columns = 0, 0
@@ -151,7 +151,7 @@ class ClockedCache(Cache):
         tokens, logprobs = self._tokens[:, 0, ticks, 0], self._logprobs[:, 0, ticks, 0]
         return tokens.index_select(0, rows), logprobs.index_select(0, rows)
 
-    # -- rows that come and go ---------------------------------------------------------------------
+    # -- rows that join and end --------------------------------------------------------------------
 
     def append(self, prefilled: LayerStates, lengths_B: Tensor, source_R: Tensor) -> None:
         """Add rows at the end, each with its prompt in the columns before ``now``.
@@ -171,7 +171,7 @@ class ClockedCache(Cache):
         shift_BP = _right_aligned(lengths_B, padded, source_R.device)
         for layer, (keys, values) in zip(self._clocked, prefilled, strict=True):
             for plane, prompts in ((layer.keys, keys), (layer.values, values)):
-                plane[new, :, first : now - padded] = 0  # masked, but a stale NaN would get through
+                plane[new, :, first : now - padded] = 0  # masked, but a stale NaN would spread
                 aligned = prompts if shift_BP is None else _gathered(prompts, shift_BP)
                 plane[new, :, now - padded : now] = aligned.index_select(0, source_R)
         hidden_BC = torch.arange(now) < now - lengths_B[:, None]
@@ -184,10 +184,10 @@ class ClockedCache(Cache):
         """Shrink to ``rows`` rows by moving each of ``movers`` into one of ``holes``.
 
         Args:
-            holes: [holes] places below ``rows`` that ended.
-            movers: [holes] places from ``rows`` on that have not, as many.
-            rows: how many are left.
-            first: oldest tick any of them reads.
+            holes: [holes] places of ended rows below ``rows``.
+            movers: [holes] places of running rows from ``rows`` on.
+            rows: number of remaining rows.
+            first: oldest tick that a remaining row reads.
         """
         window = self._window
         columns = slice(window.first - window.base, window.now + 1 - window.base)
@@ -220,7 +220,7 @@ class ClockedCache(Cache):
             window.first = tick
 
     def _make_room(self, prompt_columns: int, after: int) -> None:
-        """Make sure that a prompt fits before ``now``, and ``after`` ticks from ``now`` on."""
+        """Grow or move columns so that a prompt fits before ``now`` and ``after`` ticks from it."""
         window = self._window
         column = window.now - window.base
         if window.rows == 0:
@@ -230,7 +230,7 @@ class ClockedCache(Cache):
         start = max(prompt_columns - window.width, 0)
         start += -start % self._alignment
         needed = start + window.width + after
-        # Moving the columns in use costs as much as writing them anew, so leave room for as many
+        # Moving the columns in use costs as much as writing them again, so leave room for as many
         # steps
         if needed * 4 > self._columns * 3:
             self._resize(
@@ -251,10 +251,7 @@ class ClockedCache(Cache):
         window.base = window.first - start
 
     def _make_rows(self, more: int, like: LayerStates) -> None:
-        """Grow the row capacity by ``more`` rows.
-
-        Create layers shaped like ``like`` if there are none.
-        """
+        """Grow the row capacity by ``more`` rows. Create missing layers, shaped like ``like``."""
         needed = self._window.rows + more
         if not self._clocked:
             self._clocked = [
@@ -294,11 +291,10 @@ def _grown(plane: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tensor | None:
-    """Return the column permutation [B, P] that right-aligns padded prompts.
+    """Return the column permutation [B, P] that right-aligns prompts, or None without padding.
 
-    None if none is padded.
-
-    Left of a shorter prompt, its first token is repeated: masked, and finite if the prompt is.
+    The first token of a shorter prompt is repeated on its left. These copies are masked, and finite
+    if the prompt is.
     """
     if bool((lengths_B == padded).all()):
         return None

@@ -1,8 +1,8 @@
-"""Continuous batching over a causal LM: rows join and leave between two decode steps.
+"""Continuous batching over a causal LM. Rows join and leave between two decode steps.
 
-One step decodes one token for every running row, then lets waiting requests in: their prompts are
-prefilled once each, in one ragged forward, and spread over their samples. Then one token is drawn
-for all rows, old and new, and rows that ended make room.
+One step decodes one token for every running row, then admits waiting requests. One ragged forward
+prefills each admitted prompt once and copies it to its samples. Then one token is drawn for all
+rows, old and new, and ended rows are removed.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -34,7 +34,7 @@ from offbeat.models.media_canaries import canary_media
 
 
 class VersionLog:
-    """Weight versions of a range of ticks. All rows share the clock, so one log serves all."""
+    """Weight versions of a range of ticks. All rows share the clock, so one log suffices."""
 
     def __init__(self, version: int) -> None:
         self._since: list[int] = [0]  # ascending ticks
@@ -45,7 +45,7 @@ class VersionLog:
         return self._versions[-1]
 
     def change(self, tick: int, version: int) -> None:
-        """Record that tokens from ``tick`` on are of this version. Ticks never decrease."""
+        """Record that tokens from ``tick`` on have this version. Ticks never decrease."""
         if tick == self._since[-1]:
             self._versions[-1] = version
         else:
@@ -53,7 +53,7 @@ class VersionLog:
             self._versions.append(version)
 
     def forget_before(self, tick: int) -> None:
-        """Discard versions that only earlier ticks need."""
+        """Discard versions that only ticks before ``tick`` need."""
         keep = bisect_right(self._since, tick) - 1
         del self._since[:keep], self._versions[:keep]
 
@@ -73,17 +73,17 @@ class VersionLog:
 
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
-_PATIENCE_STEPS = 4  # longest that a small prefill waits for others to join it
-_WORTH_A_PREFILL = 1 / 8  # fraction of the running rows; this many new ones are prefilled at once
+_PATIENCE_STEPS = 4  # steps for which a small prefill waits for more requests
+_WORTH_A_PREFILL = 1 / 8  # fraction of the running rows; this many new rows do not wait
 
 
 class EmbeddedEngine:
-    """Continuous-batching engine. Synchronous, owned by one thread; never waits, starts no thread.
+    """Continuous-batching engine. Synchronous, owned by one thread. Never waits, starts no thread.
 
-    Every drawn token depends on (seed, sample, position) and the logits alone. With
-    ``deterministic`` the logits too are the same bit for bit whatever else was submitted: one
-    request is decoded at a time, in a cache laid out for it alone. A request without a seed gets
-    one from the engine's generator, in order of submission; with ``deterministic``, from its id.
+    Every drawn token depends only on (seed, sample, position) and the logits. ``deterministic``
+    also makes the logits independent of other requests, bit for bit: one request is decoded at a
+    time, in a separately laid out cache. A request without a seed gets one from the engine's
+    generator, in order of submission. With ``deterministic`` the seed comes from its id.
 
     Logprobs are float32, or float64 for a float64 model.
     """
@@ -103,7 +103,7 @@ class EmbeddedEngine:
         decode: Decode | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``decode``: the text of tokens, for stop strings; without it they are refused."""
+        """``decode``: returns the text of tokens. Without it, stop strings are refused."""
         self.name, self.incarnation = name, incarnation
         self.tokens = 0
         """Tokens generated since start."""
@@ -122,7 +122,7 @@ class EmbeddedEngine:
         self._open: dict[str, OpenRequest] = {}  # waiting and running
         self._running: list[OpenRequest] = []
         self._steps_held = 0  # steps by which the next prefill has been delayed
-        self._lost = ""  # reason why the weights are of no version; empty while they are
+        self._lost = ""  # reason why the weights have no version; empty if they have one
         self._versions = VersionLog(0)
         self._logprob_dtype = torch.promote_types(self._model.dtype, torch.float32)
         with torch.inference_mode():
@@ -134,7 +134,7 @@ class EmbeddedEngine:
 
     @property
     def model(self) -> PreTrainedModel:
-        """Return the model, whose parameters may be overwritten between two steps; see ``set_version``."""
+        """Return the model. Its parameters may be overwritten between steps (``set_version``)."""
         return self._model.module
 
     @property
@@ -156,18 +156,18 @@ class EmbeddedEngine:
         return self._versions.current
 
     def set_version(self, version: int) -> None:
-        """Stamp the tokens drawn from here on with this version of the weights.
+        """Stamp all tokens drawn from now on with this version of the weights.
 
-        Running rows continue over the keys and values that the older weights computed.
+        Running rows continue with the keys and values that the older weights computed.
         """
         self._lost = ""
         self._versions.change(self._cache.now + 1, version)
 
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
-        """Return the most probable next token after each canary prompt, as a prefill computes it.
+        """Prefill each canary prompt and return its most probable next token.
 
-        Prompts with placeholders have the medium of canaries. Keeps nothing.
+        Prompts with placeholders use the canaries' medium. The engine keeps no state of the call.
         """
         lengths_P = torch.tensor([len(prompt) for prompt in prompts])
         media = canary_media(self._model.media_rules, prompts)
@@ -176,20 +176,20 @@ class EmbeddedEngine:
         return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
 
     def lose(self, problem: str) -> None:
-        """Mark the weights as of no version: open requests are dropped, and new ones refused.
+        """Drop open requests and refuse new ones, because the weights have no version.
 
-        ``set_version`` ends this.
+        ``set_version`` ends this state.
         """
         self._lost = problem
         for id_ in list(self._open):
             self.drop(id_)
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request; ``step`` starts it in order of submission once all its samples fit.
+        """Queue a request. ``step`` starts it in order of submission once all its samples fit.
 
         Raises:
-            InvalidRequest: It can never be served, or its id is open already.
-            EngineUnavailable: Its weights are of no version.
+            InvalidRequest: The request can never be served, or its id is already open.
+            EngineUnavailable: The engine's weights have no version.
         """
         if self._lost:
             raise EngineUnavailable(self.name, "generate", self._lost, "Sync it first")
@@ -209,7 +209,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def drop(self, request_id: str) -> None:
-        """Remove a request and its rows; an id that is not open is ignored."""
+        """Remove a request and its rows. Ignore an id that is not open."""
         dropped = self._open.pop(request_id, None)
         if dropped is None:
             return
@@ -221,7 +221,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def step(self) -> list[GenerateResult]:
-        """Draw one token for every running row, and the first of every request that fits now.
+        """Draw one token for every running row, and the first token of every request that fits.
 
         Returns:
             The requests that finished, in order of submission within one step. If it raises, the
@@ -260,14 +260,13 @@ class EmbeddedEngine:
             return random.Random(f"{self._seed}/{request.request_id}").getrandbits(64)
         return self._seeds.getrandbits(64)
 
-    # -- what a step is made of --------------------------------------------------------------------
+    # -- parts of a step ---------------------------------------------------------------------------
 
     def _admit(self) -> list[OpenRequest]:
-        """Take requests that fit from the queue, in order.
+        """Remove requests that fit from the queue, in order.
 
-        A small batch waits a few steps for more.
-
-        A prefill costs about as much as a decode step, however few its rows.
+        A small batch waits a few steps for more requests. A prefill costs about as much as a decode
+        step, even with few rows.
         """
         fitting = self._fitting()
         samples = sum(request.request.samples for request in fitting)
@@ -280,10 +279,7 @@ class EmbeddedEngine:
         return fitting
 
     def _fitting(self) -> list[OpenRequest]:
-        """Return the head of the queue as far as there is room now.
-
-        One request if deterministic.
-        """
+        """Return the requests at the head of the queue that fit, only one if deterministic."""
         if self._deterministic:
             return [] if self._rows else list(itertools.islice(self._waiting, 1))
         fitting: list[OpenRequest] = []
@@ -299,7 +295,7 @@ class EmbeddedEngine:
         return fitting
 
     def _prefill(self, admitted: list[OpenRequest]) -> Tensor:
-        """Start these requests; return the logits [R, V] of their first tokens, one row per sample."""
+        """Start requests and return the logits [R, V] of their first tokens, a row per sample."""
         if self._deterministic:
             self._cache.clear()
         prompts = [request.request.prompt_ids for request in admitted]
@@ -316,7 +312,7 @@ class EmbeddedEngine:
         return logits_BV.index_select(0, source_R)
 
     def _draw(self, logits_RV: Tensor) -> list[GenerateResult]:
-        """Draw one token for every row; return the requests whose last sample ended with it."""
+        """Draw one token for every row and return the requests that this finishes."""
         now = self._cache.now
         tokens_R, logprobs_R = self._rows.draw(logits_RV, now)
         self._cache.record(tokens_R, logprobs_R)
@@ -337,7 +333,7 @@ class EmbeddedEngine:
         ]
 
     def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
-        """Remove the ended rows (row -> finish reason); return the requests that this finishes."""
+        """Remove ended rows (row -> finish reason) and return the requests that this finishes."""
         if not ended:
             return []
         self._collect(sorted(ended), ended)
@@ -352,7 +348,7 @@ class EmbeddedEngine:
         return [request.result(self.name, self.incarnation) for request in finished]
 
     def _collect(self, rows: list[int], reasons: dict[int, str]) -> None:
-        """Copy what these rows generated to their requests."""
+        """Copy the generated tokens of these rows to their requests."""
         owners, now = self._rows.owners, self._cache.now
         since = min(owners[row][0].first_new for row in rows)
         index = torch.tensor(rows, device=self._model.module.device)
@@ -366,7 +362,7 @@ class EmbeddedEngine:
             owner.samples[sample] = Sample(tokens[at, own], logprobs[at, own], reasons[row], spans)
 
     def _compact(self, ended: Collection[int]) -> None:
-        """Close the gaps: move the last rows to where rows ended."""
+        """Move the last rows to the places of ended rows."""
         owners = self._rows.owners
         left = len(owners) - len(ended)
         holes = [row for row in ended if row < left]

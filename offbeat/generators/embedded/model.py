@@ -6,8 +6,8 @@ of the cache, D head dimension.
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped. Private names are explained
-# where they are used.
+# transformers leaves its configs and its loading functions untyped. Each use of a private name has
+# an explanation.
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,9 @@ _NAME = "offbeat_grouped_sdpa"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Switch a model that attends by ``sdpa`` to ``grouped_sdpa``; leave any other as it is.
+    """Switch a model from ``sdpa`` attention to ``grouped_sdpa``. Leave other models unchanged.
 
-    Changes ``model.config``: the model belongs to the engine.
+    Changes ``model.config``, because the model belongs to the engine.
     """
     if model.config._attn_implementation != "sdpa":  # noqa: SLF001 -- the only place it is kept
         return
@@ -53,12 +53,12 @@ def grouped_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **kwargs: Any,  # noqa: ANN401 -- whatever the model hands on
+    **kwargs: Any,  # noqa: ANN401 -- any arguments of the model
 ) -> tuple[Tensor, None]:
     """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
 
     With a mask, transformers' ``sdpa`` copies the whole cache once per query head of a group. Here
-    the query heads that share a key head are laid along the query axis; they share the mask.
+    the query heads of one key head are placed along the query axis, where they share the mask.
 
     Args:
         module: The attention layer.
@@ -67,7 +67,7 @@ def grouped_sdpa(
         value: Shaped like ``key``.
         attention_mask: [R, 1, T, C] additive, or None.
         scaling: Factor of the scores; None for ``D ** -0.5``.
-        kwargs: Passed on whenever the ordinary path is taken.
+        kwargs: Arguments of the ordinary path.
 
     Returns:
         [R, T, H, D], and None for the attention weights.
@@ -90,10 +90,10 @@ def grouped_sdpa(
 
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
 _CACHE_INPUTS = ("cache", "past_key_values")
-"""Names of the cache in a model's forward: since transformers 5.24, and before."""
+"""Name of the cache in a model's forward since transformers 5.24, and its name before."""
 _NO_CACHE = "dummy"
 _OF_WINDOWS = ("sliding_attention", "chunked_attention")
-"""Ends of the names of layer types whose cache is as long as a window."""
+"""Suffixes of the layer types that cache only a window."""
 CacheOptions = Mapping[str, Any]
 """Arguments for the cache of a layer, as transformers names them."""
 
@@ -101,10 +101,10 @@ CacheOptions = Mapping[str, Any]
 def load_model(
     path: str | Path, dtype: torch.dtype, device: torch.device | str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Return the causal LM of a Hugging Face directory, in evaluation mode. Reads no network.
+    """Load the causal LM of a Hugging Face directory in evaluation mode, without network access.
 
     Raises:
-        WeightsMismatch: The files do not hold the model that the config describes.
+        WeightsMismatch: The files do not contain the model that the config describes.
     """
     model = load_causal_lm(path, dtype, trust_remote_code=trust_remote_code)
     nn.Module.to(model, device)  # in place
@@ -112,13 +112,13 @@ def load_model(
 
 
 class DecodedModel:
-    """A causal LM as the engine sees it: prompts in, logits of the next token out.
+    """Causal LM in the form that the engine uses: prompts in, logits of the next token out.
 
     It keeps no copy of any weight, so the parameters may be overwritten in place between calls.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take a model for which ``check_declared`` and ``proof`` have passed."""
+        """Wrap a model that has passed ``check_declared`` and ``proof``."""
         self._cache_input = _cache_input(model)
         use_grouped_attention(model)
         self.module = model.eval()
@@ -135,8 +135,8 @@ class DecodedModel:
     ) -> tuple[Tensor, LayerStates]:
         """Return logits [B, V] after each prompt, and keys and values padded on the right.
 
-        Padding needs no mask: causal attention never looks to the right. ``first`` is the position
-        of every prompt's first token. ``media`` are the media of each prompt, or empty.
+        Padding needs no mask, because causal attention never looks to the right. ``first`` is the
+        position of every prompt's first token. ``media`` has each prompt's media, or is empty.
         """
         device, padded = self.module.device, int(lengths_B.max())
         input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
@@ -182,7 +182,7 @@ class DecodedModel:
 
 
 def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
-    """Refuse a model whose config rules out decoding over a cache of all earlier tokens.
+    """Check that a model's config allows decoding over a cache of all earlier tokens.
 
     Raises:
         UndecodableModel: Its forward lacks an input, or a layer is of another kind.
@@ -203,7 +203,7 @@ def _check_inputs(model: PreTrainedModel) -> None:
 
 
 def _cache_input(model: PreTrainedModel) -> str:
-    """Return the name under which the forward of a model expects the cache."""
+    """Return the name of the cache argument of a model's forward."""
     known = inspect.signature(model.forward).parameters
     return next((name for name in _CACHE_INPUTS if name in known), _CACHE_INPUTS[0])
 
@@ -222,13 +222,13 @@ def find_undecodable_layer(
 ) -> tuple[str, str] | None:
     """Return problem and fix of the first layer that cannot be decoded, or None if all can.
 
-    The last layers of some models read the cache of earlier layers. transformers leaves them out of
-    ``types``; since 5.24 it calls them ``dummy``.
+    The last layers of some models read the cache of earlier layers. Before 5.24, transformers
+    leaves them out of ``types``. Since 5.24 it calls them ``dummy``.
 
     Args:
-        types: The type of each layer, by ``get_layer_types_and_kwargs``.
-        options: Its cache options; one dict for all layers before transformers 5.19.
-        max_model_len: Most tokens of a prompt and its response.
+        types: The type of each layer, from ``get_layer_types_and_kwargs``.
+        options: Cache options of each layer. Before transformers 5.19, one dict for all layers.
+        max_model_len: Maximum tokens of a prompt and its response.
     """
     if isinstance(options, Mapping):
         options = [options] * len(types)

@@ -1,12 +1,13 @@
-"""Startup proof that an engine's cached passes compute what the model defines.
+"""Startup proof that an engine's cached passes compute the same as the model's plain forward.
 
-A prompt is prefilled beside a longer one, both are decoded over one cache, and every log-probability
-is compared with that of transformers' plain forward pass: on a tiny model of the same class, in
-which windows and original lengths are exceeded, and on the model at the last positions of the run.
+A prompt is prefilled together with a longer one, and both are decoded over one cache. Every
+log-probability is compared with transformers' plain forward pass. The proof runs twice. The first
+run uses a tiny model of the same class, in which windows and original lengths are exceeded. The
+second run uses the model itself, at the last positions of the run.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
-# torch declares some functions without types. Private names are explained where they are used.
+# torch declares some functions without types. Each use of a private name has an explanation.
 
 from collections.abc import Sequence
 from typing import Final
@@ -44,16 +45,16 @@ from offbeat.models.tiny_model import (
 _IN_MINIATURE: Final = ((24, 6), LENGTH - 24)
 _FAR_TOKENS: Final = 16
 _ON_THE_MODEL: Final = ((_FAR_TOKENS - 2, 6), 2)
-_SHORTEST: Final = (1,) * 8  # of a model of fewer tokens; several, for the spread of their logprobs
+_SHORTEST: Final = (1,) * 8  # for a model of fewer tokens; 8 prompts give a spread of logprobs
 
 _log = structlog.stdlib.get_logger()
 _proofs: dict[tuple[object, ...], str] = {}
 
 
 def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int) -> str:
-    """Return the attention implementation with which models of this class are decoded exactly.
+    """Return an attention implementation that decodes models of this class exactly.
 
-    Proved on a tiny model: the same answer for the same class, config and length.
+    A tiny model proves it. The result depends only on class, config and length.
 
     Raises:
         UndecodableModel: No implementation decodes the class exactly.
@@ -84,7 +85,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
         try:
             decoded = DecodedModel(other)
             got = _decoded_logprobs(decoded, sequences, *_IN_MINIATURE)
-        except Exception as error:  # noqa: BLE001 -- a class may refuse a cache in its own way
+        except Exception as error:  # noqa: BLE001 -- a class may refuse a cache with any error
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
         worst = distance(got, want).worst
@@ -101,7 +102,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
 def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
 
-    ``tolerance``: largest mean distance of a sequence.
+    ``tolerance``: maximum mean distance of a sequence.
 
     Raises:
         UndecodableModel: Decoding and a plain forward pass differ, or the model has no such
@@ -133,7 +134,7 @@ def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
 
 
 def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
-    """Fix a model's rotary frequencies and attention, and prove that it is decoded exactly.
+    """Fix a model's rotary frequencies and attention, and prove that decoding is exact.
 
     Raises:
         UndecodableModel: No attention implementation decodes it exactly.
@@ -153,13 +154,13 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
 
 
 def _prove_both(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
-    """Prove decoding of text and behind media."""
+    """Prove decoding of text, and of text after media."""
     prove_model(decoded, max_model_len, tolerance)
     prove_media(decoded, max_model_len, tolerance)
 
 
 def prove_media(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
-    """Prove decoding behind media, if the model reads any.
+    """Prove decoding after media, if the model reads any.
 
     Raises:
         UndecodableModel: Decoding and transformers' own pass over ids and media differ.
@@ -204,7 +205,7 @@ def _decoded_logprobs(
     first: int = 0,
     media: Sequence[Media | None] = (),
 ) -> Tensor:
-    """Log-probabilities [sequence, further] of the last tokens, computed as an engine does.
+    """Return log-probabilities [sequence, further] of the last tokens, computed like an engine.
 
     Args:
         decoded: The model.

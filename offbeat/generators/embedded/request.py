@@ -1,4 +1,4 @@
-"""Accounting of one generate request, from its arrival to its result."""
+"""Tracks one generate request from its arrival to its result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits that an engine puts on one request."""
+    """Limits of an engine for one request."""
 
     max_sequences: int
     max_model_len: int
@@ -105,13 +105,13 @@ class Sample:
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request the engine has accepted and not yet answered."""
+    """Request that the engine has accepted but not yet answered."""
 
     request: GenerateRequest
     seed: int
-    new_tokens: int  # most new tokens per sample, ``max_model_len`` included
+    new_tokens: int  # maximum new tokens per sample, also bounded by ``max_model_len``
     samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
-    shift: int = 0  # added to the positions of sampled tokens, behind media
+    shift: int = 0  # added to the positions of tokens sampled after media
     matchers: list[StopMatcher] = field(default_factory=list[StopMatcher])  # by sample, or none
     start: int = -1  # tick of the first prompt token, once running
     first_new: int = -1  # tick of the first generated token, once running
@@ -127,11 +127,11 @@ class OpenRequest:
         return self.first_new + self.new_tokens - 1
 
     def start_at(self, now: int) -> None:
-        """Place the prompt just before the tick ``now``, whose token is the first generated one."""
+        """Place the prompt just before the tick ``now``, the tick of the first generated token."""
         self.start, self.first_new = now - len(self.request.prompt_ids), now
 
     def result(self, engine: str, incarnation: str) -> GenerateResult:
-        """Return the packed answer; all samples must be finished."""
+        """Return the packed answer. All samples must be finished."""
         samples = [self.samples[index] for index in range(self.request.samples)]
         offsets = np.zeros(len(samples) + 1, np.int64)
         np.cumsum([len(sample.token_ids) for sample in samples], out=offsets[1:])

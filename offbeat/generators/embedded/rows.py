@@ -1,6 +1,6 @@
-"""Sampling state of the running rows, and the requests that they belong to.
+"""Sampling state of the running rows, and the requests of these rows.
 
-Tokens are drawn with counter-based noise: a function of seed, sample and position.
+Tokens are drawn with counter-based noise, a function of seed, sample and position.
 
 Legend: R rows, S stop tokens, T ticks, V vocabulary.
 """
@@ -31,10 +31,10 @@ def noise_key(seed: int, sample: int) -> int:
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
-    """Return uniform numbers in [0, 1 - 2**-52]: a pure function of (key, position).
+    """Return uniform numbers in [0, 1 - 2**-52], a pure function of (key, position).
 
-    SplitMix64 (Steele, Lea, Flood 2014) read at ``position``: the state after n draws is
-    ``key + n * weyl``, so that any position is reached without its predecessors.
+    They are SplitMix64 (Steele, Lea, Flood 2014) read at ``position``. The state after n draws is
+    ``key + n * weyl``, so any position can be computed without its predecessors.
 
     Args:
         keys: [R] or [R, 1] int64 from ``noise_key``.
@@ -52,24 +52,24 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Limits of the tokens that each row may draw. A filter that no row uses is None.
+    """Filters of the tokens that each row may draw. A filter that no row uses is None.
 
     They apply to the probabilities after the temperature, in vLLM's order (``Sampler`` in
     vllm/v1/sample/sampler.py, 0.32): ``min_p``, ``top_k``, ``top_p``.
     """
 
     min_p_R: Tensor | None = None
-    """[R] least probabilities, as fractions of the row's largest one; 0 keeps every token."""
+    """[R] minimum probabilities, as fractions of the row's largest one. 0 keeps every token."""
 
     top_k_R: Tensor | None = None
-    """[R] numbers of most probable tokens, with ties of the last one; infinity keeps every token."""
+    """[R] numbers of most probable tokens, with ties of the last one. Infinity keeps all tokens."""
 
     top_p_R: Tensor | None = None
-    """[R] nucleus masses, as fractions of the mass that the other filters leave; infinity keeps
+    """[R] nucleus masses, as fractions of the mass that the other filters keep. Infinity keeps
     every token."""
 
     def find_filtered_rows(self) -> Tensor:
-        """Return which rows have a filter, [R] bool."""
+        """Return whether each row has a filter, [R] bool."""
         used = self._find_limited_rows()
         if self.top_p_R is not None:
             used.append(self.top_p_R < 1)
@@ -92,7 +92,7 @@ class Filters:
             sums_RV = kept_RV.cumsum(-1, dtype=torch.float64)
             most_R = self.top_p_R
             if limits := self._find_limited_rows():
-                # A row without them keeps its exact bound, whichever filters other rows have
+                # A row without filters keeps its exact bound, even if other rows have filters
                 most_R = torch.where(
                     reduce(torch.logical_or, limits), most_R * sums_RV[:, -1], most_R
                 )
@@ -100,7 +100,7 @@ class Filters:
         return kept_RV
 
     def _find_limited_rows(self) -> list[Tensor]:
-        """Return which rows use ``min_p``, and which ``top_k``, [R] bool each."""
+        """Return whether each row uses ``min_p``, and ``top_k``, [R] bool each."""
         limits = list[Tensor]()
         if self.min_p_R is not None:
             limits.append(self.min_p_R > 0)
@@ -115,36 +115,36 @@ def draw(
     """Draw one token per row by inverting the distribution function at ``noise``.
 
     Args:
-        logits_RV: [R, V], any float type. Computed in float32, or in float64 if given in it.
+        logits_RV: [R, V], any float type. float64 is computed in float64, others in float32.
         temperature_R: [R] in the type of the computation, > 0.
         noise_R: [R] float64 in [0, 1 - 2**-52].
-        filters: Limits of the tokens to draw from, or None if no row has any.
+        filters: Filters of the tokens, or None if no row has any.
 
     Returns:
-        Tokens [R] int64, never one of probability 0; and their natural logprobs [R] under
-        ``softmax(logits / temperature)`` over the whole vocabulary, before ``filters`` cut it.
-        A row of logits that is not finite gives a NaN logprob and some token of the vocabulary.
+        Tokens [R] int64, never one of probability 0, and their natural logprobs [R] under
+        ``softmax(logits / temperature)`` over the whole vocabulary, before ``filters`` apply.
+        A row with logits that are not finite gets a NaN logprob and some token of the vocabulary.
     """
     logprobs_RV = torch.log_softmax(logits_RV.to(temperature_R.dtype) / temperature_R[:, None], -1)
     probs_RV = logprobs_RV.exp()
     tokens_R = _invert(probs_RV, noise_R)
     if filters is not None:
-        # A row that keeps every token draws the same one whether or not another row is cut
+        # A row without filters draws the same token whether or not other rows have filters
         filtered_R = _draw_filtered(probs_RV, noise_R, filters)
         tokens_R = torch.where(filters.find_filtered_rows(), filtered_R, tokens_R)
     return tokens_R, logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
 
 
 def _draw_filtered(probs_RV: Tensor, noise_R: Tensor, filters: Filters) -> Tensor:
-    """Draw one token per row, [R], from the tokens that the filters leave."""
+    """Draw one token per row, [R], from the tokens that the filters keep."""
     sorted_RV, tokens_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
     weights_RV = filters.weights(sorted_RV)
     return tokens_RV.gather(1, _invert(weights_RV, noise_R)[:, None])[:, 0]
 
 
 def _invert(weights_RV: Tensor, noise_R: Tensor) -> Tensor:
-    """Return the first index in each row whose running sum exceeds ``noise`` of its total, [R]."""
-    # float64: over a large vocabulary a float32 running sum would lose the rare tokens
+    """Return the first index [R] at which a row's running sum exceeds ``noise`` of its total."""
+    # float64, because a float32 running sum over a large vocabulary would lose rare tokens
     sums_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     targets_R1 = (noise_R * sums_RV[:, -1])[:, None]
     index_R = torch.searchsorted(sums_RV, targets_R1, right=True)[:, 0]
@@ -162,12 +162,12 @@ def _signed(value: int) -> int:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Shift to the right, [R, T] to [R, T], without the sign, which torch shifts in."""
+    """Shift right, [R, T] to [R, T], without the sign bits that torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 _NO_TOKEN = -1
-_NOISE_TICKS = 8  # computed at once, in about the time of one tick
+_NOISE_TICKS = 8  # ticks computed at once, in about the time of one tick
 
 
 def _filter_values(sampling: SamplingParams) -> tuple[float, float, float]:
@@ -179,7 +179,7 @@ def _filter_values(sampling: SamplingParams) -> tuple[float, float, float]:
 class RunningRows:
     """Sampling parameters and owners of the running rows, in the order of the cache's rows.
 
-    Use inside ``torch.inference_mode`` only.
+    Use it only inside ``torch.inference_mode``.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class RunningRows:
         self._noise = torch.zeros(capacity, _NOISE_TICKS, dtype=torch.float64, device=device)
         self._noise_from = -_NOISE_TICKS  # tick of its first column
         self._temperatures = torch.ones(capacity, dtype=dtype, device=device)
-        # One tensor, so that a filter that no row uses costs no operation
+        # One tensor, so that an unused filter costs no operation
         self._filters = torch.zeros(capacity, 3, dtype=torch.float64, device=device)
         self._min_ps, self._top_ks, self._top_ps = self._filters.unbind(1)
         self._stops = torch.full((capacity, 0), _NO_TOKEN, dtype=torch.int64, device=device)
@@ -203,7 +203,7 @@ class RunningRows:
         return len(self.owners)
 
     def append(self, requests: Sequence[OpenRequest]) -> None:
-        """Add the samples of these requests, which have been given their start."""
+        """Add the samples of these requests. Each request must have its start."""
         added = [
             (request, index) for request in requests for index in range(request.request.samples)
         ]
@@ -226,13 +226,13 @@ class RunningRows:
             ]
         )
         self._next_limit = min(self._next_limit, *(each.last_new for each in requests))
-        self._noise_from = -_NOISE_TICKS  # new rows have none yet
+        self._noise_from = -_NOISE_TICKS  # new rows have no noise yet
         self._add_filters(requests)
 
     def keep_only(
         self, holes: Tensor, movers: Tensor, owners: list[tuple[OpenRequest, int]]
     ) -> None:
-        """Move each mover to the place of a hole, [holes] both; ``owners`` are of the rows left."""
+        """Move each mover to a hole's place, [holes] both. ``owners`` own the remaining rows."""
         if len(holes):
             for column in (
                 self._streams,
@@ -249,13 +249,13 @@ class RunningRows:
             self._add_filters(dict.fromkeys(owner for owner, _ in owners))
 
     def rotary_positions(self, tick: int) -> Tensor:
-        """Return the position [R] by which the model rotates this tick's token of each row."""
+        """Return the rotary position [R] of this tick's token of each row."""
         return tick - self._rotary_starts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
-        """Return the token of every row at this tick, [R], and its logprob, [R].
+        """Draw the token of every row at this tick, [R], and return its logprob too, [R].
 
-        The function ``draw`` says how they are drawn.
+        The function ``draw`` describes the method.
         """
         temperature_R = self._temperatures[: len(self)]
         return draw(logits_RV, temperature_R, self._noise_at(tick), self._filters_in_use())
@@ -274,7 +274,7 @@ class RunningRows:
         return stopped_R.nonzero()[:, 0].tolist() if stopped_R.any() else []
 
     def _noise_at(self, tick: int) -> Tensor:
-        """Return the noise of every row at this tick, [R]; compute it for the next ticks too."""
+        """Return the noise of every row at this tick, [R]. Also compute it for the next ticks."""
         rows, noise = len(self), self._noise
         if tick >= self._noise_from + _NOISE_TICKS:
             ahead_T = torch.arange(_NOISE_TICKS, device=noise.device)

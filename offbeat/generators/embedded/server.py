@@ -1,7 +1,7 @@
 """Server of the embedded engine.
 
-torch is imported when a server is created: a process with a handle to the engine's actor imports
-this module too.
+torch is imported only when a server is created, because every process with a handle to the engine's
+actor imports this module.
 """
 
 import time
@@ -35,15 +35,15 @@ class EmbeddedEngineServer(ModuleEngineServer):
     ) -> None:
         """Load the model and start its engine.
 
-        Blocks for seconds, and needs no event loop.
+        Blocks for seconds. Needs no event loop.
 
         Args:
-            spec: What the engine is built from.
-            incarnation: Unique name of this incarnation of the engine; None for a new one.
-            steps_in: Executor of one thread, which runs the engine; None for a new one.
+            spec: Specification of the engine.
+            incarnation: Unique name of this incarnation of the engine, or None for a new name.
+            steps_in: Executor with one thread that runs the engine, or None for a new one.
             cpu_clock: Returns the CPU seconds of the engine.
-            load: Loads the model; None: from its files.
-            turns: Decides when the engine may step; None: always.
+            load: Loads the model, or None to load it from its files.
+            turns: Decides when the engine may step, or None if it always may.
         """
         from offbeat.generators.embedded.start import started
 

@@ -1,4 +1,4 @@
-"""Starts the embedded engine of an actor: model, engine and the loop that drives it."""
+"""Starts the embedded engine of an actor: model, engine and the loop that runs it."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -22,10 +22,10 @@ from offbeat.generators.stop_strings import Decode
 
 
 class Detokenizer:
-    """Text of token ids, special tokens included; the tokenizer is loaded at the first call.
+    """Decoder of token ids to text with special tokens. The first call loads the tokenizer.
 
-    Raises at that call what transformers raises of a directory without a tokenizer: ``OSError`` or
-    ``ValueError``.
+    If the directory has no tokenizer, the first call raises the error of transformers: ``OSError``
+    or ``ValueError``.
     """
 
     def __init__(self, model_path: str, *, trust_remote_code: bool) -> None:
@@ -40,7 +40,7 @@ class Detokenizer:
             self._model_path, local_files_only=True, trust_remote_code=self._trust_remote_code
         )
         if isinstance(tokenizer, PreTrainedTokenizerFast):
-            backend = tokenizer.backend_tokenizer  # a tenth of the time of the wrapper's own
+            backend = tokenizer.backend_tokenizer  # needs a tenth of the wrapper's time
             return lambda ids: backend.decode(ids, skip_special_tokens=False)
         return tokenizer.decode
 
@@ -65,14 +65,14 @@ def started(
     load: LoadModel | None = None,
     turns: StepTurns | None = None,
 ) -> tuple[EngineLoop[EmbeddedEngine], PreTrainedModel]:
-    """Load the model of ``spec``. Return the loop of its engine, and the module that is served.
+    """Load the model of ``spec``. Return the loop of its engine, and the served module.
 
     Args:
-        spec: What the engine is built from.
+        spec: Specification of the engine.
         incarnation: Unique name of this incarnation of the engine.
-        steps_in: Executor of one thread, which runs the engine; None for a new one.
-        load: Loads the model; None: from its files.
-        turns: Decides when the engine may step; None: always.
+        steps_in: Executor with one thread that runs the engine, or None for a new one.
+        load: Loads the model, or None to load it from its files.
+        turns: Decides when the engine may step, or None if it always may.
     """
     config = of_kind(EmbeddedGeneratorConfig, spec.generator)
     torch.set_num_threads(config.threads)
