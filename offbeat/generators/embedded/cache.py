@@ -82,8 +82,8 @@ class _ClockedLayer(CacheLayerMixin):
 class ClockedCache(Cache):
     """Keys, values, mask, tokens and logprobs of the running rows. Grows on demand, never shrinks.
 
-    Use it only inside ``torch.inference_mode``. Call order of a step: ``newest_tokens``, ``mask``, a
-    forward over this cache, ``advance``, ``append`` for new rows, ``record``, ``keep_only``.
+    Use it only inside ``torch.inference_mode``. Call order of a step: ``newest_tokens``, ``mask``,
+    a forward over this cache, ``advance``, ``append`` for new rows, ``record``, ``keep_only``.
     """
 
     def __init__(

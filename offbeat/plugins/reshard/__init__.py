@@ -1,1 +1,1 @@
-"""Transport in which each trainer rank sends the regions that it holds, over wires."""
+"""Transport in which each trainer rank sends the regions that it holds, over a wire."""

@@ -1,4 +1,4 @@
-"""Checks of a reshard: what engines receive, and the wires that carry device memory."""
+"""Checks of a reshard: the data that engines receive, and the wires for device memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from offbeat.plugins.reshard.section import wire_of
 
 
 class MachinesApart(FixableError):
-    """A wire that works within a machine, in a cluster that may place its ends on two."""
+    """Wire for one machine in a cluster that may place its ends on two machines."""
 
     form = "{} {}. {}"
 
 
 def check_releases(config: RunConfig) -> Iterator[Finding]:
-    """Say what a release is cut into, and what engines make of it."""
+    """Report how releases are cut and how engines load them."""
     engines = find_engine(config.generator.backend)
     if engines is not None:
         yield from engines.check_weight_sync(config)
@@ -30,15 +30,15 @@ def check_releases(config: RunConfig) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices of this machine, as torch sees them."""
+    """Devices of this machine that torch sees."""
 
-    torch: str  # its version
+    torch: str  # version of torch
     count: int
     has_nccl: bool
 
 
 def find_devices(config: RunConfig) -> Devices | None:
-    """Ask torch, but only where a wire needs a device: importing it takes seconds."""
+    """Ask torch for devices, but only if a wire needs one, because the import needs seconds."""
     if wire_of(config.sync) == "tcp":
         return None
     import torch  # noqa: PLC0415 -- only for a wire that needs a device
@@ -50,9 +50,9 @@ def find_devices(config: RunConfig) -> Devices | None:
 def check_wire(
     config: RunConfig, devices: Devices | None, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Check that ``sync.wire`` has its library, and say that no GPU has shown that it works.
+    """Check that the library of ``sync.wire`` exists, and warn that no GPU has run the wire yet.
 
-    ``check_gpus`` compares the devices that the run needs with this machine's.
+    ``check_gpus`` compares the devices that the run needs with this machine's devices.
     """
     wire = wire_of(config.sync)
     if devices is None or wire == "tcp":
@@ -82,10 +82,10 @@ def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
 
     Args:
         config: The run.
-        gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
+        gpu_machines: Addresses of all machines with GPUs. Ray may start an actor on any of them.
 
     Raises:
-        MachinesApart: There are several.
+        MachinesApart: GPUs are on several machines.
     """
     if wire_of(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
         problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"

@@ -1,4 +1,4 @@
-"""Creates one process's end of ``sync.wire``; imports only the chosen one."""
+"""Creates one process's end of ``sync.wire``. Imports only the chosen wire."""
 
 from offbeat.plugins.reshard.group_wire import GroupWire, tcp_wire
 from offbeat.plugins.reshard.wire import BucketWire
@@ -9,7 +9,7 @@ def make_wire(name: str, device: str) -> BucketWire:
 
     Args:
         name: tcp, cuda_ipc or nccl.
-        device: Device of this process, as torch names it: where buckets are packed, or received.
+        device: Device of this process, as torch names it. It holds the packed or received buckets.
     """
     if name == "tcp":
         return tcp_wire()
@@ -24,7 +24,7 @@ def make_wire(name: str, device: str) -> BucketWire:
     from offbeat.plugins.reshard.nccl_groups import NcclGroups  # noqa: PLC0415
 
     def groups(address: str, connect_s: float) -> EagerGroups:
-        del address  # NCCL takes the interface from the environment
+        del address  # NCCL reads the interface from the environment
         return EagerGroups(NcclGroups(memory.allocate, connect_s), connect_s)
 
     return GroupWire(name, memory.allocate, groups, memory.place)

@@ -1,4 +1,4 @@
-"""Settings of a recipe that do not go together with ``sync.transport: reshard``."""
+"""Settings of a recipe that clash with ``sync.transport: reshard``."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, 
 
 
 def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
-    """A transfer that breaks must be over, and tried again, before the sync is."""
+    """Yield a sync deadline that leaves no time to repeat a broken transfer."""
     limit_s = BUCKETS_AT_ONCE * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
     if sync.deadline_s < 4 * limit_s:
         yield Clash(
@@ -59,9 +59,9 @@ def device_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
 
 
 def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
-    """Yield GPUs that are shared where the wire needs one each, or are not where it needs one.
+    """Yield GPU settings that contradict the wire: nccl needs separate GPUs, cuda_ipc a shared one.
 
-    Ray shows a process only the GPUs that it reserves, and fractions of one GPU to several.
+    Ray shows a process only its reserved GPUs. Several processes can reserve fractions of one GPU.
     """
     ranks, generator = trainer_resources(config), config.generator
     reserved = sum(each.gpus for each in ranks) + generator.gpus * generator.engines

@@ -1,7 +1,7 @@
 """Control channel of a sender: one TCP connection per request of an engine rank.
 
-It carries requests and answers of a few bytes each, never weights. Each side detects at once that
-the other's process has died, and at a timeout that it hangs. Messages need the release's key.
+It carries requests and answers of a few bytes each, never weights. Each side detects the death of
+the other process immediately, and a hang at a timeout. Messages need the release's key.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 
 log = structlog.stdlib.get_logger()
-_RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
-_SEND_S: Final = 1.0  # of a few bytes into an empty buffer, which does not wait
+_RETRY_S: Final = 0.1  # between two attempts to accept if the process has no free descriptor
+_SEND_S: Final = 1.0  # to send a few bytes into an empty buffer, which does not block
 _MOST_STRANGERS: Final = 64
-"""Maximum number of connections without a valid message. Beyond it, the oldest is closed: a member
-sends its join with its connection, so it is not the one that waits."""
+"""Maximum number of connections without a valid message. Beyond it, the oldest is closed. This is
+no member, because a member sends its join when it connects."""
 _decode_join = msgspec.msgpack.Decoder(Join).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
@@ -44,7 +44,7 @@ class _Peer:
 
 
 class ControlServer:
-    """Sender's end of the control channel. One thread receives; ``stop`` may be called from any."""
+    """Sender's end of the control channel. One thread receives. Any thread may call ``stop``."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ControlServer:
         listen: Callable[[str], socket.socket] = _listen,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Listen at a free port of ``host``, and of no other address."""
+        """Listen on a free port of ``host`` and on no other address."""
         self._key, self._pause = key, pause
         self._listening = listen(host)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
@@ -87,8 +87,8 @@ class ControlServer:
                 self._lost(peer)
 
     def stop(self) -> None:
-        """Let a waiting ``next`` return None."""
-        with contextlib.suppress(OSError):  # closed already: no thread waits
+        """Make a waiting ``next`` return None."""
+        with contextlib.suppress(OSError):  # already closed, so no thread waits
             self._stop.send(b"x")
 
     def close(self) -> None:
@@ -131,10 +131,10 @@ class ControlServer:
         return connection
 
     def _turn_away(self, why: OSError) -> None:
-        """Notify a member that could not be accepted; it would wait for an answer until its timeout.
+        """Notify a member that could not be accepted, so that it does not wait until its timeout.
 
-        Without a free descriptor the connection stays in the queue, and the queue stays readable: a
-        descriptor kept in reserve removes it.
+        Without a free descriptor the connection stays in the queue, and the queue stays readable. A
+        reserved descriptor is used to remove it.
         """
         self._release_spare()
         answer = Answer(f"the sender cannot accept: {why}")
@@ -142,7 +142,7 @@ class ControlServer:
             with self._accepted() as connection:
                 connection.sendall(self._key.frame(msgspec.msgpack.encode(answer)))
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)  # unread bytes would reset the connection, answer and all
+                connection.recv(1 << 16)  # unread bytes would reset the connection with the answer
         except BlockingIOError:
             pass  # the failed connection has left the queue
         except OSError:
@@ -150,7 +150,7 @@ class ControlServer:
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY)
         except OSError:
-            self._spare = None  # another thread took it; the next attempt has none
+            self._spare = None  # another thread used it, so the next attempt has none
 
     def _release_spare(self) -> None:
         if self._spare is not None:
@@ -197,7 +197,7 @@ class ControlClient:
 
     @property
     def address(self) -> str:
-        """Return the address of this machine from which the sender is reached."""
+        """Return this machine's address in the connection to the sender."""
         return str(self._socket.getsockname()[0])
 
     def send(self, join: Join) -> None:
@@ -208,7 +208,7 @@ class ControlClient:
             raise self._gone(0, f"is gone: {error}") from error
 
     def answer(self, at: int, patience_s: float) -> Answer:
-        """Wait for the answer; errors name the bucket ``at``."""
+        """Wait for the answer. Errors name the bucket ``at``."""
         self._socket.settimeout(patience_s)
         try:
             while (body := self._frames.next()) is None:

@@ -1,12 +1,12 @@
 """Device memory that processes share by CUDA-IPC, and devices by UUID.
 
-Not run yet: ``make test-gpu`` runs it on a GPU. What stands in for it in the tests of a CPU passes
-the same contract (tests/unit/weight_sync/test_wire_contract.py).
+Not run yet: ``make test-gpu`` runs it on a GPU. The stand-in of the CPU tests passes the same
+contract (tests/unit/weight_sync/test_wire_contract.py).
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# torch has no types for what it shares between processes.
+# torch has no types for its memory shared between processes.
 
 from typing import Any, Final
 
@@ -21,9 +21,9 @@ from offbeat.plugins.reshard.wire import machine_name
 
 
 class CudaHandle(msgspec.Struct, frozen=True, array_like=True):
-    """Handle with which another process opens memory of this one."""
+    """Handle with which another process opens memory of this process."""
 
-    device: str  # UUID: numbers of devices differ between processes
+    device: str  # UUID, because device numbers differ between processes
     storage_handle: bytes
     storage_size_bytes: int
     storage_offset_bytes: int
@@ -37,7 +37,7 @@ _decode: Final = msgspec.msgpack.Decoder(CudaHandle).decode
 
 
 def device_numbers() -> dict[str, int]:
-    """Return the number of every device that this process sees, by UUID."""
+    """Return the numbers of all devices that this process sees, by UUID."""
     count = torch.cuda.device_count()
     return {f"GPU-{torch.cuda.get_device_properties(each).uuid}": each for each in range(count)}
 
@@ -46,7 +46,7 @@ class CudaMemory:
     """Memory of one CUDA device."""
 
     def __init__(self, device: str) -> None:
-        """``device``: as torch names it; without a number it is the first that this process sees."""
+        """``device``: as torch names it. Without a number, the first device of this process."""
         number = torch.device(device).index or 0
         self._device = torch.device("cuda", number)
         uuid = next(uuid for uuid, each in device_numbers().items() if each == number)

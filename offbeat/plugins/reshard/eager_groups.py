@@ -1,11 +1,12 @@
-"""Process groups that are formed when they are created, within a deadline.
+"""Process groups that connect when they are created, within a deadline.
 
-NCCL connects two ranks in the first message between them, in a call without a deadline: a rank whose
-peer has died by then waits until NCCL gives up, if it does. So both ranks exchange a byte when they
-create the group, in a thread that is left behind at the deadline, and no bucket is the first message.
+NCCL connects two ranks during their first message, in a call without a deadline. If the peer has
+died by then, the rank waits until NCCL gives up, or for ever. So both ranks exchange a byte when
+they create the group, in a thread that is abandoned at the deadline. A bucket is never the first
+message.
 
-    both are here     keys in the store
-    both have formed  the byte
+    both have started    keys in the store
+    both have connected  the byte
 """
 
 from collections.abc import Callable
@@ -20,27 +21,27 @@ from offbeat.plugins.reshard.group import BrokenLink, GroupAddress, GroupMaker
 from offbeat.weight_sync.background import start_in_thread
 
 GRACE_S: Final = 1.0
-"""Seconds that a call and the request to give up have to end: what has ended disturbs nothing."""
+"""Seconds for a late call and its request to give up to end, so that they disturb nothing later."""
 T = TypeVar("T")
 
 
 def call_within(
     limit_s: float, call: Callable[[], T], *, what: str, give_up: Callable[[], object]
 ) -> T:
-    """Return what a call returns, and leave it behind if it takes too long.
+    """Return the result of a call, or abandon the call at the limit.
 
-    Its daemon thread does not keep the process from ending.
+    Its daemon thread does not keep the process alive.
 
     Args:
-        limit_s: Seconds that it may take.
-        call: Runs in a daemon thread.
+        limit_s: Maximum seconds of the call.
+        call: Function to run in a daemon thread.
         what: Name of the call, for the error.
-        give_up: Asks the call to end. It may take any time itself, and what it raises is ignored.
+        give_up: Asks the call to end. It may itself block, and its errors are ignored.
 
     Raises:
-        BrokenLink: The call has not ended in time, and was asked to. Where that took less than
-            ``GRACE_S``, both have ended by now.
-        Exception: Whatever the call raises.
+        BrokenLink: The call has not ended in time and was asked to end. If both needed less than
+            ``GRACE_S``, they have ended by now.
+        Exception: The call raised it.
     """
     outcome = start_in_thread(call, what)
     wait([outcome], limit_s)
@@ -55,14 +56,14 @@ log = structlog.stdlib.get_logger()
 
 
 class EagerGroups:
-    """Groups of two of another maker, each formed, closed and aborted within a deadline."""
+    """Wraps another maker of pair groups. Connects, closes and aborts groups within a deadline."""
 
     def __init__(self, groups: GroupMaker, limit_s: float) -> None:
         """Create the maker.
 
         Args:
-            groups: Makes groups that connect in their first message.
-            limit_s: Seconds that forming, closing or aborting one may take.
+            groups: Creates groups that connect during their first message.
+            limit_s: Maximum seconds to connect, close or abort a group.
         """
         self._groups, self._limit_s = groups, limit_s
 
@@ -71,7 +72,7 @@ class EagerGroups:
 
         Raises:
             BrokenLink: The other rank has not connected in time.
-            RuntimeError: The store or the library has found that out by itself.
+            RuntimeError: The store or the library has detected this itself.
         """
         place.store.set(f"ready/{place.rank}", "1")
         place.store.wait([f"ready/{1 - place.rank}"], timedelta(seconds=self._limit_s))
@@ -106,7 +107,7 @@ class EagerGroups:
         self._groups.abort(group)
 
     def _end(self, what: str, end: Callable[[], None], group: Any) -> None:  # noqa: ANN401
-        """End a group of which nothing is needed any more; a failure to do so is logged."""
+        """End a group that is no longer needed. Log a failure."""
         try:
             call_within(self._limit_s, end, what=what, give_up=lambda: self._groups.abort(group))
         except (BrokenLink, RuntimeError) as error:

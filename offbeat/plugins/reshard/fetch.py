@@ -1,11 +1,11 @@
-"""State of one receiver's reshard: which rank it asks for which bucket, and which again. Pure.
+"""State of one receiver's reshard: the rank to ask for each bucket, and retries. Pure.
 
     assigned --> asked of its sender --> arrived
                       |
                       +-- the sender failed --> assigned to another holder, or lost
 
-One receiver decides for itself: no source rank and no other receiver takes part, so that whoever is
-lost costs the others nothing.
+Each receiver decides without source ranks and other receivers, so the loss of a process does not
+affect the others.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,24 @@ class BucketFetch:
         first: int = 0,
         needed: Sequence[int] | None = None,
     ) -> None:
-        """Assign every bucket that ``receiver`` needs to a sender, the planned one if there is one.
+        """Assign every bucket that ``receiver`` needs to its planned sender, or else to any holder.
 
         Args:
             routes: Holders and planned senders, by bucket.
             nbytes: Sizes of the buckets.
             receiver: Number of this receiver in the plan.
-            first: Engines with different ones begin with different senders.
-            needed: The buckets; None: those that the plan has for the receiver.
+            first: Number that differs by engine, so that engines begin with different senders.
+            needed: Buckets to fetch, or None for the plan's buckets of the receiver.
         """
         self._routes, self._nbytes, self._first = routes, nbytes, first
         self._waiting = dict[int, list[int]]()  # buckets by sender, not asked for yet
         self._asked = dict[int, list[int]]()  # buckets by sender, not arrived yet
-        self.failed: dict[int, str] = {}  # why, by sender
-        self._gone = set[int]()  # failed ones that do not send this release any more
-        self.lost: dict[int, str] = {}  # buckets that no holder is left for, and why
+        self.failed: dict[int, str] = {}  # reason by sender
+        self._gone = set[int]()  # failed senders that no longer send this release
+        self.lost: dict[int, str] = {}  # reason by bucket, if it has no holder left
         self.arrived = set[int]()
-        self.dropped = 0  # buckets that came twice, or were not asked for
-        self.resent = 0  # buckets that another holder was asked for
+        self.dropped = 0  # buckets that arrived twice, or were not asked for
+        self.resent = 0  # buckets that were requested from another holder
         buckets = needed_by(routes, receiver) if needed is None else needed
         for bucket in buckets:
             planned = dict(routes[bucket].sender_by_receiver).get(receiver)
@@ -51,11 +51,11 @@ class BucketFetch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing is left to ask for or to wait for."""
+        """Return whether no bucket is left to ask for or to wait for."""
         return bool(self.lost) or not (self._waiting or self._asked)
 
     def next(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return a sender with the buckets to ask it for; None: none that is not asked already."""
+        """Return an idle sender and the buckets to ask it for, or None if no sender is left."""
         free = sorted(self._waiting.keys() - self._asked.keys())
         if not free or self.lost:
             return None
@@ -65,7 +65,7 @@ class BucketFetch:
         return sender, tuple(buckets)
 
     def took(self, sender: int, bucket: int) -> bool:
-        """Record that a bucket arrived whole; False: drop it, it was not asked of this sender."""
+        """Record a complete bucket. Return False if it is a duplicate or was not requested."""
         asked = self._asked.get(sender, [])
         if bucket not in asked or bucket in self.arrived:
             self.dropped += 1
@@ -75,19 +75,19 @@ class BucketFetch:
         return True
 
     def ended(self, sender: int) -> None:
-        """Record that a sender has sent what it was asked for."""
+        """Record that a sender has sent all requested buckets."""
         if not self._asked.get(sender):
             self._asked.pop(sender, None)
 
     @property
     def is_release_gone(self) -> bool:
-        """Return whether a bucket is lost because none of its holders sends this release any more."""
+        """Return whether a bucket is lost because no holder sends this release any more."""
         return any(self._gone.issuperset(self._routes[bucket].holders) for bucket in self.lost)
 
     def fail(self, sender: int, why: str, *, gone: bool = False) -> None:
-        """Record that a sender can send nothing more; its buckets go to the other holders.
+        """Record that a sender has failed, and assign its buckets to the other holders.
 
-        ``gone``: it has ended, or sends another release.
+        ``gone``: whether it has ended, or sends another release.
         """
         self.failed[sender] = why
         if gone:

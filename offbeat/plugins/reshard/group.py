@@ -1,14 +1,14 @@
 """Process groups of one sender, at rank 0, and one receiver.
 
-Creating a gloo group costs a few milliseconds, so none is kept: a connection that broke in one
-transfer does not affect the next. A rank that drops its group closes its connections, which its
-peer detects at once, not at a deadline.
+Creating a gloo group costs only a few milliseconds, so groups are not kept. A broken connection of
+one transfer does not affect the next. A rank that drops its group closes its connections. Its peer
+detects this immediately, not at a deadline.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# torch exports these names without declaring it, declares less than it exports, and not all types.
+# torch exports these names without declarations, and declares only some types.
 
 import threading
 from collections import deque
@@ -32,24 +32,24 @@ PAIR: Final = 2
 
 
 class BrokenLink(Exception):
-    """A peer of this connection has ended or is too slow. Not visible outside the transport."""
+    """Connection with a peer that has ended or is too slow. Not visible outside the transport."""
 
 
 class GroupAddress(NamedTuple):
-    """Location in the store at which sender and receiver exchange their addresses."""
+    """Place in the store where sender and receiver exchange their addresses."""
 
     store: Store
     rank: int
-    client: SharedStore  # kept alive: ``store`` holds its C++ half only
+    client: SharedStore  # kept alive here, because ``store`` holds only its C++ half
 
 
 def meet(route: Route, session: str, rank: int) -> GroupAddress:
-    """Return a rank's location in a session.
+    """Return a rank's place in a session.
 
     Args:
         route: Address of the sender.
         session: Name of the transfer.
-        rank: This rank; the sender is 0.
+        rank: This rank. The sender is rank 0.
 
     Raises:
         BrokenLink: The sender has ended.
@@ -63,29 +63,29 @@ def meet(route: Route, session: str, rank: int) -> GroupAddress:
 
 
 class PendingMessage(NamedTuple):
-    """A message on its way, whose memory stays as it is until it has arrived or failed."""
+    """Message in flight. Its memory must not change until it has arrived or failed."""
 
     work: Work
     data: BucketMemory
 
 
 class GroupMaker(Protocol):
-    """Creates the process groups of a library, all of whose groups have the same calls."""
+    """Creates process groups of a library. All its groups have the same calls."""
 
     def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- a backend of torch
-        """Return a group of these ranks; raise RuntimeError if not all of them connect."""
+        """Return a group of these ranks. Raise RuntimeError if not all of them connect."""
         ...
 
     def close(self, group: Any) -> None:  # noqa: ANN401 -- as above
-        """End a group in which nothing is left to do, before its last reference is dropped."""
+        """End an idle group before its last reference is dropped."""
         ...
 
     def abort(self, group: Any) -> None:  # noqa: ANN401 -- as above
-        """End a group whatever it does, before its last reference is dropped."""
+        """End a group, even a busy one, before its last reference is dropped."""
         ...
 
     def byte(self) -> Tensor:
-        """Return one byte of memory that these groups can carry."""
+        """Return one byte of memory that these groups can send."""
         ...
 
 
@@ -99,11 +99,11 @@ class PairGroup:
 
     @property
     def in_flight(self) -> int:
-        """Number of messages that nobody has waited for."""
+        """Number of messages without a completed ``wait``."""
         return len(self._pending)
 
     def send(self, data: BucketMemory, tag: int) -> None:
-        """Begin to send a message. Its arrival is not acknowledged.
+        """Start sending a message. Its arrival is not acknowledged.
 
         Raises:
             BrokenLink: The other rank has closed its connection.
@@ -111,7 +111,7 @@ class PairGroup:
         self._begin(self._group.send, data, tag)
 
     def receive(self, into: BucketMemory, tag: int) -> None:
-        """Begin to receive the message of this tag and size.
+        """Start receiving the message of this tag and size.
 
         Raises:
             BrokenLink: As ``send``.
@@ -119,10 +119,10 @@ class PairGroup:
         self._begin(self._group.recv, into, tag)
 
     def wait(self, timeout_s: float) -> BucketMemory:
-        """Return the oldest message's bytes once it is sent, or received.
+        """Wait until the oldest message is sent or received, and return its bytes.
 
         Raises:
-            BrokenLink: It failed or timed out; so will every later message of this pair.
+            BrokenLink: It failed or timed out. Every later message of this pair fails too.
         """
         message = self._pending.popleft()
         try:
@@ -132,7 +132,7 @@ class PairGroup:
         return message.data
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the receiver says that it has everything: what is sent may not have arrived.
+        """Wait for the receiver's confirmation, because sent messages may not have arrived.
 
         Raises:
             BrokenLink: As ``wait``.
@@ -145,12 +145,12 @@ class PairGroup:
             self.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the connection by dropping the last references to the group; messages have some."""
+        """Close the connection by dropping all references to the group, including the messages."""
         self._groups.close(self._group)
         self._drop()
 
     def abort(self) -> None:
-        """Close the connection whatever is on its way."""
+        """Close the connection even if messages are in flight."""
         self._groups.abort(self._group)
         self._drop()
 
@@ -171,9 +171,9 @@ class PairGroup:
 
 
 class Device:
-    """Local address at which a process meets its peers, and the timeout of connecting to them.
+    """Local address for connections to peers, with the timeout of connecting.
 
-    Reused for many groups: stopping its thread takes longer than sending a small model.
+    Reused for many groups, because stopping its thread is slower than sending a small model.
     """
 
     def __init__(self, host: str, connect_s: float) -> None:
@@ -188,7 +188,7 @@ class Device:
         return ProcessGroupGloo(place.store, place.rank, PAIR, options)
 
     def close(self, group: ProcessGroupGloo) -> None:
-        """Do nothing: gloo closes its connections with the last reference."""
+        """Do nothing, because gloo closes its connections with the last reference."""
 
     def abort(self, group: ProcessGroupGloo) -> None:
         """Do nothing, as ``close``."""
@@ -198,10 +198,10 @@ class Device:
 
 
 class PeerConnection(Protocol):
-    """A connection to peers, who detect that it was closed."""
+    """Connection to peers. The peers detect that it was closed."""
 
     def close(self) -> None:
-        """Close it after all that was begun has ended."""
+        """Close it after all started messages have ended."""
         ...
 
     def abort(self) -> None:
@@ -216,8 +216,8 @@ C = TypeVar("C", bound=PeerConnection)
 def opened(connect: Callable[[], C]) -> Generator[C]:
     """Enter a connection for the duration of a block.
 
-    If the block raises, it is aborted first, so that the peers notice. Otherwise it is closed in the
-    background; gloo needs some ten milliseconds per connection.
+    If the block raises, the connection is aborted first, so that the peers detect it. Otherwise it
+    is closed in the background, because gloo needs some ten milliseconds per connection.
 
     Raises:
         BrokenLink: Not every rank connected.
@@ -231,8 +231,8 @@ def opened(connect: Callable[[], C]) -> Generator[C]:
     except BaseException:
         connection.abort()
         raise
-    # Not a daemon thread, though its creator may be: one that Python ends inside gloo aborts the
-    # process.
+    # Not a daemon thread, even if its creator is: if Python ends a daemon thread inside gloo, the
+    # process aborts.
     threading.Thread(target=connection.close, name="close-group", daemon=False).start()
 
 

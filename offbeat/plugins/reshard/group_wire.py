@@ -10,7 +10,7 @@ from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import BucketMemory
 
 MakerOf = Callable[[str, float], GroupMaker]
-"""(address of this machine, seconds to connect) -> what makes groups there."""
+"""(address of this machine, seconds to connect) -> maker of groups at this address."""
 
 
 class GroupWire:
@@ -28,17 +28,17 @@ class GroupWire:
 
         Args:
             name: Name of the wire.
-            memory: Returns memory of so many bytes, reused once nothing refers to it any more.
-            groups: Makes what creates process groups; called once per address.
-            place: Device of the memory; None: main memory.
-            release: Frees memory that is kept for reuse; None: none is kept.
+            memory: Returns memory of the given size, which is reused when it is unreferenced.
+            groups: Returns a maker of process groups. Called once per address.
+            place: Device of the memory, or None for main memory.
+            release: Frees memory that is kept for reuse, or None if none is kept.
         """
         self.name, self.place = name, place
         self._memory, self._groups, self._release = memory, groups, release
         self._makers, self._lock = dict[str, GroupMaker](), threading.Lock()
 
     def refusal(self, route: Route) -> str:
-        """Refuse a sender on the same device: NCCL forms no group of two ranks on one."""
+        """Refuse a sender on the same device, because NCCL needs one device per rank."""
         if self.place is None or route.place != self.place:
             return ""
         device = self.place.device
@@ -58,7 +58,7 @@ class GroupWire:
             self._release()
 
     def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
-        with self._lock:  # a gloo device that stops is not made anew for every transfer
+        with self._lock:  # keep gloo devices: stopping and creating one per transfer is slow
             if address not in self._makers:
                 self._makers[address] = self._groups(address, route.timeouts.slack_s)
             maker = self._makers[address]

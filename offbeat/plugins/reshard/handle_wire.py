@@ -1,14 +1,14 @@
-"""Wire whose buckets stay where they are: handles of their memory travel, and receipts come back.
+"""Wire that sends handles of device memory. The receiver copies the buckets from this memory.
 
     sender                                     receiver
-    leaves the handle in the store, a byte -->  opens it, copies it into memory of its own
+    puts the handle in the store, a byte   -->  opens it, copies it into its memory
     may pack into that memory again        <--  a byte
 
 Handles are in the store because only holders of the run's key can read and write there. The bytes
-travel over gloo, which detects at once that the other end has closed.
+are sent over gloo, which detects immediately that the other end has closed.
 
-A sender that gives up on a receiver may pack into memory that is still being copied. What is copied
-then has another digest, and reaches no parameter.
+A sender that gives up on a receiver may pack into memory that is still being copied. Such a copy
+has another digest, and never reaches a parameter.
 """
 
 import threading
@@ -29,7 +29,7 @@ from offbeat.weight_sync.chunks import BucketMemory
 
 
 class HandleUnusable(Exception):
-    """The memory of a handle cannot be opened: its process may have ended."""
+    """Handle of memory that cannot be opened. Its process may have ended."""
 
 
 class SharableMemory(Protocol):
@@ -49,11 +49,11 @@ class SharableMemory(Protocol):
         ...
 
     def handle(self, tensor: Tensor) -> bytes:
-        """Return a handle of memory that ``allocate`` has returned; it is valid as long as that."""
+        """Return a handle of memory from ``allocate``. It is valid while this memory exists."""
         ...
 
     def copy(self, handle: bytes, into: Tensor) -> None:
-        """Copy what another process has handed out. The copy is complete on return.
+        """Copy the memory of another process's handle. The copy is complete on return.
 
         Raises:
             HandleUnusable: The memory cannot be opened.
@@ -102,23 +102,23 @@ class HandleWire:
 
 
 class _SharedPool:
-    """Memory that has been shared, kept until the plan changes: others may refer to it at any time.
+    """Pool of shared memory, kept until the plan changes, because other processes may refer to it.
 
-    A piece is lent again when its tensor is not referenced any more; a handle is made of it once.
+    A piece is lent again when its tensor is unreferenced. Its handle is created once.
     """
 
     def __init__(self, memory: SharableMemory) -> None:
         self._memory = memory
         self._free: dict[int, list[Tensor]] = defaultdict(list)
         self._handles = dict[int, bytes]()  # by address
-        self._plan = 0  # how often the plan has changed
-        self._lock = threading.RLock()  # memory may return while this very thread has the lock
+        self._plan = 0  # number of plan changes
+        self._lock = threading.RLock()  # memory may return while the same thread holds the lock
 
     def lend(self, nbytes: int) -> Tensor:
         with self._lock:
             free = self._free[nbytes]
             owner = free.pop() if free else self._memory.allocate(nbytes)
-            lent = owner.view(-1)  # another object of the same memory
+            lent = owner.view(-1)  # another object with the same memory
             weakref.finalize(lent, self._returned, owner, self._plan).atexit = False
         return lent
 
@@ -130,7 +130,7 @@ class _SharedPool:
             return self._handles[address]
 
     def release(self) -> None:
-        """Free what is not lent, and what is lent as soon as it returns."""
+        """Free idle memory now and lent memory on return."""
         with self._lock:
             self._plan += 1
             for owner in chain.from_iterable(self._free.values()):
@@ -145,19 +145,19 @@ class _SharedPool:
                 self._forget(owner)
 
     def _forget(self, owner: Tensor) -> None:
-        """Forget the handle before the memory is free: the next memory may have this address."""
+        """Forget the handle before the memory is freed, because new memory may get this address."""
         self._handles.pop(owner.data_ptr(), None)
 
 
 class BucketHandle(msgspec.Struct, frozen=True):
-    """A bucket that is ready to be copied."""
+    """Bucket that is ready to be copied."""
 
     nbytes: int
     handle: bytes
 
 
 class HandleLink:
-    """One end of a link: two signals for each bucket, that it is ready and that it was copied."""
+    """One end of a link. Each bucket has two signals: it is ready, and it was copied."""
 
     def __init__(
         self, signals: BucketLink, place: GroupAddress, memory: SharableMemory, pool: _SharedPool
@@ -187,7 +187,7 @@ class HandleLink:
     def wait(self, timeout_s: float) -> BucketMemory:
         tag, tensor, signal = self._pending[0]
         while self._signals.wait(timeout_s) is not signal:
-            pass  # a signal of this end, which was sent before
+            pass  # a signal that this end sent before
         if not self._is_sender:
             self._copy(tag, tensor)
             self._signals.send(_signal(), 2 * tag + 1)

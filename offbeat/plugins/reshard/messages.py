@@ -13,15 +13,15 @@ class TransferTimeouts(msgspec.Struct, frozen=True):
     """Timeouts of a transfer."""
 
     slowest_bytes_per_s: float  # a slower link counts as broken
-    slack_s: float  # added to every wait, whatever the size
+    slack_s: float  # added to every wait, independent of the size
 
     def of(self, nbytes: int) -> float:
-        """Return the seconds that ``nbytes`` may take."""
+        """Return the timeout in seconds for ``nbytes``."""
         return nbytes / self.slowest_bytes_per_s + self.slack_s
 
 
 class DevicePlace(msgspec.Struct, frozen=True):
-    """Machine and device of some memory, in names that do not depend on what a process can see."""
+    """Machine and device of memory, with names that are the same in every process."""
 
     machine: str
     device: str  # UUID
@@ -33,18 +33,18 @@ class Route(msgspec.Struct, frozen=True):
     host: str
     port: int  # port of the control channel
     store_port: int  # port of the store at which groups are formed
-    # Secret of the participants; this record travels through Ray calls and between trainer ranks
+    # Secret of the participants. This record is sent only in Ray calls and between trainer ranks.
     key: SharedKey
-    incarnation: str  # incarnation of the sender: another process may listen at this port by now
+    incarnation: str  # incarnation of the sender, because another process may reuse this port
     version: int
     digest: str
     timeouts: TransferTimeouts
-    wire: str = "tcp"  # what carries the buckets
+    wire: str = "tcp"  # wire of the buckets
     place: DevicePlace | None = None  # device of the buckets; None: main memory
 
 
 class ShardRoute(ReleaseHandle, frozen=True):
-    """Ranks from which a release is sent, and what each of them holds."""
+    """Ranks that send a release, and the buckets that each of them holds."""
 
     senders: tuple[Route, ...]  # by rank
 
@@ -73,11 +73,11 @@ class Join(msgspec.Struct, frozen=True):
     incarnation: str
     digest: str
     buckets: tuple[int, ...]  # to send, in order
-    layout: str  # digest of the plan that the member goes by
+    layout: str  # digest of the member's plan
 
 
 class Answer(msgspec.Struct, frozen=True):
     """Answer of a sender to a join."""
 
     error: str = ""  # why the sender refuses; empty: the member may connect
-    gone: bool = False  # whether the error is that this sender has another release
+    gone: bool = False  # whether it refuses because it has another release

@@ -1,16 +1,16 @@
 """NCCL groups of two processes.
 
-Not run yet: ``make test-gpu`` runs it on GPUs. In the tests of a CPU, groups of gloo stand in for it,
-which have the same calls and connect in their first message as well.
+Not run yet: ``make test-gpu`` runs it on GPUs. CPU tests use gloo groups instead, which have the
+same calls and also connect during their first message.
 
-Communicators are blocking ones, and ``EagerGroups`` has the deadlines. Non-blocking ones would not
-have them: torch waits for those with a timeout of the whole process, read once, holding the lock that
-an abort needs; and NCCL 2.26 hangs in that mode (https://github.com/pytorch/pytorch/issues/153960).
+Communicators block, and ``EagerGroups`` sets the deadlines. Non-blocking communicators cannot set
+them: torch waits with one timeout for the whole process, read once, while holding the lock that an
+abort needs. NCCL 2.26 also hangs in that mode (https://github.com/pytorch/pytorch/issues/153960).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# A build of torch without NCCL has no types for it either.
+# A build of torch without NCCL has no types for NCCL.
 
 import os
 import threading
@@ -28,14 +28,14 @@ _one_at_a_time = threading.Lock()  # the environment belongs to the process
 
 
 class NcclGroups:
-    """Creates NCCL groups of two processes, which connect in their first message."""
+    """Creates NCCL groups of two processes. They connect during their first message."""
 
     def __init__(self, memory: Callable[[int], Tensor], abort_s: float) -> None:
         """Create the maker.
 
         Args:
-            memory: Returns so many bytes on the device.
-            abort_s: Seconds for which torch waits until a group is aborted.
+            memory: Returns memory of the given size on the device.
+            abort_s: Maximum seconds that torch waits for a group to be aborted.
         """
         self._memory, self._timeout = memory, timedelta(seconds=abort_s)
 
@@ -59,10 +59,10 @@ class NcclGroups:
 
 @contextmanager
 def _errors_are_raised() -> Generator[None]:
-    """Have groups raise errors where their results are waited for.
+    """Make groups raise errors in the call that waits for their results.
 
-    By default a thread of torch ends the process on an error of NCCL: the death of an engine would
-    be that of the trainer. torch reads the variable when a group is created, and has no argument.
+    By default a thread of torch ends the process on an NCCL error, so the death of an engine would
+    also end the trainer. torch reads the variable when a group is created, and has no argument.
     """
     with _one_at_a_time:
         before = os.environ.get(_ERROR_HANDLING)

@@ -1,4 +1,4 @@
-"""The transport ``reshard``: what the core asks of it."""
+"""Plug-in of the transport ``reshard``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ class Reshard(TransportPlugin):
     section = ReshardSyncConfig
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield deadlines that are over before a broken transfer is repeated."""
+        """Yield deadlines that end before a broken transfer can be repeated."""
         from offbeat.plugins.reshard.clashes import deadline_clashes
 
         yield from deadline_clashes(of_kind(ReshardSyncConfig, config.sync))
@@ -38,11 +38,11 @@ class Reshard(TransportPlugin):
         yield from release_clashes(config)
 
     def for_dry_run(self, section: BaseSyncConfig) -> Mapping[str, Any]:
-        """Return the wire of stubs, which have no devices."""
+        """Return the wire of stubs. Stubs have no devices."""
         return {"wire": "tcp"} if wire_of(section) != "tcp" else {}
 
     def check(self, config: "RunConfig", environ: Mapping[str, str]) -> Iterator[Finding]:
-        """Say what engines receive, and check the libraries of the wire."""
+        """Report what engines receive, and check the libraries of the wire."""
         from offbeat.plugins.reshard.checks import check_releases, check_wire, find_devices
 
         yield from check_releases(config)
@@ -67,7 +67,7 @@ class Reshard(TransportPlugin):
         peers: "Peers",
         device: str,
     ) -> "ReshardSender":
-        """Create the sender of a rank, and the server that engines ask; all ranks call it together."""
+        """Create the sender of a rank, and the server for engines. All ranks call it together."""
         from offbeat.plugins.reshard.sender import make_reshard_sender
 
         own = of_kind(ReshardSyncConfig, section)

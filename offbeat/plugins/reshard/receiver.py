@@ -1,7 +1,8 @@
-"""Receiving end of a reshard: asks every source rank for its buckets, and others for what is missing.
+"""Receiving end of a reshard. Asks every source rank for its buckets, and others for missing ones.
 
-Blocking; run it in a thread of its own. Every wait has a limit: a sender that dies is noticed at
-once, one that hangs at the limit of a bucket; then the other holders of its buckets are asked.
+It blocks, so run it in a separate thread. Every wait has a limit. The death of a sender is detected
+immediately, and a hang at the time limit of a bucket. Then the other holders of its buckets are
+asked.
 """
 
 import threading
@@ -25,22 +26,22 @@ from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefus
 from offbeat.weight_sync.manifest import Manifest, digest_of
 
 log = structlog.stdlib.get_logger()
-_TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile
+_TURN_S: Final = 1.0  # interval at which an idle thread checks for failed senders
 _ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 OnBucket = Callable[[int, BucketMemory], object]
-"""Called with every bucket that arrived whole, from several threads, one at a time."""
+"""Called with every complete bucket, from several threads, one call at a time."""
 
 
 class ReceivedBuckets(NamedTuple):
-    """The buckets of one receiver, verified, and counts of their transfer."""
+    """Verified buckets of one receiver, and counts of their transfer."""
 
-    buckets: tuple[BucketMemory, ...]  # in the order of those that are needed
-    resent: int  # asked of another holder after a sender failed
-    failed: dict[int, str]  # senders that failed, and why
+    buckets: tuple[BucketMemory, ...]  # in the order of the needed buckets
+    resent: int  # buckets requested from another holder after a sender failed
+    failed: dict[int, str]  # reason by failed sender
 
 
 class ReshardReceiver:
-    """One engine rank's end of a reshard. Its memory is reused once no bucket is referenced."""
+    """One engine rank's end of a reshard. Its memory is reused when no bucket is referenced."""
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class ReshardReceiver:
         Args:
             member: Name of the engine, or of its worker.
             rank: Number of this receiver in the plan.
-            device: Where wires of devices receive; tcp receives into main memory.
-            wires: (name, device) -> one end of that wire, which is kept.
+            device: Device into which device wires receive. tcp receives into main memory.
+            wires: (name, device) -> one end of that wire. The receiver keeps it.
         """
         self.member, self.rank = member, rank
         self._device, self._make_wire = device, wires
@@ -77,15 +78,15 @@ class ReshardReceiver:
         Args:
             route: The source ranks.
             epoch: Epoch of the transfer.
-            manifest: Manifest of the whole release, or of what it changes.
-            cancelled: When set, stop at the next bucket.
-            on_bucket: Called with each bucket; an error that it raises ends the transfer.
-            needed: The buckets; None: those that the plan has for this receiver.
-            release: Manifest that names the tensors of the buckets, for errors; None: ``manifest``.
+            manifest: Manifest of the whole release, or of its delta.
+            cancelled: Event that stops the call at the next bucket.
+            on_bucket: Called with each bucket. If it raises, the transfer ends.
+            needed: Buckets to receive, or None for the plan's buckets of this receiver.
+            release: Manifest that names the buckets' tensors in errors. None means ``manifest``.
 
         Raises:
-            TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
-            SenderGone: All ranks that hold a bucket have ended, or send another release.
+            TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
+            SenderGone: All holders of a bucket have ended, or send another release.
         """
         if needed is None:
             needed = needed_by(route.buckets, self.rank)
@@ -113,7 +114,7 @@ class ReshardReceiver:
             return self._wires[name]
 
     def _go_by(self, plan: str) -> None:
-        """Free the memory of the former plan, whose buckets have other sizes."""
+        """Free the memory of the previous plan, because its buckets have other sizes."""
         with self._lock:
             if plan != self._plan:
                 for each in self._wires.values():
@@ -132,13 +133,13 @@ class _Transfer:
     ) -> None:
         self._receiver, self._route, self._epoch = receiver, route, epoch
         self._manifest, self._needed = manifest, needed
-        # Engines begin with different senders, so that not all of them ask the same one at once
+        # Engines begin with different senders, so that they do not all ask the same one at once
         first = zlib.crc32(receiver.member.encode())
         nbytes = manifest.chunk_nbytes
         self._fetch = BucketFetch(route.buckets, nbytes, receiver.rank, first=first, needed=needed)
         self._turn = threading.Condition()
         self._got = dict[int, BucketMemory]()
-        self._error: Exception | None = None  # ends the transfer, whatever senders are left
+        self._error: Exception | None = None  # ends the transfer, even if senders are left
         self._asked = 0  # requests so far
         self.cancelled = threading.Event()
         self.on_bucket: OnBucket | None = None
@@ -170,7 +171,7 @@ class _Transfer:
         )
 
     def _work(self) -> None:
-        """Ask one sender after the other, until nothing is left to ask for."""
+        """Ask one sender after the other, until no bucket is left to ask for."""
         while (task := self._next()) is not None:
             sender, buckets = task
             why, gone = "", False

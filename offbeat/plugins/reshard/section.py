@@ -7,10 +7,10 @@ from pydantic import Field
 from offbeat.config.sections.sync_base import BaseSyncConfig
 
 SENDERS_AT_ONCE: Final = 4
-"""Senders of a reshard that an engine asks at the same time; their buckets share its link."""
+"""Senders of a reshard that an engine asks at the same time. Their buckets share its link."""
 
 BUCKETS_IN_FLIGHT: Final = 2
-"""Buckets of one sender on their way to one engine: one is checked while the next one arrives."""
+"""Buckets in flight from one sender to one engine. One is checked while the next one arrives."""
 
 BUCKETS_AT_ONCE: Final = SENDERS_AT_ONCE * BUCKETS_IN_FLIGHT
 
@@ -37,9 +37,10 @@ class ReshardSyncConfig(BaseSyncConfig):
     or received, and have not run on a GPU."""
 
     def sends_regions(self, ranks: int) -> bool:
-        """Return whether releases of so many trainer ranks are cut into regions of tensors.
+        """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors.
 
-        A single rank sends whole tensors over tcp; over the other wires what a worker of an engine needs.
+        A single rank sends whole tensors over tcp. Over other wires it sends each engine worker
+        only the regions that the worker needs.
         """
         return ranks > 1 or self.wire != "tcp"
 

@@ -1,4 +1,4 @@
-"""Sender of a reshard on a trainer rank: it snapshots its own shard, and sends what it holds."""
+"""Sender of a reshard on a trainer rank. It snapshots its shard and sends the buckets it holds."""
 
 from typing import Final
 
@@ -28,9 +28,9 @@ _CHANGES: Final = msgspec.msgpack.Decoder(ShardChanges)
 
 
 class ReshardSender:
-    """Publishes this rank's shard; all ranks create one, and publish, together.
+    """Publishes this rank's shard. All ranks create a sender together, and publish together.
 
-    What ranks exchange for a release is digests and sizes of buckets, never weights.
+    For a release, ranks exchange digests and sizes of buckets, never weights.
     """
 
     handles = 1
@@ -42,12 +42,12 @@ class ReshardSender:
 
         Args:
             source: This rank's shard.
-            server: Serves it.
+            server: Server of the shard.
             peers: All ranks.
-            delta: Whether each release also has what it changes of the one before.
+            delta: Whether each release also has its changes since the previous one.
 
         Raises:
-            PlansDiffer: Two ranks would send by different plans.
+            PlansDiffer: Two ranks have different plans.
         """
         self._source, self._server, self._peers = source, server, peers
         self._packer, self.delta_handles = make_packer(delta=delta), int(delta)
@@ -58,7 +58,7 @@ class ReshardSender:
         before = self._source.manifest.digest
         run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
         self._compare_plans()
-        if self._source.manifest.digest != before:  # its buckets have other sizes
+        if self._source.manifest.digest != before:  # the new buckets have other sizes
             self._server.wire.release_memory()
             self._packer.forget()
 
@@ -68,14 +68,14 @@ class ReshardSender:
             raise PlansDiffer((0, other), (plans[0], plans[other]))
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
-        """Publish a snapshot of this rank's shard, which may change as soon as this returns.
+        """Publish a snapshot of this rank's shard. The shard may change as soon as this returns.
 
-        With a layout, this and further releases are cut for engines of this layout.
+        If a layout is given, this and further releases are cut for engines of this layout.
 
         Raises:
-            PlansDiffer: Two ranks would send by different plans.
+            PlansDiffer: Two ranks have different plans.
             TransferFailed: The serving thread has ended.
-            ReplicasDiverged: Two ranks hold the same weights with other values.
+            ReplicasDiverged: Two ranks hold different values of the same weights.
         """
         if layout is not None:
             self._follow(layout)
@@ -124,7 +124,7 @@ class ReshardSender:
     def _packed(self) -> PackedShard:
         if self._server.ended:
             raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
-        self._server.offer(None)  # its memory is reused, unless an engine still receives it
+        self._server.offer(None)  # reuse its memory, unless an engine is still receiving it
         wire = self._server.wire
         return self._packer.pack(self._source, lambda _, nbytes: wire.memory_to_send(nbytes))
 
@@ -140,7 +140,7 @@ def make_reshard_sender(
     peers: Peers,
     device: str,
 ) -> ReshardSender:
-    """Create the sender of a rank, and the server that engines ask; all ranks call it together."""
+    """Create the sender of a rank, and the server for engines. All ranks call it together."""
     shards = source if isinstance(source, ShardSource) else WholeShards(source)
     timeouts = TransferTimeouts(config.slowest_mib_s * 2**20, config.slack_s)
     wire = make_wire(config.wire, device)

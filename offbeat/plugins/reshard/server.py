@@ -1,11 +1,11 @@
-"""Sending end of a reshard on one source rank: threads beside training that serve engines.
+"""Sending end of a reshard on one source rank. Its threads serve engines during training.
 
     waits for             woken by
     a request             an engine that got the release's handle
     the engine's link     the engine, which connects next; a limit
-    a bucket to be taken  the engine; a limit
+    a bucket's receipt    the engine; a limit
 
-Every engine asks every rank for itself, so an engine that dies or hangs holds up nobody else.
+Every engine asks every rank itself, so an engine that dies or hangs delays no other engine.
 """
 
 import threading
@@ -35,22 +35,22 @@ _CLOSE_S: Final = 5.0
 
 
 def bucket_limit_s(timeouts: TransferTimeouts, nbytes: int) -> float:
-    """Return the seconds that a bucket of ``nbytes`` may take beside others of the same receiver."""
+    """Return the time limit of a bucket of ``nbytes`` that shares the receiver's link."""
     return timeouts.of(nbytes * BUCKETS_AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedRelease:
-    """The buckets of a release that this rank holds."""
+    """Buckets of a release that this rank holds."""
 
     layout: str  # digest of the plan
     digest: str
     buckets: Mapping[int, BucketMemory]
-    changes: "OfferedRelease | None" = None  # what each bucket changes of the release before
+    changes: "OfferedRelease | None" = None  # changes of each bucket since the previous release
 
 
 class ReshardServer:
-    """Serves the newest release of one rank to whoever asks, each in a thread of its own."""
+    """Serves the newest release of one rank. Each request has a separate thread."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class ReshardServer:
         timeouts: TransferTimeouts,
         wire: BucketWire | None = None,
     ) -> None:
-        """Listen at free ports of ``host``.
+        """Listen on free ports of ``host``.
 
         Args:
             host: Address of this machine.
             incarnation: Name of this process.
-            timeouts: Limits of a transfer.
-            wire: Carries the buckets; None: tcp.
+            timeouts: Timeouts of a transfer.
+            wire: Wire of the buckets, or None for tcp.
         """
         key = SharedKey.random()
         self._control = ControlServer(host, key)
@@ -92,11 +92,11 @@ class ReshardServer:
         self._thread.start()
 
     def offer(self, release: OfferedRelease | None) -> None:
-        """Serve this release from now on; streams of the former one run to their end."""
+        """Serve this release from now on. Streams of the previous release run to their end."""
         self._offered = release
 
     def close(self) -> None:
-        """Stop serving; return when the threads have ended, or after a few seconds."""
+        """Stop serving. Return when the threads have ended, or after a few seconds."""
         if not self._closed:
             self._control.stop()
             self._closed = True
@@ -105,7 +105,7 @@ class ReshardServer:
     # --- the threads -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Serve until a request to stop. However it ends, the connections are closed."""
+        """Serve until a request to stop. The connections are closed even after an error."""
         try:
             while not self._closed and (join := self._control.next()) is not None:
                 self._answer(join)
@@ -128,7 +128,7 @@ class ReshardServer:
         for session in [name for name, each in self._streams.items() if not each.is_alive()]:
             del self._streams[session]
             self._store.forget(f"{session}/")
-        # Not a daemon thread: one that Python ends inside gloo aborts the process.
+        # Not a daemon thread: if Python ends a daemon thread inside gloo, the process aborts.
         stream = threading.Thread(
             target=self._stream, args=(join, release), name="weight-stream", daemon=False
         )
@@ -136,13 +136,13 @@ class ReshardServer:
         stream.start()
 
     def _asked(self, join: Join) -> OfferedRelease | None:
-        """Return what the digest of a request names, else the release itself."""
+        """Return the changes if the request's digest names them, else the release itself."""
         release = self._offered
         changes = None if release is None else release.changes
         return changes if changes is not None and join.digest == changes.digest else release
 
     def _is_gone(self, join: Join, release: OfferedRelease | None) -> bool:
-        """Return whether this process does not send the release that is asked for any more."""
+        """Return whether this process no longer sends the requested release."""
         if join.incarnation != self.route.incarnation:
             return True
         return release is None or join.digest != release.digest
@@ -161,7 +161,7 @@ class ReshardServer:
         return ""
 
     def _stream(self, join: Join, release: OfferedRelease) -> None:
-        """Send what one engine asked for; it notices by itself if this ends early."""
+        """Send the buckets that one engine requested. The engine detects an early end itself."""
         about = {"member": join.member, "epoch": join.epoch}
         try:
             place, route = meet(self.route, join.session, 0), self.route
@@ -181,5 +181,5 @@ class ReshardServer:
             if link.in_flight == BUCKETS_IN_FLIGHT:
                 link.wait(limit_s)
             link.send(data, tag)
-        # Sent is not received: the connection stays until the engine says that it has everything.
+        # Sent is not received, so keep the connection until the engine confirms all buckets.
         link.finish(limit_s)
