@@ -1,4 +1,4 @@
-"""Decodes the bytes of a picture within limits that are checked before any pixel is decoded."""
+"""Decodes the bytes of a picture. Checks its limits before any pixel is decoded."""
 
 from io import BytesIO
 from typing import Final
@@ -9,18 +9,19 @@ from offbeat.messages.text import first_line
 from offbeat.plugins.images.errors import BadPicture
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP")
-"""Formats that are read; Pillow knows some sixty more, each another parser of untrusted bytes."""
+"""Accepted formats. Pillow has some sixty more, each with a parser of untrusted bytes."""
 
 _MOST_ELONGATED: Final = 200
-"""Longest side over the shortest at most: the limit of Qwen-VL's own processor."""
+"""Maximum ratio of longest to shortest side: the limit of Qwen-VL's own processor."""
 
 
 def decoded(name: str, content: bytes, max_pixels: int) -> Image.Image:
-    """Return a picture in RGB, upright, as transformers itself loads one from a file.
+    """Return an upright RGB picture, the same as transformers loads from a file.
 
     Raises:
-        BadPicture: It is no PNG, JPEG or WebP, damaged, moving, too large, too elongated or of more
-            than 8 bits, which the header says; or nothing is left of it without its transparency.
+        BadPicture: It is no PNG, JPEG or WebP, or is damaged. Or its header shows that it is
+            animated, too large, too elongated or has more than 8 bits. Or it is blank without its
+            transparency.
     """
     try:
         image = Image.open(BytesIO(content), formats=_FORMATS)
@@ -34,7 +35,7 @@ def decoded(name: str, content: bytes, max_pixels: int) -> Image.Image:
         problem = f"has too many pixels: {first_line(error)}"
     except Image.UnidentifiedImageError:
         problem = f"is none of {', '.join(_FORMATS)}, by its {len(content)} bytes"
-    except Exception as error:  # noqa: BLE001 - a decoder raises whatever damaged bytes lead it to
+    except Exception as error:  # noqa: BLE001 - damaged bytes can make a decoder raise any error
         problem = f"is damaged: {type(error).__name__}: {first_line(error)}"
     raise BadPicture(name, problem)
 
@@ -49,16 +50,16 @@ def _problem_of_header(image: Image.Image, max_pixels: int) -> str | None:
     if max(width, height) > _MOST_ELONGATED * min(width, height):
         return f"has {width} x {height} pixels: one side is over {_MOST_ELONGATED} times the other"
     if image.mode.startswith(("I", "F")):
-        # Pillow cuts every value above 255 to 255: a scan would be a white picture.
+        # Pillow clips every value above 255 to 255, so a scan would become a white picture.
         return f"has values of more than 8 bits (mode {image.mode}); save it with 8 bits a channel"
-    # A camera's JPEG may hold a preview as a second picture (MPO): the first one is meant.
+    # A camera's JPEG may hold a preview as a second picture (MPO). Use the first one.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         return "is an animation; save one of its pictures"
     return None
 
 
 def _problem_of_transparency(image: Image.Image) -> str | None:
-    """Return that a picture is drawn in its transparency alone, which RGB does not have."""
+    """Return a problem if only the transparency has a drawing, because RGB would drop it."""
     if not image.has_transparency_data:
         return None
     *colors, alpha = image.convert("RGBA").split()

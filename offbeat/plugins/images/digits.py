@@ -1,6 +1,6 @@
-"""Built-in task for models that read pictures: a digit in a picture that is drawn, not read.
+"""Built-in task for models that read pictures: a digit in a generated picture.
 
-Pictures of dry runs: noise that no model reads.
+Also has the pictures of dry runs: noise that no model reads.
 """
 
 import math
@@ -41,7 +41,7 @@ Gray = NDArray[np.uint8]
 
 
 class DigitPicture(NamedTuple):
-    """A digit, and the picture it stands in."""
+    """Digit with its picture."""
 
     digit: int
     pixels: Gray  # [SIDE, SIDE]: black, the digit white
@@ -64,14 +64,14 @@ class DigitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``environment.options`` of the environment ``digits``."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)] = 65536
-    """Prompts of an epoch; evaluations have as many others."""
+    """Prompts of an epoch. Evaluations have the same number of other prompts."""
 
 
 class DigitPrompts(RowPrompts):
-    """Prompts ``<image>=`` with a picture of one digit, which is the answer.
+    """Prompts ``<image>=`` with a picture of one digit. The digit is the answer.
 
-    The picture of a row is a pure function of the seed and the row, so a prompt names it by these
-    two. Rows from ``first`` on; evaluations begin where training ends.
+    A row's picture is a pure function of seed and row, so a prompt names it by these two numbers.
+    Rows start at ``first``. Evaluations start where training ends.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class DigitPrompts(RowPrompts):
 
 
 def is_drawn(named: object) -> bool:
-    """Return whether a row names its picture by what it is drawn from."""
+    """Return whether a row names its picture by a seed."""
     return isinstance(named, dict) and "seed" in named
 
 
 def drawn(named: object) -> "Image":
-    """Return the picture that a row of this environment names, in RGB.
+    """Draw the picture that a row of this environment names, in RGB.
 
     Raises:
-        BadPicture: It does not name one.
+        BadPicture: The row has no valid seed and index.
     """
     from PIL import Image  # noqa: PLC0415 - of the extra vision
 
@@ -115,7 +115,7 @@ _SIZES_BYTES: Final = 16  # of one picture: three sides and the kind
 
 
 def stub_media(config: EnvironmentConfig, row: int) -> Media | None:
-    """Return one picture of 3 x 32 x 32, or of one value if the run has no room for it."""
+    """Return one picture of 3 x 32 x 32, or of one value if the run lacks the room."""
     if not config.has_media:
         return None
     fits = config.max_media_bytes >= math.prod(_PICTURE) * 4 + _SIZES_BYTES

@@ -1,4 +1,4 @@
-"""Encodes the prompts that name pictures, beside the event loop of a worker."""
+"""Encodes prompts with pictures in a thread next to a worker's event loop."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +21,11 @@ _MIB = 2**20
 
 
 class PictureEncoder:
-    """Reads, decodes and processes the pictures of prompts; the model's processor makes the ids.
+    """Reads, decodes and processes the pictures of prompts. The model's processor creates the ids.
 
-    It works in one thread of its own, one prompt after another: pictures cost milliseconds to
-    tenths of a second of CPU, in which the loop goes on with other groups. The processor and its
-    tokenizer belong to that thread.
+    It handles one prompt at a time in a dedicated thread. Pictures need milliseconds to tenths of a
+    second of CPU, while the event loop continues with other groups. The processor and its tokenizer
+    belong to that thread.
     """
 
     def __init__(self, images: ImagesConfig, processor: "PictureProcessor") -> None:
@@ -33,12 +33,12 @@ class PictureEncoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 
     async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
-        """Return the first observation of a prompt that names pictures; None if it names none.
+        """Return the first observation of a prompt with pictures, or None for a text prompt.
 
         Raises:
             BadPicture: A picture, or all of them together, cannot be used.
             WrongPlaces: The text does not have one place for each picture.
-            StrayPlaceholder: It has a token of a picture outside of them.
+            StrayPlaceholder: The text has a picture token outside these places.
             EnvironmentUnavailable: The file system could not be read.
         """
         if not names_pictures(prompt.data):
@@ -47,7 +47,7 @@ class PictureEncoder:
         return await loop.run_in_executor(self._thread, self.encoded, prompt)
 
     def encoded(self, prompt: Prompt) -> EncodedPrompt:
-        """Do the work of ``encode``, for the thread and for checks before a run."""
+        """Encode a prompt synchronously, in the thread of ``encode`` or for checks before a run."""
         named = pictures_of(prompt.data)
         if len(named) > (most := self._images.max_pictures):
             problem = f"is one of {len(named)}; environment.images.max_pictures is {most}"

@@ -1,4 +1,4 @@
-"""Errors of pictures in prompts, and of models that cannot read them."""
+"""Errors of pictures in prompts, and of models that cannot read pictures."""
 
 from typing import Final
 
@@ -6,18 +6,18 @@ from offbeat.environments.media_prompts import MediaError
 from offbeat.messages.failures import OffbeatError
 
 PLACE: Final = "<image>"
-"""Stands in a row for a picture, whatever token the model has for it."""
+"""Placeholder of a picture in a row, the same for every model's token."""
 
 
 STRAY_TOKEN: Final = "picture_token"  # noqa: S105 - no password
-"""Reason of a failure: a text has a token that represents a picture."""
+"""Failure reason: a text has a token that represents a picture."""
 
 UNUSABLE: Final = "picture_unusable"
-"""Reason of a failure: a picture cannot be read, decoded or placed, or is too large."""
+"""Failure reason: a picture cannot be read, decoded or placed, or is too large."""
 
 
 class BadPicture(MediaError):
-    """A picture of a prompt cannot be used: its file, its content or its size."""
+    """Picture of a prompt with an unusable file, content or size."""
 
     picture: str
     problem: str
@@ -31,7 +31,7 @@ class BadPicture(MediaError):
 
 
 class NoPictures(OffbeatError):
-    """A model cannot read pictures, or its processor cannot be loaded here."""
+    """Model that cannot read pictures, or has a processor that cannot be loaded here."""
 
     path: str
     problem: str
@@ -41,7 +41,7 @@ class NoPictures(OffbeatError):
 
 
 class StrayPlaceholder(MediaError):
-    """The text of a prompt with pictures has a token of one outside of their places."""
+    """Text of a prompt with a picture token outside the places of its pictures."""
 
     token: str
 
@@ -57,7 +57,7 @@ class StrayPlaceholder(MediaError):
 
 
 class WrongPlaces(MediaError):
-    """The text of a prompt does not have one place for each of its pictures."""
+    """Text of a prompt that does not have one place for each of its pictures."""
 
     places: int
     pictures: int

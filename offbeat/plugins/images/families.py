@@ -1,4 +1,4 @@
-"""Rules of a family of models for the pictures of a prompt. Numpy only.
+"""Rules of each model family for the pictures of a prompt. Numpy only.
 
 Legend: I pictures, P prompt tokens, K placeholder tokens of the prompt.
 """
@@ -23,10 +23,10 @@ _PIXELS: Final = ("idefics3", "smolvlm")
 _OPENED: Final = ("gemma3",)
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FAMILIES: Final = (*_PIXELS, *_PATCHES, *_OPENED)
-"""Values of ``model_type`` of the families whose pictures trainer and embedded engine compute."""
+"""``model_type`` of each family whose pictures the trainer and embedded engine can compute."""
 
 READ_FAMILIES: Final = tuple(family for family in FAMILIES if family != "smolvlm")
-"""Families that workers have a processor for as well: that of SmolVLM2 needs packages for videos."""
+"""Families that also have a processor in workers. SmolVLM2's processor needs video packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PictureRules(MediaRules):
         return inputs
 
     def layout_problem(self, media: Media) -> str:
-        """Return which picture the model does not read; empty if none.
+        """Return the problem with a picture that the model cannot read, or an empty string.
 
         Raises:
             SchemaError: As ``Pictures.of``.
@@ -92,7 +92,7 @@ class PixelRules(PictureRules):
     """Rules of a model that reads pictures of one size."""
 
     size: tuple[int, int, int]  # channels, height and width of every picture
-    tokens: int  # of one picture
+    tokens: int  # per picture
     _: KW_ONLY
     kind: MediaKind = MediaKind.PIXELS
 
@@ -121,7 +121,7 @@ class PatchRules(PictureRules):
     """Rules of a model that reads pictures of any size as patches, with positions on three axes."""
 
     patch_values: int
-    merged: int  # patches along each side that one token stands for
+    merged: int  # patches along each side of one token
     _: KW_ONLY
     kind: MediaKind = MediaKind.PATCHES
     has_axes: bool = True
@@ -138,7 +138,7 @@ class PatchRules(PictureRules):
         return Pictures(self.kind, values, grid).media
 
     def shift(self, media: Media | None) -> int:
-        """Return it: a picture takes as many positions as its longer side has tokens."""
+        """Return the shift, given that a picture uses one position per token of its longer side."""
         if media is None:
             return 0
         pictures = Pictures.of(media)
@@ -146,10 +146,10 @@ class PatchRules(PictureRules):
         return int(longer.sum()) - self._features(pictures)
 
     def axes(self, prompt_ids: Tokens, media: Media | None) -> Ints:
-        """Return positions of which a picture's count its rows and columns from where it begins."""
+        """Return positions. A picture's positions count rows and columns from its start."""
         if media is None:
             return np.tile(np.arange(len(prompt_ids)), (3, 1))
-        steps = np.ones(len(prompt_ids), np.int64)  # by which each token moves those behind it on
+        steps = np.ones(len(prompt_ids), np.int64)  # shift that each token adds to later tokens
         grids, firsts, places = list[Ints](), list[int](), self.places(prompt_ids, media)
         count = 0
         for frames, height, width in Pictures.of(media).sizes.tolist():
@@ -177,7 +177,7 @@ class PatchRules(PictureRules):
 
 
 def rules_of_config(config: Any) -> PictureRules | None:  # noqa: ANN401 -- transformers' config, which it does not type
-    """Return the rules of a model by its config; None for one whose pictures are not supported."""
+    """Return a model's rules by its config, or None if its pictures are not supported."""
     if config.model_type in _PIXELS:
         vision = config.vision_config
         side, patches = vision.image_size, vision.image_size // vision.patch_size
@@ -193,7 +193,7 @@ def rules_of_config(config: Any) -> PictureRules | None:  # noqa: ANN401 -- tran
         vision = config.vision_config
         channels: int = getattr(vision, "in_channels", 0) or vision.in_chans
         values = channels * vision.temporal_patch_size * vision.patch_size**2
-        deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # of Qwen3-VL
+        deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # only Qwen3-VL has it
         merged = vision.spatial_merge_size
         return PatchRules(config.image_token_id, values, merged, deep_layers=deep)
     return None

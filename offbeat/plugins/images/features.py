@@ -1,4 +1,4 @@
-"""Pictures through a vision tower of transformers.
+"""Computes the features of pictures with a vision tower of transformers.
 
 Legend: F features over all pictures, H hidden.
 """
@@ -21,21 +21,21 @@ from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 
 def tower_features(model: PreTrainedModel, media: Media, *, is_flat: bool) -> Features:
-    """Compute the features of pictures; with a gradient if a weight of the tower is trained.
+    """Compute the features of pictures, with a gradient if a weight of the tower is trained.
 
-    ``is_flat``: as of ``picture_inputs``.
+    ``is_flat``: as in ``picture_inputs``.
     """
     body: Any = model
     inputs = picture_inputs(model, media, is_flat=is_flat)
     output = body.get_image_features(**inputs, return_dict=True)
-    deep = getattr(output, "deepstack_features", None) or ()  # only of Qwen3-VL
+    deep = getattr(output, "deepstack_features", None) or ()  # only Qwen3-VL has them
     return Features(_join(output.pooler_output), tuple(map(_join, deep)))
 
 
 def picture_inputs(model: PreTrainedModel, media: Media, *, is_flat: bool) -> dict[str, Tensor]:
-    """Return the arguments by which transformers' own forward pass reads pictures.
+    """Return the picture arguments of transformers' own forward pass.
 
-    ``is_flat``: pixels have no axis of prompts.
+    ``is_flat``: whether pixels have no axis of prompts.
     """
     pictures = Pictures.of(media)
     values = torch.tensor(pictures.values).to(model.device, model.dtype)
@@ -49,6 +49,6 @@ def picture_inputs(model: PreTrainedModel, media: Media, *, is_flat: bool) -> di
 
 
 def _join(made: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return features [F, H] that a tower makes per picture."""
+    """Join the features that a tower returns per picture, [F, H]."""
     whole = made if isinstance(made, Tensor) else torch.cat(list(made))
     return whole.reshape(-1, whole.shape[-1])

@@ -1,6 +1,6 @@
 # pyright: basic
 # pyarrow has no types.
-"""Pictures of the prompt of one group, as the files of the rollouts have them."""
+"""Reads the pictures of one group's prompt from the rollout files."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,18 +13,18 @@ from offbeat.messages.text import printable
 from offbeat.plugins.images.rows import named_pictures
 
 _COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")
-_NAMED: Final = 8  # pictures whose names are spelled out
+_NAMED: Final = 8  # maximum pictures listed by name
 
 
 class LoggedPictures(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures of a prompt, at one attempt of its group."""
+    """Pictures of a prompt in one attempt of its group."""
 
     attempt: int
     row: int  # of the data file, from 0
-    sizes: list[tuple[int, int]]  # height and width as the model reads them; empty: an older file
-    names: list[str]  # as the row names them, the first ones; empty: not known
+    sizes: list[tuple[int, int]]  # height and width for the model; empty: an older file
+    names: list[str]  # first names from the row; empty: unknown
     copies: int  # pictures with a small copy
-    file: str  # that has the copies, relative to the run directory
+    file: str  # file with the copies, relative to the run directory
 
     def __str__(self) -> str:
         sides = dict.fromkeys(f"{width} x {height}" for height, width in self.sizes)
@@ -40,7 +40,7 @@ class LoggedPictures(msgspec.Struct, frozen=True, kw_only=True):
 def logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPictures]:
     """Return the logged pictures of a group, one entry per attempt that is in a file.
 
-    A file that cannot be read is passed over, as one that is being written.
+    A file that cannot be read is skipped, because it may still be written.
     """
     found = list[LoggedPictures]()
     for path in sorted((run_dir / "rollouts").glob("*.parquet")):
@@ -49,7 +49,7 @@ def logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPictures]:
 
 
 def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPictures]:
-    # Loaded here: the history of a group without pictures needs no pyarrow
+    # Loaded here, because the history of a group without pictures needs no pyarrow
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -75,7 +75,7 @@ def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPic
 def _names(rest_of_row: str | None) -> list[str]:
     try:
         row: Any = json.loads(rest_of_row or "{}")
-    except ValueError:  # cut where it was logged
+    except ValueError:  # truncated when it was logged
         return []
     if not isinstance(row, Mapping):
         return []

@@ -1,4 +1,4 @@
-"""Pictures of a prompt, as a model's vision tower reads them: resized, normalised and cut.
+"""Pictures of a prompt in the form for a vision tower: resized, normalised and cut.
 
 Legend: I pictures, V values over all pictures.
 """
@@ -24,7 +24,7 @@ _SIDES: Final = 3  # of a picture: channels, height, width; of a grid: t, h, w
 
 
 class MediaKind(enum.StrEnum):
-    """Layout in which a family of models reads pictures; a closed set."""
+    """Layout in which a family of models reads pictures. The set is closed."""
 
     PIXELS = "pixels"  # whole pictures or tiles: Idefics3, SmolVLM, Gemma 3
     PATCHES = "patches"  # flattened patches of a grid: Qwen2-VL and its successors
@@ -39,7 +39,7 @@ class Pictures(msgspec.Struct, frozen=True, eq=False):
     kind: MediaKind
     values: "NDArray[np.float32]"
     """[V]: the pictures end to end. ``pixels``: [channels, height, width] each. ``patches``:
-    [t * h * w, values of a patch] each; all patches have as many values."""
+    [t * h * w, values of a patch] each. All patches have the same number of values."""
     sizes: "NDArray[np.int32]"
     """[I, 3]. ``pixels``: channels, height and width. ``patches``: the grid t, h, w."""
 
@@ -48,7 +48,7 @@ class Pictures(msgspec.Struct, frozen=True, eq=False):
         """Return the pictures as views of their columns.
 
         Raises:
-            SchemaError: A column is missing, of another type or shape, or does not fit the others.
+            SchemaError: A column is missing, has another type or shape, or contradicts the others.
         """
         for name, dtype in _DTYPES.items():
             if name not in media:
@@ -72,9 +72,9 @@ class Pictures(msgspec.Struct, frozen=True, eq=False):
         }
 
     def between(self, first: int, end: int) -> Self:
-        """Return the pictures of these indices, which share the memory of all."""
+        """Return pictures ``first`` to ``end`` as views of the same memory."""
         elements = self.sizes.astype(np.int64).prod(1)
-        # A picture has this many values per pixel and channel, or per patch.
+        # Values per pixel and channel, or per patch
         each = len(self.values) // int(elements.sum())
         bounds: list[int] = np.concatenate([[0], np.cumsum(elements * each)]).tolist()
         return type(self)(
@@ -83,11 +83,11 @@ class Pictures(msgspec.Struct, frozen=True, eq=False):
 
 
 def merge(media: Sequence[Media]) -> Media:
-    """Return the pictures of several prompts as the pictures of one.
+    """Concatenate the pictures of several prompts.
 
     Raises:
         SchemaError: As ``Pictures.of``.
-        TypeError: They are of several layouts.
+        TypeError: Their layouts differ.
     """
     pictures = [Pictures.of(each) for each in media]
     if len(kinds := {each.kind for each in pictures}) > 1:
@@ -105,7 +105,7 @@ def _check(media: Media) -> None:
         raise SchemaError(KIND, f"{kinds[:8]}", f"one of {want}")
     if not len(sizes) or len(sizes) % _SIDES or int(sizes.min()) < 1:
         raise SchemaError(SIZES, f"{sizes.tolist()[:8]}", "three sides above 0 per picture")
-    # Python's integers: a product of three int32 may overflow 64 bits
+    # Python integers, because a product of three int32 may overflow 64 bits
     sides = sizes.tolist()
     want = sum(a * b * c for a, b, c in zip(sides[::3], sides[1::3], sides[2::3], strict=True))
     got = len(media[VALUES])

@@ -1,8 +1,8 @@
-"""Everything that the core asks of pictures, by the protocols of the rooms that ask.
+"""Plug-in of pictures, which implements the core's protocols for media.
 
 ``models.media_rules``, ``models.media_tokens``, ``environments.media_prompts``,
 ``rollouts.media_log``, ``telemetry.preview_column``, ``runs.why`` and ``launch.checks.media`` declare
-them.
+these protocols.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ class Images:
     ROW_KEYS: tuple[str, ...] = PICTURE_KEYS
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield pictures in prompts of an environment that has none."""
+        """Yield a clash if pictures are configured for an environment without pictures."""
         name = config.environment.name
         if images_section(config.environment) is not None and name not in _READ_PICTURES:
             yield Clash(
@@ -54,7 +54,7 @@ class Images:
             )
 
     def rules(self, config: Any) -> "MediaRules | None":  # noqa: ANN401 -- transformers' config
-        """Return the rules of a model; None if it reads no pictures."""
+        """Return the rules of a model, or None if it reads no pictures."""
         from offbeat.plugins.images.families import rules_of_config
 
         return rules_of_config(config)
@@ -66,45 +66,45 @@ class Images:
         *,
         trust_remote_code: bool,
     ) -> "MediaTokens":
-        """Return the tokens of pictures of the model at ``path``.
+        """Return the picture tokens of the model at ``path``.
 
         Raises:
             OSError: Its config cannot be read.
-            ValueError: It is of a model type that transformers does not know.
+            ValueError: transformers does not support its model type.
         """
         from offbeat.plugins.images.model_tokens import picture_tokens
 
         return picture_tokens(path, tokenizer, trust_remote_code=trust_remote_code)
 
     def names_media(self, row: Mapping[str, object]) -> bool:
-        """Return whether a row names pictures; with a null or an empty list it is a row of text."""
+        """Return whether a row names pictures. A row with null or an empty list is text."""
         from offbeat.plugins.images.rows import names_pictures
 
         return names_pictures(row)
 
     def row_problem(self, config: "EnvironmentConfig", row: Mapping[str, object]) -> str | None:
-        """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
+        """Return the problem with a row's pictures, or with their absence, or None."""
         from offbeat.plugins.images.rows import row_problem
 
         return row_problem(config, row)
 
     def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row for a reader of its text: of bytes that it holds, only their number."""
+        """Return the row with only the number of bytes in place of each picture's content."""
         from offbeat.plugins.images.rows import without_content
 
         return without_content(row)
 
     def stub_media(self, config: "EnvironmentConfig", row: int) -> "Media | None":
-        """Return a picture of a dry run's prompt; None if its prompts have none."""
+        """Return a picture of a dry run's prompt, or None if its prompts have no pictures."""
         from offbeat.plugins.images.digits import stub_media
 
         return stub_media(config, row)
 
     def encoder(self, config: "RunConfig") -> "PictureEncoder | None":
-        """Load the model's image processor if prompts have pictures; a stub makes its own.
+        """Load the model's image processor if prompts have pictures. A stub creates its own media.
 
         Raises:
-            NoPictures: The model reads none.
+            NoPictures: The model reads no pictures.
         """
         images, model = images_section(config.environment), config.model
         if images is None or config.environment.name == "stub":
@@ -128,19 +128,19 @@ class Images:
         return tuple(thumbnails(media))
 
     def log_columns(self) -> Mapping[str, Any]:
-        """Return the Arrow type of each column of the rollout files by its name."""
+        """Return the Arrow types of the picture columns of rollout files, by name."""
         from offbeat.plugins.images.thumbnails import log_columns
 
         return log_columns()
 
     def log_values(self, media: "Media | None") -> tuple[Mapping[str, Any], int]:
-        """Return the value of each of these columns for a group, and the bytes of all of them."""
+        """Return the values of these columns for a group, and the number of their bytes."""
         from offbeat.plugins.images.thumbnails import log_values
 
         return log_values(media)
 
     def read_logged(self, run_dir: Path, prompt_index: int) -> "list[LoggedPictures]":
-        """Return the pictures of a group in the files of the rollouts, by attempt."""
+        """Return the pictures of a group from the rollout files, by attempt."""
         from offbeat.plugins.images.logged_pictures import logged_pictures
 
         return logged_pictures(run_dir, prompt_index)
@@ -152,14 +152,14 @@ class Images:
         return check_model(config, model)
 
     def check_media(self, config: "RunConfig", commits: Mapping[str, str]) -> "Iterator[Finding]":
-        """Encode pictures of the first rows as a worker does."""
+        """Encode pictures of the first rows like a worker."""
         from offbeat.plugins.images.prompt_check import check_pictures
 
         return check_pictures(config, commits)
 
 
 class Digits(PluginOfEnvironments):
-    """Asks for the digit in a picture that is drawn, not read."""
+    """Environment that asks for the digit in a generated picture."""
 
     traits = EnvironmentTraits(
         "read a digit in a picture.",
@@ -194,7 +194,7 @@ class Digits(PluginOfEnvironments):
         return DigitPrompts(rows, seed=config.seed, shuffle=data.shuffle, epochs=data.epochs)
 
     def make_held_out_prompts(self, config: "RunConfig") -> "DigitPrompts":
-        """Return prompts with the pictures that follow those of training.
+        """Return prompts with pictures that follow the training pictures.
 
         Raises:
             BadEnvironment: The options have other keys, or wrong types.

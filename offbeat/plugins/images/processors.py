@@ -1,6 +1,6 @@
-"""Image processors of model families: the library's own code, behind one call.
+"""Image processors of model families: the library's own code, wrapped in one call.
 
-A family says how its processor is loaded without torchvision, and in which layout its values are.
+Each family defines how to load its processor without torchvision, and the layout of its values.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -31,13 +31,13 @@ from offbeat.plugins.images.pictures import MediaKind, Pictures
 
 
 class PictureProcessor(abc.ABC):
-    """Makes prompt ids and values of a text and its pictures, as the model's own processor does."""
+    """Computes prompt ids and values from a text and its pictures, like the model's processor."""
 
     place: str
-    """Text that marks the position of a picture in a prompt, before it is expanded."""
+    """Text that marks a picture's place in a prompt, before it is expanded."""
 
     _placeholders: Sequence[str] = ()
-    """Tokens that a text must not have outside of these places."""
+    """Tokens that a text must not have outside these places."""
 
     def __init__(self, tokenizer: Any, template: Any) -> None:  # noqa: ANN401 - of transformers
         self.tokenizer, self._template = tokenizer, template
@@ -45,11 +45,11 @@ class PictureProcessor(abc.ABC):
     def encode(
         self, prompt: str | Mapping[str, Any], pictures: Sequence[Image.Image]
     ) -> EncodedPrompt:
-        """Encode a text, or a row with messages that the chat template renders, with its pictures.
+        """Encode a text, or a row with messages for the chat template, with its pictures.
 
         Raises:
             WrongPlaces: The text does not have one place for each picture.
-            StrayPlaceholder: It has a token of a picture outside of them.
+            StrayPlaceholder: The text has a picture token outside these places.
         """
         if isinstance(prompt, str):
             text = prompt
@@ -71,7 +71,7 @@ class PictureProcessor(abc.ABC):
 
 
 class _Pixels(PictureProcessor):
-    """Idefics3, SmolVLM's first release and Gemma 3: the library's processor as a whole."""
+    """Processor of Idefics3, SmolVLM's first release and Gemma 3: the library's whole processor."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class _Pixels(PictureProcessor):
 
 
 class _Patches(PictureProcessor):
-    """Qwen2-VL and its successors: image processor and tokenizer, without the one of videos.
+    """Processor of Qwen2-VL and its successors: image processor and tokenizer, without videos.
 
-    The whole processor of the library needs torchvision, for videos. What it does to a text with
-    pictures is to repeat the token of each by the cells of its grid.
+    The library's whole processor needs torchvision for videos. In a text with pictures it only
+    repeats each picture's token by the cells of its grid.
     """
 
     place = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -134,7 +134,7 @@ _PIXELS: Final = {
     "idefics3": (PLACE,),
     "gemma3": ("<start_of_image>", "<image_soft_token>"),
 }
-"""Text that marks the position of a picture, and the tokens that it becomes if they are others."""
+"""Text that marks the place of a picture, and the tokens that it becomes if they differ."""
 
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
@@ -143,8 +143,8 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
     """Load the processor of the model at ``path``.
 
     Raises:
-        NoPictures: The model reads no pictures, is of a family that is not known here, or the files
-            of its processor are damaged.
+        NoPictures: The model reads no pictures, its family is not supported here, or the files of
+            its processor are damaged.
     """
     try:
         kind = json.loads((Path(path) / "config.json").read_text("utf-8")).get("model_type")
@@ -158,7 +158,7 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
             images = AutoImageProcessor.from_pretrained(path, **local)
             return _Patches(images, AutoTokenizer.from_pretrained(path, **local))
     except Exception as error:
-        # Its files may hold anything, and the library checks little of it.
+        # Its files may contain anything, and the library checks little of it.
         problem = f"its image processor cannot be loaded: {type(error).__name__}: {error}"
         raise NoPictures(path, problem) from error
     known = ", ".join([*_PIXELS, *_PATCHES])

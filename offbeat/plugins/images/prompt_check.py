@@ -1,4 +1,4 @@
-"""Checks the model's processor: that it reads the first rows, and fits the model's config."""
+"""Checks that the model's processor can read the first rows, and fits the model's config."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs untyped.
@@ -47,21 +47,21 @@ _SUBJECT: Final = "pictures"
 _ROWS: Final = 64
 _WITHIN_S: Final = 3.0  # for each file
 _SIDES: Final = ((640, 480), (300, 500), (64, 64))
-"""Width and height of the pictures: a photo, an upright one, one that is smaller than most models read."""
+"""Width and height of test pictures: a photo, an upright one, and one below most models' size."""
 
 
 def check_processor(path: str, processor: "PictureProcessor", tokens: MediaTokens) -> Finding:
-    """Run the processor on pictures of its own, and the rules of the model's config on the result.
+    """Run the processor on test pictures, and check the result by the rules of the model's config.
 
-    They differ where files of two models lie in one directory: another picture size, size of a
-    patch, or number of tokens of a picture.
+    They differ if one directory has files of two models, with different picture sizes, patch sizes
+    or numbers of tokens per picture.
     """
     made = list[str]()
     for width, height in _SIDES:
         shown = f"{width} x {height} pixels"
         try:
             encoded = processor.encode(PLACE, [_gradient(width, height)])
-        except Exception as raised:  # noqa: BLE001 - of the files of the model, which may hold anything
+        except Exception as raised:  # noqa: BLE001 - the model's files may contain anything
             seen = (
                 f"the image processor of model.path={path} raised {type(raised).__name__} on a "
                 f"picture of {shown}: {first_line(raised)}"
@@ -90,10 +90,10 @@ def _gradient(width: int, height: int) -> "Image":
 
 
 def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
-    """Run the model's processor on pictures of its own, then on the first rows as a worker does.
+    """Run the model's processor on test pictures, then on the first rows like a worker.
 
-    Rows are read, decoded, resized, and placed in the prompt. ``commits`` are those of paths on the
-    hub.
+    Rows are read, decoded, resized, and placed in the prompt. ``commits`` has the commits of paths
+    on the hub.
     """
     images = images_section(config.environment)
     if images is None or config.environment.name == "stub":
@@ -101,7 +101,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
     if not is_installed("PIL"):
         yield error(_SUBJECT, "Pillow is not installed", "pip install 'offbeat[vision]'")
         return
-    # Of transformers and Pillow.
+    # Needs transformers and Pillow.
     from offbeat.plugins.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
 
     model = config.model
@@ -178,7 +178,7 @@ def _of_source(
 def _encoded(
     encoder: PictureEncoder, tokens: MediaTokens, prompt: Prompt
 ) -> EncodedPrompt | tuple[str, str]:
-    """Encode a prompt with its pictures, or return the kind of the problem and the problem."""
+    """Encode a prompt with its pictures, or return the kind and text of the problem."""
     try:
         encoded = encoder.encoded(prompt)
     except (BadPicture, WrongPlaces, StrayPlaceholder, EnvironmentUnavailable) as bad:

@@ -1,10 +1,10 @@
-"""Finds the pictures that a prompt names, and reads the bytes of those in files.
+"""Finds the pictures that a prompt names, and reads their bytes.
 
-A row names pictures under ``image``, or a list under ``images``: each is the path of a file,
-relative to the folder of the data file, or ``{"bytes": base64, "path": path}``, of which one may be
-null or left out; a Parquet file has bytes as bytes. Where both are given the bytes count, and the
-path is the name that they once had. Nothing is fetched from an address, and no path leaves the folder, not by a link either: the
-rows of a data set are other people's input.
+A row names a picture under ``image``, or a list of pictures under ``images``. Each is the path of a
+file, relative to the folder of the data file, or ``{"bytes": base64, "path": path}``. One of the
+two may be null or left out. A Parquet file has raw bytes. If both are given, the bytes are used,
+and the path is only their former name. Rows of a data set are untrusted input. So nothing is
+fetched from an address, and no path leaves the folder, not even through a link.
 """
 
 import base64
@@ -23,29 +23,29 @@ from offbeat.plugins.images.errors import PLACE, BadPicture
 from offbeat.plugins.images.section import PICTURE_KEYS, images_section
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")  # surrogates are no UTF-8
+_UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")  # surrogates are not UTF-8
 _OF_THE_NAME: Final = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
         *(errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO),  # ENXIO: a socket
     }
 )
-"""Errors by which a file is at fault, or its name; by any other one, the file system is."""
+"""Errors caused by a file or its name. The file system causes all other errors."""
 
 _NON_TEXT_PARTS: Final = (
     *("image", "image_url", "input_image"),
     *("video", "video_url", "audio", "audio_url", "input_audio"),
 )
-"""Types of parts of a message that hold no text, as the libraries of model families call them."""
+"""Types of message parts without text, as the model families' libraries name them."""
 
 
 def names_pictures(row: Mapping[str, object]) -> bool:
-    """Return whether a row names pictures; with a null or an empty list it is a row of text."""
+    """Return whether a row names pictures. A row with null or an empty list is text."""
     return any(_named(row, key) is not None for key in PICTURE_KEYS)
 
 
 def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
-    """Return what names the pictures of a row, in their order; empty where there are none."""
+    """Return a row's entries for pictures, in order, or an empty sequence."""
     single, several = (_named(row, key) for key in PICTURE_KEYS)
     if single is not None:
         return [single]
@@ -53,13 +53,13 @@ def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
 
 
 def named_pictures(row: Mapping[str, object]) -> list[str]:
-    """Return the pictures that a row names, each in a form to be shown."""
+    """Return printable names of the pictures of a row."""
     named: object = pictures_of(row)
     return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
 
 
 def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
-    """Return why the pictures of a row cannot be used, without looking at a file; None: they can."""
+    """Return the problem with a row's pictures without reading files, or None."""
     single, several = (_named(row, key) for key in PICTURE_KEYS)
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
@@ -77,11 +77,11 @@ def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
 
 
 def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
-    """Return which place for a picture has a row that names none; None: it has no place.
+    """Return the problem of a picture place in a row without pictures, or None without places.
 
     Args:
         row: A row with ``prompt`` or ``messages`` of the right form.
-        has_places: A text has a place for a picture wherever it has ``<image>``.
+        has_places: Whether ``<image>`` in a text is a place for a picture.
     """
     fix = "name it under 'image' or 'images', or in data.columns; the model would not see it"
     messages = cast("list[Mapping[str, object]]", row.get("messages") or [])
@@ -99,13 +99,13 @@ def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
 
 
 def _named(row: Mapping[str, object], key: str) -> object:
-    """Return what a row has under a key of pictures; None for an empty list, of mixed data."""
+    """Return a row's value of a picture key, or None for an empty list, as in mixed data."""
     value = row.get(key)
     return None if value == [] else value
 
 
 def _problem_of_messages(messages: object) -> str | None:
-    """Return which message holds a picture itself, where the template has only its place."""
+    """Return the problem of a message that contains more than a picture's place, or None."""
     for place, part in _parts(cast("list[Mapping[str, object]]", messages or [])):
         if (kind := part.get("type")) == "text":
             continue
@@ -124,7 +124,7 @@ def _problem_of_messages(messages: object) -> str | None:
 def _parts(
     messages: Sequence[Mapping[str, object]],
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the parts of contents that are lists, each with the number of its message."""
+    """Yield the parts of all list contents, each with the number of its message."""
     for place, message in enumerate(messages):
         content = message.get("content")
         for part in cast("list[object]", content) if isinstance(content, list) else []:
@@ -136,9 +136,9 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     """Return the content of a picture, from its file or from the row itself.
 
     Raises:
-        BadPicture: The bytes in the row are no base64, or too many; the path leads out of the
-            folder of the data file; the file is missing, is no regular file, or is too large.
-        OSError: The file system is at fault, not the file.
+        BadPicture: The bytes in the row are no base64 or too many. Or the path leads out of the
+            data file's folder. Or the file is missing, is no regular file, or is too large.
+        OSError: The file system failed, not the file.
     """
     name = shown(picture)
     if (content := _content(picture)) is not None:
@@ -169,7 +169,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
 
 
 def without_content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row for a reader of its text: of bytes that it holds, how many they are."""
+    """Return the row with only the number of bytes in place of each picture's content."""
     if not names_pictures(row):
         return dict(row)
     brief = {
@@ -183,7 +183,7 @@ def without_content(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(picture: object) -> str:
-    """Return what names a picture, for people."""
+    """Return a printable name of a picture."""
     content = _content(picture)
     if content is not None:
         return f"of {len(content) * 3 // 4} bytes in its row"
@@ -195,7 +195,7 @@ def _brief(picture: object) -> object:
 
 
 def _content(picture: object) -> str | None:
-    """Return the text of a picture that the row holds itself; None of any other."""
+    """Return the encoded content of a picture in the row, or None for any other value."""
     match picture:
         case {"bytes": str(content)}:
             return content
@@ -204,12 +204,12 @@ def _content(picture: object) -> str | None:
 
 
 def _path(picture: object) -> object:
-    """Return what names the file of a picture that the row does not hold itself."""
+    """Return the file path of a picture that is not contained in the row."""
     return cast("dict[str, object]", picture).get("path") if isinstance(picture, dict) else picture
 
 
 def _decoded(name: str, content: str, max_bytes: int) -> bytes:
-    if len(content) * 3 // 4 > max_bytes + 2:  # of padding
+    if len(content) * 3 // 4 > max_bytes + 2:  # 2 for padding
         raise BadPicture(name, f"is too large; at most {max_bytes} bytes are read")
     try:
         return base64.b64decode(content, validate=True)
@@ -223,7 +223,7 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _problem_of_name(picture: object) -> str | None:
-    """Return why this cannot name a picture; None: it can."""
+    """Return why this value cannot name a picture, or None if it can."""
     if _content(picture) is not None:
         return None
     path = _path(picture)
@@ -237,11 +237,11 @@ def _problem_of_name(picture: object) -> str | None:
 
 
 _READ_PICTURES: Final = ("function", "custom")
-"""Environments whose prompts may have pictures, which the model's processor encodes."""
+"""Environments whose prompts may have pictures. The model's processor encodes them."""
 
 
 def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
-    """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
+    """Return the problem with a row's pictures, or with their absence, or None."""
     images = images_section(config)
     if not names_pictures(row):
         if reads_any_key(config):

@@ -30,10 +30,10 @@ class ImagesConfig(Config):
 
     @property
     def max_bytes(self) -> int:
-        """Return the most bytes of the media of a prompt."""
+        """Return the maximum bytes of a prompt's media."""
         return int(self.max_mib * 2**20)
 
 
 def images_section(environment: Config) -> ImagesConfig | None:
-    """Return the limits of the pictures of an environment, or None if its prompts have none."""
+    """Return an environment's limits for pictures, or None if its prompts have no pictures."""
     return cast("ImagesConfig | None", getattr(environment, "images"))  # noqa: B009 -- the core's model has no such field

@@ -1,9 +1,9 @@
-"""Small copies of a prompt's pictures, made of the values that the model reads.
+"""Small copies of a prompt's pictures, made from the values that the model reads.
 
-They are for people who look at a run. Made of numbers, not of the files: no byte of a file that
-somebody else wrote gets into the run directory or to a page.
+They are for people who look at a run. They are made from numbers, not files, so no byte of an
+untrusted file reaches the run directory or a page.
 
-Columns of the rollout files about pictures: small copies, and the sizes of all pictures.
+Also defines the picture columns of the rollout files: small copies, and the sizes of all pictures.
 """
 
 # pyright: basic
@@ -22,15 +22,15 @@ from offbeat.plugins.images.pictures import MediaKind, Pictures
 from offbeat.telemetry import preview_column
 
 THUMBNAILS: Final = 4
-"""Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""
+"""Maximum number of pictures copied per prompt. Of a picture cut into tiles, the first tiles."""
 
 LONGEST_SIDE: Final = 96
-_MERGED: Final = 2  # patches of a side that Qwen-VL merges, and sends next to each other
+_MERGED: Final = 2  # patches per side that Qwen-VL merges and stores next to each other
 _CHANNELS: Final = 3
 
 
 def thumbnails(media: Media | None) -> list[Thumbnail]:
-    """Return small copies of the first pictures; contrast is stretched to the whole range."""
+    """Return small copies of the first pictures, with contrast stretched to the whole range."""
     if media is None:
         return []
     pictures = Pictures.of(media)
@@ -42,7 +42,7 @@ def thumbnails(media: Media | None) -> list[Thumbnail]:
 def picture_sizes(media: Media | None) -> list[tuple[int, int]]:
     """Return height and width in pixels of all pictures, as the model reads them.
 
-    Nothing where patches are of an unknown layout, as in ``thumbnails``.
+    The list is empty if the layout of patches is unknown, as in ``thumbnails``.
     """
     if media is None:
         return []
@@ -64,7 +64,7 @@ def _pixels(pictures: Pictures) -> Iterator[NDArray[Any]]:
 
 
 def _joined_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
-    """Yield the first frame of each picture; nothing where the patches are of another layout."""
+    """Yield the first frame of each picture, or nothing if the patches have another layout."""
     grids = pictures.sizes.tolist()
     length = len(pictures.values) // sum(map(math.prod, grids))
     frames = next((f for f in (2, 1) if _side(length, f)), 0)
@@ -76,13 +76,13 @@ def _joined_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
         side, cells = _side(length, frames), (rows // _MERGED, columns // _MERGED)
         shape = (*cells, _MERGED, _MERGED, _CHANNELS, frames, side, side)
         patches = pictures.values[start:end].reshape(shape)[..., 0, :, :]
-        # To channel, then row of cells, row in a cell, row in a patch, and the same of columns.
+        # To channel, then row of cells, row in a cell, row in a patch, then the same for columns
         yield patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(_CHANNELS, rows * side, columns * side)
         start = end
 
 
 def _side(length: int, frames: int) -> int:
-    """Return the side of a patch of so many values, 0 if it has none."""
+    """Return the side of a patch with ``length`` values, or 0 if it is not square."""
     pixels, rest = divmod(length, _CHANNELS * frames)
     side = math.isqrt(pixels)
     return 0 if rest or side * side != pixels else side
