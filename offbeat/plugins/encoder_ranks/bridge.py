@@ -1,14 +1,13 @@
-"""Messages between an encoder rank and a language rank: features there, their gradients back.
+"""Messages between encoder ranks and language ranks: features one way, gradients back.
 
-A message is a header and values. The receiver knows the header that is due, and compares all of it: a
-message of an earlier exchange, whose attempt was aborted, is discarded, and any other is an error.
+A message is a header and values. The receiver knows the expected header and compares all of it. It
+discards a message of an earlier, aborted exchange. Any other difference is an error.
 
-Rounds of messages about media between the sides of a grid, of any backend.
+``Exchange`` runs the rounds of messages about media between the sides of a grid, for any backend.
 
-Provenance of media: finds what a lane reads among the media of its encoder rank. Numpy only.
-
-Media are identified by a digest of their arrays. So features only reach a lane that reads the same
-media, however its groups were dealt.
+``matched`` finds the media that a lane reads among the media of its encoder rank. It uses only
+numpy. Media are identified by a digest of their arrays. So features only reach a lane that reads
+the same media, for any distribution of groups.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -47,28 +46,28 @@ class Kind(enum.IntEnum):
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Return the number by which a header names a dtype."""
+    """Return the number of a dtype in headers."""
     return _DTYPES.index(dtype)
 
 
 def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gradients of features are summed and sent: float32 at least."""
+    """Return the dtype in which feature gradients are summed and sent: at least float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Names one message of a world."""
+    """Header that identifies one message of a world."""
 
-    exchange: int  # counts the exchanges of a world: that of an aborted attempt is lower
+    exchange: int  # counter of exchanges in a world; an aborted attempt has a lower number
     step: int
     kind: int
     lane: int
     provenance: int  # digest of the list of pictures that the lane reads
-    blocks: int  # features, and the features of deeper layers
+    blocks: int  # number of feature blocks: the features, and one per deeper layer
     features: int  # of one block
     hidden: int
-    dtype: int  # its place in ``_DTYPES``
+    dtype: int  # index in ``_DTYPES``
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,21 +76,21 @@ class Header:
 
 
 FIELDS: Final = 9
-_ABOUT: Final = 4  # shape and dtype of values
+_ABOUT: Final = 4  # header fields of shape and dtype
 
 
 class Wire(Protocol):
-    """Moves tensors between this rank and another one; both block until it is done."""
+    """Moves tensors between this rank and another rank. Both calls block until completion."""
 
     def send(self, tensor: Tensor, rank: int) -> None: ...
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        """Fill ``tensor`` with what ``rank`` sends next."""
+        """Fill ``tensor`` with the next tensor from ``rank``."""
         ...
 
 
 class ProcessGroupWire:
-    """A wire of the process group of the world, with its timeout."""
+    """Wire over the world's process group, with its timeout."""
 
     def send(self, tensor: Tensor, rank: int) -> None:
         dist.send(tensor, rank)
@@ -102,22 +101,22 @@ class ProcessGroupWire:
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that this rank received over the bridge in a step, and the time it took."""
+    """Bytes that this rank received over the bridge in a step, and the seconds spent."""
 
     nbytes: int = 0
-    seconds: float = 0.0  # inside receive: it waits for the sender, too
+    seconds: float = 0.0  # spent in receive, including the wait for the sender
 
 
 def shared_values(
     values: Tensor | None, holder: int, group: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
-    """Return values [blocks, F, H] that one rank of a group holds, on all of them.
+    """Broadcast values [blocks, F, H] from one rank of a group to all its ranks.
 
     Args:
-        values: Of the holder; None on the other ranks.
-        holder: Rank of the world.
-        group: The ranks.
-        device: Where they take tensors from.
+        values: Values on the holder, None on the other ranks.
+        holder: World rank that holds the values.
+        group: Group of the ranks.
+        device: Device of the tensors that the group sends.
     """
     about = torch.zeros(_ABOUT, dtype=torch.int64, device=device)
     if values is not None:
@@ -140,7 +139,7 @@ class Bridge:
         self.traffic = Traffic()
 
     def send(self, header: Header, values: Tensor, rank: int) -> None:
-        """Send values [blocks, features, hidden] of a header that leaves shape and dtype open."""
+        """Send values [blocks, features, hidden] and complete the header's shape and dtype."""
         blocks, features, hidden = values.shape
         full = replace(
             header,
@@ -153,14 +152,14 @@ class Bridge:
         self._wire.send(values.detach().contiguous(), rank)
 
     def receive(self, due: Header, rank: int) -> Tensor:
-        """Return the values [blocks, features, hidden] of the message that is due from a rank.
+        """Receive the expected message of a rank. Return its values [blocks, features, hidden].
 
         Args:
-            due: Its header. No blocks: they, the hidden size and the dtype are the sender's to say.
+            due: Expected header. With 0 blocks, the sender defines blocks, hidden size and dtype.
             rank: The sender.
 
         Raises:
-            BridgeMismatch: Another message came, of this exchange or a later one.
+            BridgeMismatch: A different message of this exchange, or a later one, arrived.
         """
         started = time.perf_counter()
         while True:
@@ -183,9 +182,9 @@ class Bridge:
 
 
 class MergedMedia(msgspec.Struct, frozen=True, eq=False):
-    """Media of several prompts as one batch, and how many prompts each lane has in it."""
+    """Batch of the media of several prompts, with the number of prompts per lane."""
 
-    media: tuple[Media, ...]  # lane after lane, each in the order in which its lane named them
+    media: tuple[Media, ...]  # lane after lane, each in the order named by its lane
     counts: tuple[int, ...]  # by lane
 
 
@@ -199,26 +198,26 @@ def digest_of(media: Media) -> str:
 
 
 def list_digest(digests: Iterable[str]) -> int:
-    """Return one number, of 63 bits, for a list of digests."""
+    """Return a 63-bit digest of a list of digests."""
     return xxhash.xxh3_64_intdigest("\n".join(digests).encode()) >> 1
 
 
 def media_read(microbatches: Iterable[PackedRows]) -> list[Media]:
-    """Return the media that microbatches read, in the order of their places, some repeatedly."""
+    """Return the media that microbatches read, in the order of their places, with repetitions."""
     placed = (packed.media for packed in microbatches if packed.media is not None)
     return [media for each in placed for media in each.media]
 
 
 def matched(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> MergedMedia:
-    """Return an encoder rank's media in the order in which its lanes named them.
+    """Return an encoder rank's media in the order named by its lanes.
 
     Args:
         rank: The encoder rank.
         named: By lane, the digests of the media that it reads, each once.
-        own: Media of the groups that the rank got, in any order.
+        own: Media of the rank's groups, in any order.
 
     Raises:
-        ProvenanceMismatch: They are not exactly those that the lanes named.
+        ProvenanceMismatch: ``own`` and the named media differ.
     """
     there = {digest_of(media): media for media in own}
     wanted = [digest for lane in named for digest in lane]
@@ -234,15 +233,15 @@ _TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
 
 
 def prove_sides(peers: Peers, model: str, prove: Callable[[], tuple[float, str]]) -> None:
-    """Prove what the ranks of both sides have cut. All of them call it together.
+    """Prove the cut models of both sides. All ranks call it together.
 
     Args:
         peers: The ranks of the world.
         model: Name of the model's class.
-        prove: Proves what this rank holds; returns what ``copies_gap`` does.
+        prove: Proves this rank's part and returns a result like ``copies_gap``.
 
     Raises:
-        UntrainableModel: Ranks compute something else than the whole model; on all ranks.
+        UntrainableModel: The ranks compute different values than the whole model. All ranks raise.
     """
     apart = run_on_all_ranks(peers, "the proof of the cut", prove)
     check_copies(model, apart, peers, f"trainer.tensor_parallel or {SETTING}")
@@ -254,24 +253,24 @@ class Exchange:
     def __init__(
         self, trainer: ModelTrainerConfig, peers: Peers, next_step: Callable[[], int]
     ) -> None:
-        """Send nothing yet.
+        """Create the exchange without sending anything.
 
         Args:
             trainer: Section of the recipe.
-            peers: The ranks of the world, of both sides.
-            next_step: Returns the number of the next step, which messages name.
+            peers: All ranks of the world, of both sides.
+            next_step: Returns the number of the next step. Messages contain it.
         """
         self.peers, self.grid = peers, side_grid(trainer)
         self.bridge = Bridge(peers.rank, torch.device(trainer.device))
         self._next_step = next_step
-        self._count = 0  # exchanges of this world so far; aborted ones count
+        self._count = 0  # exchanges of this world so far, including aborted ones
 
     def begin_step(self) -> None:
-        """Count the traffic of a step from here on."""
+        """Start counting the traffic of a step."""
         self.bridge.traffic = Traffic()
 
     def measure(self) -> dict[str, float]:
-        """Return metrics of the traffic of a step; all ranks call it together."""
+        """Return metrics of the traffic of a step. All ranks call it together."""
         traffic = self.bridge.traffic
         seen = self.peers.all_gather((traffic.nbytes, traffic.seconds), _TRAFFIC)
         return {
@@ -280,12 +279,12 @@ class Exchange:
         }
 
     def pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
-        """Run passes of this rank's side, while the other side waits; either all continue or none.
+        """Run passes of this rank's side while the other side waits. All ranks continue, or none.
 
-        A side of one rank reports its error, and all ranks end the call together. On a side of several
-        the others may be inside a collective that the failed rank never enters. It raises without a
-        report, for which they could not answer: so its own error is what the controller receives, at
-        once, in place of the timeouts of the others.
+        A side of one rank reports its error, and all ranks end the call together. On a larger side,
+        the other ranks may be inside a collective that the failed rank never enters. So they could
+        not answer a report, and the rank raises without one. The controller then receives this
+        error immediately, not the timeouts of the others.
         """
         side = self.grid.side_of(self.peers.rank)
         if len(self.grid.ranks_of(side)) == 1:
@@ -295,14 +294,14 @@ class Exchange:
         return made
 
     def wait_for_all(self, during: str) -> None:
-        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot.
+        """Wait until all ranks have done the work ``during``. Raise ``PeerFailed`` if one cannot.
 
-        Ranks that fail or succeed in ``run_on_all_ranks`` take part: it reduces one number, too.
+        Ranks in ``run_on_all_ranks`` also join, because it reduces one number too.
         """
         all_reduce_max_or_fail(self.peers, during, [0], None)
 
     def name_media(self, digests: Sequence[str]) -> list[list[str]]:
-        """Return the digests of the media that each lane reads; begin an exchange."""
+        """Begin an exchange and return the digests of the media that each lane reads."""
         self._count += 1
         named = self.peers.all_gather(list(digests), _NAMES)
         return [named[self.grid.receiver_of(lane)] for lane in range(self.grid.data)]

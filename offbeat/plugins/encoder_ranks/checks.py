@@ -1,8 +1,7 @@
 """Checks encoder ranks: bytes per rank, and traffic between encoder and language ranks.
 
-It loads torch, whose import takes seconds: only recipes with a model import it.
-
-Bytes that a rank of either side holds throughout a step, from the inventory of a model alone.
+The bytes are held throughout a step, and are computed only from the inventory of a model. This
+module loads torch, which needs seconds, so it is imported only for recipes with a model.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -47,19 +46,18 @@ def largest_of_side(
     references: int = 0,
     plan: Mapping[str, str] = _WHOLE,
 ) -> RankBytes:
-    """Return the bytes of the rank that holds most of a side, which is its first one.
+    """Return the bytes of a side's first rank, which holds the most.
 
-    A trained weight of 16 bits is kept in float32, which is its master, as ``ShardedWeights`` does;
-    one that is frozen keeps its 16 bits. Buffers are whole on every rank. What a pass gathers,
-    computes and exchanges comes on top.
+    A trained 16-bit weight is kept as a float32 master, as in ``ShardedWeights``. A frozen weight
+    stays in 16 bits. Buffers are whole on every rank. Memory of passes and messages is additional.
 
     Args:
-        inventory: Tensors of the whole model; which of them are trained.
+        inventory: Tensors of the whole model, with the trained ones marked.
         grid: The ranks.
-        side: Which of them.
-        dtype: Of the weights that passes compute with.
-        references: Frozen copies of the model beside it.
-        plan: Kind of division by module name of the side's matrices, where its ranks divide any.
+        side: Side of the rank.
+        dtype: Dtype of the weights in passes.
+        references: Number of frozen copies next to the model.
+        plan: Kind of division by module name, for the side's divided matrices.
     """
     tensor = grid.tensor_ranks_of(side)
     buffers = {each.name: each for each in inventory.buffers if each.side is side}
@@ -83,21 +81,21 @@ class BridgeBytes(NamedTuple):
     """Bytes of the values of messages, without their headers."""
 
     features: int
-    gradients: int  # of these features; 0: the tower is frozen
+    gradients: int  # of these features; 0 if the tower is frozen
 
 
 def bridge_bytes(
     config: PreTrainedConfig, dtype: torch.dtype, tokens: int, *, trains_tower: bool
 ) -> BridgeBytes:
-    """Return the bytes of the messages for media of so many tokens.
+    """Return the bytes of the messages for media with this number of tokens.
 
-    A feature is ``hidden size`` numbers of the model's dtype, and as many for each decoder layer that
-    has features of its own. Gradients are sent in float32 at least.
+    A feature has ``hidden size`` numbers of the model's dtype, and the same again for each decoder
+    layer with separate features. Gradients are sent in at least float32.
 
     Args:
         config: Config of the model.
-        dtype: Of the weights that passes compute with.
-        tokens: Placeholders.
+        dtype: Dtype of the weights in passes.
+        tokens: Number of placeholders.
         trains_tower: Whether gradients are sent back.
     """
     hidden: int = config.get_text_config(decoder=True).hidden_size
@@ -110,13 +108,13 @@ _TOKENS: Final = 1000
 
 
 def messages_said(config: RunConfig, model: PreTrainedConfig, *, trains_tower: bool) -> str:
-    """Return the bytes of features and of their gradients in a chunk, as a part of a finding.
+    """Return the bytes of features and gradients in a chunk, as text of a finding.
 
-    A chunk has the groups of a step at most, each with the media of one prompt.
+    A chunk has at most the groups of a step, each with the media of one prompt.
 
     Args:
         config: The recipe.
-        model: Config of its model, which reads media.
+        model: Config of the recipe's model, which reads media.
         trains_tower: Whether gradients are sent back.
     """
     rules = media_rules(model)
@@ -136,13 +134,13 @@ def messages_said(config: RunConfig, model: PreTrainedConfig, *, trains_tower: b
 
 
 def _most_of_a_prompt(config: RunConfig, rules: MediaRules) -> tuple[int, str]:
-    """Return the most tokens of media that a prompt may have, and the key that says so."""
+    """Return the maximum media tokens of a prompt, and the key that sets this limit."""
     features_by_key = {
         key_in(name, find_media().LIMIT_KEY): rules.max_features(view.environment.max_media_bytes)
         for name, view in environment_views(config).items()
     }
     widest = max(features_by_key, key=features_by_key.__getitem__)
-    # A prompt leaves room for a token of its response at least.
+    # A prompt leaves room for at least one token of its response.
     bounds = [(features_by_key[widest], widest)]
     bounds += [(config.generator.max_model_len - 1, "generator.max_model_len")]
     return min(bounds)
@@ -153,14 +151,14 @@ _MODEL: Final = "model"
 
 
 def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
-    """Check that the model has two sides, and that what a rank of each holds fits its device.
+    """Check that the model has two sides, and that each side's part fits the device of its ranks.
 
-    What language ranks of the megatron trainer hold is said by ``check_layout``.
+    ``check_layout`` reports the memory of the megatron trainer's language ranks.
 
     Args:
-        config: The recipe; nothing is said of one without ``trainer.encoder``.
-        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU, whose memory
-            ``check_memory`` compares with that of the whole run.
+        config: The recipe. Without ``trainer.encoder`` there are no findings.
+        gpu: Memory of a rank's GPU in bytes, or None if it is unknown or the ranks are on the CPU.
+            ``check_memory`` compares the CPU memory with the needs of the whole run.
     """
     trainer = config.trainer
     if not isinstance(trainer, ModelTrainerConfig) or encoder_of(trainer) is None:
@@ -181,18 +179,18 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
 
 
 class _Sides(NamedTuple):
-    """The two sides of a model, and the ranks that hold them."""
+    """Two sides of a model, and the ranks that hold them."""
 
     model: PreTrainedConfig
     grid: Grid
     inventory: Inventory
-    plans: dict[Side, dict[str, str]]  # how ranks of either divide matrices
+    plans: dict[Side, dict[str, str]]  # divided matrices of each side
 
 
 def _marked_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the model without memory, with frozen weights marked.
 
-    None if it reads no media, or if ``check_model_proof`` says what is wrong with it.
+    Return None if it reads no media, or if ``check_model_proof`` reports its problem.
     """
     model = unfilled_model(config)
     if model is None or not media_rules(model.config).reads_media:
@@ -205,7 +203,7 @@ def _marked_model(config: RunConfig) -> PreTrainedModel | None:
 
 
 def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> Finding:
-    """Return what a rank of a side holds, beside the memory of its GPU."""
+    """Compare the bytes of a side's rank with the memory of its GPU."""
     references = int(config.algorithm.loss.needs_reference_logprobs)
 
     def held_in(dtype: torch.dtype) -> RankBytes:
@@ -238,7 +236,7 @@ def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> F
 
 
 def _what_lowers(config: RunConfig, side: Side, *, is_less_in_half: bool) -> tuple[str, str]:
-    """Return what lowers the memory of a rank of a side, and the section of that side."""
+    """Return settings that lower the memory of a side's rank, and the section of that side."""
     encoder, lanes = encoder_of(config.trainer), trainer_replicas(config.trainer)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
     # The number of lanes is a multiple of the number of encoders.

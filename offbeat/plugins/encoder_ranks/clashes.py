@@ -1,4 +1,4 @@
-"""Finds settings that do not go with encoder ranks (``trainer.encoder``), which encode pictures.
+"""Finds settings that do not work with encoder ranks (``trainer.encoder``).
 
 Depends on the option ``images``.
 """
@@ -14,9 +14,10 @@ from offbeat.config.trainer_parts import model_is_frozen
 
 
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what cannot work where the vision tower has ranks of its own, in a dry run neither.
+    """Yield settings that cannot work with encoder ranks, not even in a dry run.
 
-    Whether the model has a tower is known when its config is read: by the trainer, at its start.
+    Only the trainer checks, at its start, whether the model has a tower, because it reads the
+    config.
     """
     trainer, encoder = config.trainer, encoder_of(config.trainer)
     if encoder is None or trainer.backend == "stub":
@@ -54,7 +55,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def encoder_device_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield GPUs of encoder ranks that are on another device than the language ranks."""
+    """Yield GPUs of encoder ranks if they contradict the language ranks' device."""
     trainer, encoder = config.trainer, encoder_of(config.trainer)
     if encoder is None or encoder.gpus is None or trainer.backend == "stub":
         return

@@ -42,30 +42,30 @@ from offbeat.transfer_queue.schema import (
 T = TypeVar("T")
 
 Encode = Callable[[Media, bool], Tensor]
-"""(media, whether with a graph) -> their features [blocks, F, H]."""
+"""(media, whether with a graph) -> features [blocks, F, H] of the media."""
 
 
 class TowerPasses:
     """Forward and backward passes over the media of one exchange.
 
-    The forward pass keeps the graph of the last microbatch alone. The backward pass begins with it, and
-    computes the others a second time, one by one. So a tower whose media are one microbatch computes
-    nothing twice.
+    The forward pass keeps only the graph of the last microbatch. The backward pass begins with it,
+    and computes the others again, one by one. With a single microbatch nothing is computed twice.
     """
 
     def __init__(self, own: Sequence[Media], count: int, padding: Media, encode: Encode) -> None:
-        """Compute nothing yet.
+        """Create the passes without computing anything.
 
         Args:
             own: Microbatches of this rank.
-            count: Largest number of them on any rank, at least 1: ranks compute the tower together.
-            padding: Media to compute in place of those that this rank lacks.
+            count: Maximum number of microbatches on any rank, at least 1. Ranks compute the tower
+                together.
+            padding: Media to compute in place of missing microbatches of this rank.
             encode: The tower.
         """
         self._microbatches = [*own, *[padding] * (count - len(own))]
         self._own, self._encode = len(own), encode
         self._last: Tensor | None = None  # features of the last microbatch, with their graph
-        self._lengths = list[int]()  # number of features of each
+        self._lengths = list[int]()  # number of features of each microbatch
 
     def forward(self, *, trained: bool) -> Tensor:
         """Return the features [blocks, F, H] of this rank's media, without a graph.
@@ -84,9 +84,9 @@ class TowerPasses:
         return whole[:, : sum(self._lengths[: self._own])]
 
     def backward(self, gradient: Tensor) -> None:
-        """Add the gradients of the tower's weights, given those [blocks, F, H] of the features.
+        """Add gradients to the tower's weights, given the feature gradients [blocks, F, H].
 
-        What is computed for other ranks alone gets gradients of zero.
+        Padding microbatches, which are computed only for other ranks, get zero gradients.
         """
         blocks, own, hidden = gradient.shape
         more = gradient.new_zeros(blocks, sum(self._lengths) - own, hidden)
@@ -95,14 +95,14 @@ class TowerPasses:
         made, self._last = self._last, None
         for media, part in zip(reversed(self._microbatches), reversed(parts), strict=True):
             if made is None:
-                made = self._encode(media, True)  # noqa: FBT003 -- its one flag
+                made = self._encode(media, True)  # noqa: FBT003 -- its only flag
             if made.requires_grad:
                 made.backward(part)
             made = None
 
 
 class TowerModel(Protocol):
-    """The tower that an encoder rank computes, and its part of the other ranks' collectives."""
+    """Tower of an encoder rank, and its part of the other ranks' collectives."""
 
     facts: RankFacts
 
@@ -111,17 +111,17 @@ class TowerModel(Protocol):
         ...
 
     def undo(self) -> None:
-        """Undo what passes since ``begin_update`` changed, except for gradients."""
+        """Undo all changes of passes since ``begin_update``, except gradients."""
         ...
 
     def agree(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        """Return what ``read`` returned, once all ranks have read theirs."""
+        """Return the result of ``read`` after all ranks have read their own."""
         ...
 
     def load(self, column: str, teacher: str | None) -> PreTrainedModel:
-        """Return the model of a column of logprobs; all ranks load it together."""
+        """Return the model for a column of logprobs. All ranks load it together."""
         ...
 
 
@@ -138,18 +138,18 @@ class EncoderPasses(Passes[Media]):
         trained: bool,
         answer: Callable[[], TopLogprobs] = lambda: ((), ()),
     ) -> None:
-        """Compute nothing yet.
+        """Create the passes without computing anything.
 
         Args:
             tower: Computes features.
             exchange: Messages with the language ranks.
             mesh: Axes of the encoder ranks.
-            max_tokens: Of media that the tower computes at once; None: no bound.
+            max_tokens: Maximum media tokens that the tower computes at once, or None for no limit.
             trained: Whether gradients of features are sent back.
-            answer: Returns the probable tokens that this rank answers with, for the language ranks.
+            answer: Returns the top tokens that this rank answers in place of the language ranks.
         """
         self._tower, self.exchange, self._mesh = tower, exchange, mesh
-        # Tokens and loss are those of the language ranks
+        # Only language ranks report tokens and loss
         self.facts = replace(tower.facts, leads_replica=False)
         self._peers, self._grid = exchange.peers, exchange.grid
         self._max_tokens, self._trained, self._answer = max_tokens, trained, answer
@@ -189,7 +189,7 @@ class EncoderPasses(Passes[Media]):
     def logprobs(
         self, column: str, count: int, microbatches: Sequence[Media], request: LogprobRequest
     ) -> NDArray[np.float32]:
-        """Encode the media of groups whose logprobs the lanes compute; return none."""
+        """Encode the media of groups for the lanes, which compute the logprobs. Return none."""
         del request
         if column != TEACHER_LOGPROBS:
             self._encode(column, microbatches, trained=False)
@@ -208,14 +208,14 @@ class EncoderPasses(Passes[Media]):
 
     @property
     def _is_sender(self) -> bool:
-        """Return whether this rank exchanges messages for those that share its tower's matrices."""
+        """Return whether this rank exchanges the messages of its encoder."""
         return self._grid.sender_of(self._peers.rank) == self._peers.rank
 
     def _encode(self, name: str, media: Sequence[Media], *, trained: bool) -> None:
-        """Encode media by the model of a column for the lanes that name them; add their gradients.
+        """Encode media for lanes with a column's model, and add gradients if trained.
 
-        All ranks of the world take part. Encoder ranks run the tower together, one without media
-        on noise.
+        All ranks of the world join. Encoder ranks run the tower together. A rank without media uses
+        noise.
         """
         model = self.load(name, None)
         named = self.exchange.name_media([])
@@ -226,7 +226,7 @@ class EncoderPasses(Passes[Media]):
             self._peers, "the media", lambda: self._microbatches(media, named)
         )
 
-        def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
+        def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its only flag
             return self._features(model, media, has_graph=has_graph)
 
         passes = TowerPasses(own, count, example(self.facts.media_rules), encode)
@@ -247,7 +247,7 @@ class EncoderPasses(Passes[Media]):
                 gradient = run_on_all_ranks(
                     self._peers, "the gradients", lambda: self._gradient(made, parts, named)
                 )
-                self._mesh.equalise([gradient])  # one of the ranks that share matrices received it
+                self._mesh.equalise([gradient])  # only one rank of the encoder received it
                 self.exchange.pass_on_all_ranks(
                     "the tower's backward", lambda: passes.backward(gradient)
                 )
@@ -256,7 +256,7 @@ class EncoderPasses(Passes[Media]):
     def _microbatches(
         self, media: Sequence[Media], named: Sequence[Sequence[str]]
     ) -> tuple[tuple[MergedMedia, list[Media]], int]:
-        """Return the media that this rank's lanes named, with their microbatches, and how many."""
+        """Return the media that this rank's lanes named, their microbatches, and a count."""
         rank = self._peers.rank
         batch = matched(rank, [named[lane] for lane in self._grid.shares_of(rank)], media)
         if not batch.media:
@@ -270,7 +270,7 @@ class EncoderPasses(Passes[Media]):
         return (batch, cut), len(cut)
 
     def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
-        """Return the features [blocks, F, H] of media, which the tower computes at once."""
+        """Compute the features [blocks, F, H] of media in one pass of the tower."""
         with torch.set_grad_enabled(has_graph):
             made = stacked(self.facts.media_rules.encode(model, (media,)))
         wanted = self.facts.media_rules.count_features(media)
@@ -279,7 +279,7 @@ class EncoderPasses(Passes[Media]):
         return made
 
     def _parts(self, batch: MergedMedia, made: Tensor) -> list[Tensor]:
-        """Return the features of each lane, which are none for a lane without media."""
+        """Return the features of each lane, empty for a lane without media."""
         counts, media = list[int](), iter(batch.media)
         for prompts in batch.counts:
             counts.append(
@@ -291,10 +291,10 @@ class EncoderPasses(Passes[Media]):
     def _gradient(
         self, made: Tensor, parts: Sequence[Tensor], named: Sequence[Sequence[str]]
     ) -> Tensor:
-        """Return the gradient [blocks, F, H] of the features, as the lanes send it to this rank.
+        """Receive the gradient [blocks, F, H] of the features from the lanes.
 
-        Zeros on a rank that exchanges no messages. All messages are received before a wrong one is raised: a lane whose message nobody takes
-        would wait for its timeout.
+        A rank that exchanges no messages returns zeros. All messages are received before an error
+        of one is raised. Otherwise a lane with an unreceived message would wait for its timeout.
         """
         gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0

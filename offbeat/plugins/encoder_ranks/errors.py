@@ -4,11 +4,11 @@ from offbeat.messages.failures import OffbeatError
 
 
 class ProvenanceMismatch(OffbeatError):
-    """The pictures that a rank got are not those that its lanes read."""
+    """Pictures of an encoder rank that differ from the pictures that its lanes read."""
 
     rank: int
-    missing: int  # pictures that a lane reads and the rank did not get
-    surplus: int  # that it got and no lane reads
+    missing: int  # pictures that a lane reads but the rank did not get
+    surplus: int  # pictures that the rank got but no lane reads
 
     def __str__(self) -> str:
         return (
@@ -19,7 +19,7 @@ class ProvenanceMismatch(OffbeatError):
 
 
 class BridgeMismatch(OffbeatError):
-    """A message between an encoder rank and a language rank is not the one that is due."""
+    """Unexpected message between an encoder rank and a language rank."""
 
     rank: int
     sender: int

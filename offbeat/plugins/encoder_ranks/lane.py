@@ -1,4 +1,4 @@
-"""Passes of language ranks, of any backend: features come, their gradients go back."""
+"""Passes of language ranks, of any backend: receive features, send their gradients back."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 
 class LaneFeatures:
-    """Features of the media of one exchange, by their content.
+    """Features of one exchange, found by the content of their media.
 
-    ``leaf`` [blocks, F, H] adds up the gradients of all microbatches that read them, in float32 at
-    least; None without media.
+    ``leaf`` [blocks, F, H] adds up the gradients of all microbatches that read the features, in at
+    least float32. It is None without media.
     """
 
     def __init__(self, counts: dict[str, int], values: Tensor | None, *, trained: bool) -> None:
-        """``counts``: number of features of the media of each digest, in the order of ``values``."""
+        """``counts``: number of features of each media digest, in the order of ``values``."""
         ends = np.cumsum(list(counts.values())).tolist()
         self._spans = {
             digest: slice(end - count, end)
@@ -58,21 +58,21 @@ class LaneFeatures:
 
     def of(self, media: tuple[Media, ...]) -> Features:
         """Return the features of media, in their order."""
-        assert self.leaf is not None  # noqa: S101 -- a lane with media has received some
+        assert self.leaf is not None  # noqa: S101 -- a lane with media has received features
         parts = [self.leaf[:, self._spans[digest_of(each)]] for each in media]
         embedded_FH, *deep = torch.cat(parts, dim=1).unbind()
         return Features(embedded_FH, tuple(deep))
 
     @property
     def gradient(self) -> Tensor | None:
-        """Return the gradients that were added up; zeros if no pass read a feature."""
+        """Return the summed gradients, or zeros if no pass read a feature."""
         if self.leaf is None or self.leaf.grad is not None:
             return None if self.leaf is None else self.leaf.grad
         return torch.zeros_like(self.leaf)
 
 
 class LanePasses(Passes[PackedRows]):
-    """Passes of one rank of the language model, which computes no tower: it wraps passes of a backend."""
+    """Passes of one language rank. They wrap the passes of a backend and compute no tower."""
 
     def __init__(
         self,
@@ -82,30 +82,31 @@ class LanePasses(Passes[PackedRows]):
         *,
         trained: bool,
     ) -> None:
-        """Exchange nothing yet.
+        """Wrap passes without exchanging anything.
 
         Args:
-            passes: They read features by ``read_features``.
+            passes: Passes of the backend. They call ``read_features``.
             exchange: Messages with the encoder ranks.
-            group: The ranks of a lane that read the same features; None: this rank reads alone, or none.
+            group: Ranks of the lane that read the same features. None if this rank reads none, or
+                no other rank does.
             trained: Whether gradients of features are sent back.
         """
         self._passes, self.facts = passes, passes.facts
         self.exchange, self._group, self._trained = exchange, group, trained
         self._peers, self._grid = exchange.peers, exchange.grid
-        self._received: LaneFeatures | None = None  # of the open exchange; None outside of one
+        self._received: LaneFeatures | None = None  # of the open exchange; None outside
 
     def read_features(self, media: tuple[Media, ...]) -> Features:
         """Return the features of media that a pass reads.
 
         Raises:
-            AbsentModule: None are received, and there is no tower.
+            AbsentModule: No features were received, and this rank has no tower.
         """
         if self._received is None:
             raise AbsentModule("the vision tower", Side.LANGUAGE)
         return self._received.of(media)
 
-    # --- as the wrapped passes -------------------------------------------------------------------
+    # --- same as the wrapped passes --------------------------------------------------------------
 
     def begin_step(self) -> None:
         self.exchange.begin_step()
@@ -139,7 +140,7 @@ class LanePasses(Passes[PackedRows]):
     def router_biases(self) -> list[tuple[int, Tensor]]:
         return self._passes.router_biases()
 
-    # --- passes inside of an exchange ------------------------------------------------------------
+    # --- passes inside an exchange ---------------------------------------------------------------
 
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         asked = canary_media(self.facts.media_rules, prompts)
@@ -161,15 +162,15 @@ class LanePasses(Passes[PackedRows]):
             if not agree:
                 add()
                 return
-            # A failure is named here: encoder ranks would wait for gradients until their timeout.
+            # Report a failure here, or encoder ranks would wait for gradients until their timeout.
             self.exchange.pass_on_all_ranks("microbatch", add)
 
     @contextmanager
     def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
-        """Receive the features that the passes inside the block read; then send their gradients.
+        """Receive features for the passes inside the block, then send their gradients.
 
-        All ranks of the world enter together. The value is whether gradients are sent by any lane, and
-        the passes have to end on all ranks before they are.
+        All ranks of the world enter together. The yielded value is whether any lane sends
+        gradients. If so, the passes must end on all ranks before gradients are sent.
         """
         self._received = None
         rules = self.facts.media_rules
@@ -205,9 +206,9 @@ class LanePasses(Passes[PackedRows]):
     def _received_values(
         self, counts: dict[str, int], named: Sequence[Sequence[str]]
     ) -> Tensor | None:
-        """Return the features [blocks, F, H] of this rank's lane, as they come.
+        """Receive the features [blocks, F, H] of this rank's lane.
 
-        None without any, and on a rank that exchanges no messages.
+        Return None without media, or on a rank that exchanges no messages.
         """
         if not counts or not self._is_receiver:
             return None
@@ -217,14 +218,14 @@ class LanePasses(Passes[PackedRows]):
         return self.exchange.bridge.receive(due, self._grid.encoder_of(lane))
 
     def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
-        """Return the features that this rank reads, of those that its lane has received."""
+        """Share the received features of the lane and return the features that this rank reads."""
         if not counts or self._group is None:
             return values
         receiver = self._grid.receiver_of(self._grid.share_of(self._peers.rank))
         return shared_values(values, receiver, self._group, self.facts.device)
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
-        """Send the gradients [blocks, F, H] of the features of this rank's lane, if it is to."""
+        """Send gradients [blocks, F, H] of the lane's features, if this rank is the receiver."""
         if not self._is_receiver:
             return
         lane = self._grid.share_of(self._peers.rank)

@@ -1,4 +1,4 @@
-"""Ranks of the language model and of its vision tower, and who encodes for whom. Pure."""
+"""Ranks of the language model and of its vision tower, and the encoder of each lane. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -10,23 +10,23 @@ from offbeat.trainers.sides import Side
 
 @dataclass(frozen=True, slots=True)
 class Grid(Replicas):
-    """A world of language ranks, numbered from 0, and encoder ranks behind them.
+    """World of language ranks, numbered from 0, followed by encoder ranks.
 
     A lane is the language ranks that train the same groups: a data-parallel replica. An encoder is the
-    encoder ranks that hold one copy of the tower's matrices together, and encode the same pictures.
-    Encoder ``e`` serves lanes ``e * k`` to ``e * k + k - 1``, with k = lanes / encoders. One rank of each
-    exchanges messages with the other: of a lane the first rank that embeds its tokens, of an encoder its
-    first rank.
+    encoder ranks that together hold one copy of the tower's matrices, and encode the same pictures.
+    Encoder ``e`` serves lanes ``e * k`` to ``e * k + k - 1``, with k = lanes / encoders. One rank
+    of a lane and one rank of an encoder exchange messages: the lane's first rank that embeds
+    tokens, and the encoder's first rank.
     """
 
-    dtensor_ranks: int = 1  # of a lane that divide its matrices as DTensors: of the torch trainer
+    dtensor_ranks: int = 1  # ranks of a lane that divide matrices as DTensors (torch trainer)
 
     def side_of(self, rank: int) -> Side:
         """Return the side that a rank holds."""
         return Side.LANGUAGE if rank < self.language_ranks else Side.TOWER
 
     def ranks_of(self, side: Side) -> tuple[int, ...]:
-        """Return the ranks that hold a side; the first one is their leader."""
+        """Return the ranks that hold a side, beginning with their leader."""
         if side is Side.LANGUAGE:
             return tuple(range(self.language_ranks))
         return tuple(range(self.language_ranks, self.ranks))

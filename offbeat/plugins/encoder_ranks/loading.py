@@ -1,6 +1,6 @@
-"""Makes the side of a model that a torch rank of a grid holds: cut, and proved against the whole.
+"""Loads the side of a model that a torch rank of a grid holds: cut, and proved against the whole.
 
-Weights of a model of which each rank holds a part of one side.
+Also gives access to the weights of a model if each rank holds a part of only one side.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,26 +36,26 @@ _FIRST: Final = 0
 
 
 def side_mesh(device: str, grid: Grid, timeout_s: float) -> RankMesh:
-    """Return the axes of the ranks that hold the same side as this one. All ranks call it together.
+    """Return the axes of the ranks that hold this rank's side. All ranks call it together.
 
-    ``timeout_s``: how long a collective of a side waits for a rank. torch's own default, half an hour,
-    does not follow that of the world.
+    ``timeout_s``: timeout of a side's collectives. torch's own default, half an hour, ignores the
+    world's timeout.
     """
     sides = [(grid.ranks_of(each), grid.tensor_ranks_of(each)) for each in Side]
     return mesh_of_side(device, sides, timeout_s)
 
 
 class GridWeights(Weights):
-    """All weights of a model under their Hugging Face names, in its order, from one of its ranks."""
+    """All weights of a model under their Hugging Face names, in its order, seen from one rank."""
 
     def __init__(self, inventory: Inventory, held: Weights, grid: Grid, rank: int) -> None:
         """``held``: the weights of this rank's side."""
         self._inventory, self._held, self._grid, self._rank = inventory, held, grid, rank
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights on rank 0; on others, those of the other side without memory.
+        """Yield whole weights on rank 0. On other ranks, the other side's weights have no memory.
 
-        All ranks iterate together, and to the end.
+        All ranks iterate together and to the end.
         """
         side, speaker = self._grid.side_of(self._rank), self._grid.ranks_of(Side.TOWER)[0]
         mine, parts = self._held.named(), self.local_tensors().values()
@@ -71,7 +71,7 @@ class GridWeights(Weights):
             elif each.side is Side.TOWER and self._rank == _FIRST:
                 dist.recv(whole, speaker)
             yield each.name, whole
-        for _ in mine:  # what is gathered last is given back
+        for _ in mine:  # free the last gathered weight
             pass
 
     def local_tensors(self) -> dict[str, Tensor]:
@@ -96,12 +96,12 @@ _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 
 
 class GridLoader(ModelLoader):
-    """Makes the side of a model that a rank holds: its language model, or its vision tower.
+    """Loads the side of a model that a rank holds: its language model, or its vision tower.
 
-    Every rank makes the shell of the whole model, so that the layout of rows, identity and names are
-    the same as on a rank which holds both; then it drops the side that it does not hold. Making one raises
-    ``UntrainableModel`` as ``ModelLoader`` does, and for a model without a tower that can be held
-    apart, or whose tower computes other features than in the whole model.
+    Every rank creates the shell of the whole model, so that the layout of rows, identity and names
+    are the same as on a rank that holds both sides. Then it drops the other side. The constructor
+    raises ``UntrainableModel`` as ``ModelLoader`` does. It also raises if the model has no
+    separable tower, or if the tower computes other features than in the whole model.
     """
 
     def __init__(self, path: Path, trainer: TorchTrainerConfig, *given: Any, **named: Any) -> None:  # noqa: ANN401 -- of ``ModelLoader``
@@ -109,11 +109,11 @@ class GridLoader(ModelLoader):
         self._grid = side_grid(trainer)
         self.side = self._grid.side_of(self.peers.rank)
         self.mesh = self.axes = side_mesh(trainer.device, self._grid, self.peers.timeout_s)
-        self._inventory: Inventory | None = None  # of the model that is trained
+        self._inventory: Inventory | None = None  # of the trained model
 
     @property
     def inventory(self) -> Inventory:
-        """Return the tensors of the whole model that is trained."""
+        """Return the tensors of the whole trained model."""
         assert self._inventory is not None  # noqa: S101 -- known once the model is cut
         return self._inventory
 
@@ -123,7 +123,7 @@ class GridLoader(ModelLoader):
         return proved
 
     def _features_of_example(self, whole: PreTrainedModel | None) -> Tensor:
-        """Return [blocks, F, H]: what the whole model makes of an example, on all ranks."""
+        """Return the whole model's features [blocks, F, H] of an example on all ranks."""
 
         def compute() -> Tensor | None:
             if whole is None:
@@ -143,9 +143,9 @@ class GridLoader(ModelLoader):
         return made
 
     def cut(self, model: PreTrainedModel) -> Weights:
-        # The reference is a copy of the model that is trained, and has its names
+        # The reference is a copy of the trained model with the same names
         inventory = self._inventory = self._inventory or inventory_of(model)
-        plans = plans_of(model, self._grid)  # of both sides: all ranks refuse a model together
+        plans = plans_of(model, self._grid)  # of both sides, so that all ranks refuse together
         keep_side(model, self.side)
         held = self.cut_over(self.mesh, model, plans[self.side])
         if self.side is Side.TOWER:

@@ -23,25 +23,25 @@ class EncoderRanks(TrainerPart):
     doc = "Separate ranks for the vision tower (docs/encoder-ranks.md)."
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that cannot work where the vision tower has other ranks."""
+        """Yield settings that cannot work if the vision tower has separate ranks."""
         from offbeat.plugins.encoder_ranks.clashes import encoder_clashes
 
         yield from encoder_clashes(config)
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield GPUs of encoder ranks that are on another device than the language ranks."""
+        """Yield GPUs of encoder ranks if they contradict the language ranks' device."""
         from offbeat.plugins.encoder_ranks.clashes import encoder_device_clashes
 
         yield from encoder_device_clashes(config)
 
     def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
-        """Check that the model has two sides, and that ranks of each can hold theirs."""
+        """Check that the model has two sides, and that each side fits its ranks."""
         from offbeat.plugins.encoder_ranks.checks import check_encoder
 
         yield from check_encoder(config, gpu)
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Make one side of the model on each rank, and exchange features with the other side."""
+        """Load one side of the model on each rank, and exchange features with the other side."""
         from offbeat.plugins.encoder_ranks.loading import GridLoader
         from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 
@@ -49,7 +49,7 @@ class EncoderRanks(TrainerPart):
         return replace(parts, loader=GridLoader, state=GridState, passes=wrap_passes)
 
     def choose_trainer(self, config: "RunConfig", rank: int) -> Callable[..., Any] | None:
-        """Return what makes a rank's trainer next to megatron-core: language ranks come first."""
+        """Return the constructor of a rank's megatron trainer. Language ranks come first."""
         from offbeat.config.sections.trainer_base import ModelTrainerConfig
 
         if config.trainer.backend == "torch":

@@ -1,8 +1,8 @@
-"""Tensors of an image-text model by the side that holds them."""
+"""Assigns the tensors of an image-text model to the side that holds them."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# transformers leaves what a model is made of untyped.
+# transformers leaves the parts of a model untyped.
 
 import math
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from offbeat.trainers.torch.routing import routers_of
 from offbeat.weight_sync.chunks import named_weights
 
 _FIX = "Leave trainer.encoder out"
-_COPIES: Final = 3  # of a trained weight in a checkpoint: itself, and AdamW's moments
-_FULL: Final = 4  # bytes of a master, at least
+_COPIES: Final = 3  # copies per trained weight in a checkpoint: the weight and AdamW's moments
+_FULL: Final = 4  # minimum bytes of a master weight's element
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor of the whole model, and the side that holds it."""
+    """Tensor of the whole model, and the side that holds it."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,14 +38,14 @@ class Held:
 class Inventory:
     """Tensors of a whole model, in its order."""
 
-    weights: tuple[Held, ...]  # tied ones once
+    weights: tuple[Held, ...]  # tied weights once
     buffers: tuple[Held, ...]
-    trained: tuple[tuple[str, Side], ...]  # parameters that are
+    trained: tuple[tuple[str, Side], ...]  # trained parameters
     parameters: int  # number of weights
 
     @property
     def state_nbytes(self) -> int:
-        """Return the bytes of all weights, trained ones in full precision and with two moments."""
+        """Return the bytes of all weights. Trained ones have full precision and two moments."""
         trained = {name for name, _ in self.trained}
 
         def each_takes(held: Held) -> int:
@@ -60,14 +60,14 @@ class Inventory:
 
 
 def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Inventory:
-    """Return the inventory of a whole model, which may be without memory.
+    """Return the inventory of a whole model, with or without memory.
 
     Args:
         model: The model.
-        has_experts: Whether it may have experts, whose load the ranks of the language model count.
+        has_experts: Whether it may have experts. The language ranks count the experts' load.
 
     Raises:
-        UntrainableModel: It has no tower that could be held apart, or something that both sides hold.
+        UntrainableModel: The model has no separable tower, or both sides share a tensor.
     """
     kind = type(model).__name__
     if not media_rules(model.config).reads_media:

@@ -1,4 +1,4 @@
-"""Parts of a torch trainer whose vision tower has separate ranks."""
+"""Parts of a torch trainer if the vision tower has separate ranks."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
@@ -32,12 +32,12 @@ def wrap_passes(
 ) -> Passes[Any]:
     """Wrap the passes of a rank of one side of a model in exchanges with the other side.
 
-    Ranks that share matrices of the language model read the same features, which one of them receives,
-    and each has the whole gradient of them.
+    Ranks that share matrices of the language model read the same features. One of them receives the
+    features, and each has their whole gradient.
 
     Args:
         passes: The passes of the side's model.
-        loader: It made the model.
+        loader: Loader of the model.
         next_step: Returns the number of the next step.
         encoder: Passes of a rank of the tower.
         lane: Passes of a rank of the language model.
@@ -59,7 +59,7 @@ def _sides(loader: ModelLoader) -> GridLoader:
 
 
 class GridState(TorchState):
-    """State of a model of which a rank holds one side."""
+    """State of a model if a rank holds only one side."""
 
     @property
     def parameters(self) -> int:
@@ -67,11 +67,11 @@ class GridState(TorchState):
 
     @property
     def nbytes(self) -> int:
-        """Estimate the bytes of both sides' state: the first rank looks for room for all of it."""
+        """Estimate the bytes of both sides' state. The first rank checks for room for all of it."""
         return _sides(self.loader).inventory.state_nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save; the numbers of updates are those of both sides, on all ranks."""
+        """Return the tensors to save. The update counts cover both sides, on all ranks."""
         state = super().tensors()
         updates: list[float] = state[STEPS].tolist()
         own = dict(zip(self.optimizer.names, updates, strict=True))

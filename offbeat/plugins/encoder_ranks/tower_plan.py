@@ -1,9 +1,9 @@
 """Plans by which encoder ranks divide the matrices of a vision tower, by family.
 
-Vision towers have no plan of tensor parallelism in transformers, so the layers of each family are known
-by name here. A tower with one matrix for queries, keys and values divides its rows over the ranks as
-they stand, gathers what they make, and computes all heads on every rank. Embedding of patches, norms
-and projector are whole on every rank.
+transformers has no tensor-parallel plan for vision towers, so this module names the layers of each
+family. A tower with one matrix for queries, keys and values divides its rows over the ranks in
+their given order. It gathers the results and computes all heads on every rank. Patch embedding,
+norms and projector are whole on every rank.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -49,7 +49,7 @@ class _Layers:
     """Repeated layers of a family's tower."""
 
     named: str  # pattern of a layer's name
-    kinds: Mapping[str, str]  # of division, by name within a layer
+    kinds: Mapping[str, str]  # kind of division by name within a layer
     divides_heads: bool = False  # whether a rank computes a share of the attention heads
 
 
@@ -76,19 +76,19 @@ _FAMILIES: Final = {
 
 
 class TowerDivision(NamedTuple):
-    """Division of a tower over any number of ranks that fits."""
+    """Division of a tower over any suitable number of ranks."""
 
     plan: dict[str, str]  # kind of division by module name
-    heads: int  # attention heads, of which each rank has a share; 0: every rank computes all
+    heads: int  # attention heads to divide over ranks; 0: every rank computes all
 
 
 def tower_division(model: PreTrainedModel) -> TowerDivision:
     """Return how ranks divide the tower of a model.
 
-    Reads names and sizes only: the model may be without memory.
+    Reads only names and sizes, so the model may be without memory.
 
     Raises:
-        UntrainableModel: The family is unknown, or its tower has other modules than are known.
+        UntrainableModel: The family is unknown, or its tower has unknown modules.
     """
     name, layers = type(model).__name__, _FAMILIES.get(model.config.model_type)
     if layers is None:
@@ -104,7 +104,7 @@ def tower_division(model: PreTrainedModel) -> TowerDivision:
 
 
 def tower_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
-    """Return the kind of division by module name of a tower; nothing for one rank.
+    """Return the kind of division by module name of a tower, or no entry for one rank.
 
     Raises:
         UntrainableModel: As ``tower_division``, or ``ranks`` does not divide the tower's sizes.
@@ -118,7 +118,7 @@ def tower_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
 
 
 def plans_of(model: PreTrainedModel, grid: Grid) -> dict[Side, dict[str, str]]:
-    """Return how the ranks of either side divide matrices as DTensors, by module name of the model.
+    """Return how each side's ranks divide matrices as DTensors, by module name of the model.
 
     Raises:
         UntrainableModel: As ``tower_plan`` and ``tensor_plan``.
@@ -129,7 +129,7 @@ def plans_of(model: PreTrainedModel, grid: Grid) -> dict[Side, dict[str, str]]:
 
 
 def _divided(model: PreTrainedModel, layers: _Layers) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of the modules of a tower's layers that are divided."""
+    """Yield name and kind of the divided modules in a tower's layers."""
     of_layer = re.compile(rf"{layers.named}\.(?P<within>.+)")
     for name, _ in model.named_modules():
         found = of_layer.fullmatch(name)
@@ -138,7 +138,7 @@ def _divided(model: PreTrainedModel, layers: _Layers) -> Iterator[tuple[str, str
 
 
 def _problems(model: PreTrainedModel, layers: _Layers, plan: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is not as the plan of the family has it."""
+    """Yield differences between the model and the plan of its family."""
     found = [name for name, _ in model.named_modules() if re.fullmatch(layers.named, name)]
     for layer in found:
         for within in layers.kinds:

@@ -1,4 +1,4 @@
-"""Startup proof of a tower that encoder ranks have cut: its features, and the gradients of what is whole."""
+"""Startup proof of a tower cut over encoder ranks: features, and gradients of undivided weights."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
@@ -21,38 +21,38 @@ NOT_APART: Final = (0.0, "")
 
 
 def example(rules: MediaRules) -> Media:
-    """Return a medium of noise, for a pass that no prompt needs."""
+    """Return media of noise for a pass without prompts."""
     return rules.example(np.random.default_rng(0))
 
 
 def stacked(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
-    """Return features and those of deeper layers as one tensor [blocks, F, H]."""
+    """Stack features and the features of deeper layers as one tensor [blocks, F, H]."""
     embedded_FH, deep = made
     return torch.stack([embedded_FH, *deep])
 
 
 @torch.no_grad()
 def example_features(model: PreTrainedModel, rules: MediaRules) -> Tensor:
-    """Return what a model makes of an example, [blocks, F, H]."""
+    """Return a model's features [blocks, F, H] of an example."""
     return stacked(rules.encode(model, (example(rules),)))
 
 
 def prove_tower(
     model: PreTrainedModel, rules: MediaRules, want: Tensor, dtype: torch.dtype, mesh: RankMesh
 ) -> tuple[float, str]:
-    """Prove that a tower makes the features of the whole one; return what ``copies_gap`` does.
+    """Prove that a cut tower computes the whole tower's features. Return a ``copies_gap`` result.
 
-    All ranks of the mesh call it together, before there is an optimizer; it leaves no gradient.
+    All ranks of the mesh call it together, before the optimizer exists. It leaves no gradient.
 
     Args:
         model: The tower, cut over the ranks.
-        rules: How the model reads media.
+        rules: Media rules of the model.
         want: ``example_features`` of the whole tower.
-        dtype: Of the weights that passes compute with.
+        dtype: Dtype of the weights in passes.
         mesh: The encoder ranks.
 
     Raises:
-        UntrainableModel: The features are others.
+        UntrainableModel: The features differ.
     """
     with torch.set_grad_enabled(mesh.tensor is not None):
         made = stacked(rules.encode(model, (example(rules),)))

@@ -1,6 +1,6 @@
-"""A vision tower on ranks of its own, beside language ranks of the megatron trainer.
+"""Vision tower on separate ranks, next to language ranks of the megatron trainer.
 
-Builds on ``plugins.encoder_ranks``, which has the exchange of pictures, and on ``plugins.megatron``. Needs
+Builds on ``plugins.encoder_ranks``, which exchanges features, and on ``plugins.megatron``. Needs
 the extra ``megatron``.
 
     language    side of a language rank: megatron-core's decoder without a tower

@@ -1,6 +1,6 @@
 """Trainer of an encoder rank: the vision tower, sharded over encoder ranks by FSDP2.
 
-Optimizer of a sharded tower, with its state in the form of the language ranks' optimizer.
+The optimizer of the sharded tower keeps its state in the form of the language ranks' optimizer.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -50,11 +50,11 @@ from offbeat.weight_sync.region import Region
 
 
 class TowerOptimizer(RankState):
-    """AdamW of this rank's trained shards of a tower; all ranks of the world make the same calls.
+    """AdamW of this rank's trained shards of a tower. All ranks of the world make the same calls.
 
-    It updates them in every step, also in one without pictures, as megatron-core's optimizer does on
-    ranks that hold both sides: one number of updates is that of all weights, also on a rank that trains
-    none of its own.
+    It updates the shards in every step, even without pictures, like megatron-core's optimizer on
+    ranks that hold both sides. So all weights have the same number of updates, also on a rank
+    without trained weights.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class TowerOptimizer(RankState):
         peers: Peers,
         mesh: RankMesh | None = None,
     ) -> None:
-        """Start without moments.
+        """Create the optimizer without moments.
 
         Args:
-            tower: Sharded. Frozen parameters have no part in the state.
-            shards: This rank's part of each of its parameters, in the memory that is updated.
+            tower: Sharded tower. Frozen parameters are not in the state.
+            shards: This rank's part of each parameter, in the memory that is updated.
             config: Rates and bounds.
-            dtype: Of the weights that passes compute with: shards of 16-bit weights are masters.
-            peers: All ranks of the world, over which the norm is taken.
-            mesh: The axes over which the tower is sharded; None: data alone.
+            dtype: Dtype of the weights in passes. Shards of 16-bit weights are masters.
+            peers: All ranks of the world. The gradient norm is computed over them.
+            mesh: Axes over which the tower is sharded, or None for only data.
         """
         self._tower, self._optimizer = tower, Optimizer(tower, config, peers, mesh)
         names = [f"{TOWER}{name}" for name in self._optimizer.names]
@@ -82,7 +82,7 @@ class TowerOptimizer(RankState):
         super().__init__(dtype)
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
-        """Divide the summed gradients, clip them by the norm of both sides, update the weights."""
+        """Divide the summed gradients, clip them by both sides' norm and update the weights."""
         for each in self._tower.parameters():
             if each.requires_grad and each.grad is None:
                 each.grad = torch.zeros_like(each)
@@ -95,7 +95,7 @@ class TowerOptimizer(RankState):
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """Discard the accumulated gradients; weights and moments stay."""
+        """Discard the accumulated gradients. Keep weights and moments."""
         self._optimizer.drop_gradients()
 
     # --- the state ---------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class TowerOptimizer(RankState):
         return torch.zeros_like(self._shards[name])
 
     def _moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return AdamW's moments by kind and by the parameter's name here; empty without any."""
+        """Return AdamW's moments by kind and local parameter name, or an empty dict."""
         kinds = dict[str, dict[str, Tensor]]()
         for key, each in self._optimizer.moments().items():
             kind, _, name = key.partition("/")
@@ -139,10 +139,10 @@ T = TypeVar("T")
 
 
 def architecture_with_tower(path: str | Path) -> Architecture:
-    """Return the architecture of a model whose tower can be held apart.
+    """Return the architecture of a model with a separable tower.
 
     Raises:
-        UntrainableModel: It has no tower, or the trainer has no mapping for it.
+        UntrainableModel: The model has no tower, or the trainer has no mapping for it.
     """
     architecture = read_architecture(path)
     if not architecture.media_rules.reads_media:
@@ -152,7 +152,7 @@ def architecture_with_tower(path: str | Path) -> Architecture:
 
 
 class _Tower(NamedTuple):
-    """A sharded tower, and this rank's part of each of its parameters, in the memory it computes with."""
+    """Sharded tower with this rank's part of each parameter, in the memory used by passes."""
 
     model: PreTrainedModel
     shards: dict[str, Tensor]
@@ -160,7 +160,7 @@ class _Tower(NamedTuple):
 
 
 class TowerPart:
-    """The tower of an encoder rank, as its passes load it."""
+    """Tower of an encoder rank, as its passes load it."""
 
     def __init__(
         self, facts: RankFacts, peers: Peers, tower: _Tower, load_reference: Callable[[], _Tower]
@@ -169,34 +169,34 @@ class TowerPart:
         self._load_reference = load_reference
 
     def begin_update(self) -> None:
-        """Do nothing: no pass draws a number."""
+        """Do nothing, because no pass draws random numbers."""
 
     def undo(self) -> None:
-        """Do nothing: no pass changes more than gradients."""
+        """Do nothing, because passes change only gradients."""
 
     def agree(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        """Return what ``read`` returned, once all ranks have read theirs."""
+        """Return the result of ``read`` after all ranks have read their own."""
         return run_on_all_ranks(self._peers, during, read)
 
     def load(self, column: str, teacher: str | None) -> PreTrainedModel:
-        """Return the tower that is trained, or that of the reference."""
+        """Return the trained tower, or the reference's tower."""
         del teacher
         return self._own.model if column == POLICY_LOGPROBS else self.reference.model
 
     @cached_property
     def reference(self) -> _Tower:
-        """Return the frozen tower; all ranks load it together at the first call."""
+        """Return the frozen tower. All ranks load it together at the first call."""
         return self._load_reference()
 
 
 @dataclass(eq=False, kw_only=True)
 class TowerState(BoxedState):
-    """State of a rank whose shards of 16-bit weights are their masters."""
+    """State of a rank in which the shards of 16-bit weights are the masters."""
 
     tower: _Tower
-    fill: Callable[[], None]  # fills the shards of the tower from the files of the model
+    fill: Callable[[], None]  # fills the tower's shards from the model's files
 
     def _held(self) -> dict[str, Tensor]:
         return self.tower.shards
@@ -217,14 +217,14 @@ class MegatronEncoderTrainer(ModelTrainer):
         trainer: MegatronTrainerConfig,
         **options: Unpack[RankOptions],
     ) -> None:
-        """Load this rank's share of the tower; the arguments are those of ``MegatronTrainer``.
+        """Load this rank's share of the tower. Arguments are the same as in ``MegatronTrainer``.
 
-        All ranks of the world make their trainers together.
+        All ranks of the world create their trainers together.
 
         Raises:
-            UntrainableModel: The model has no tower, this kind has no mapping here, or not all that
-                ``trainer.freeze`` matches is of the tower.
-            WeightsMismatch: The files are not those of their config's model.
+            UntrainableModel: The model has no tower, this kind has no mapping here, or
+                ``trainer.freeze`` also matches parameters outside the tower.
+            WeightsMismatch: The files do not match their config's model.
             UnsupportedLayout: The world cannot be partitioned like this.
         """
         super().__init__(model_path, trainer.optimizer, **options)
@@ -233,12 +233,13 @@ class MegatronEncoderTrainer(ModelTrainer):
         self.frozen = frozen_weights(model_path, trainer.freeze)
         self._exchange = Exchange(trainer, self.peers, lambda: self.steps_applied + 1)
         self._grid = grid = self._exchange.grid
-        # Meanwhile the first rank checks the files.
+        # At the same time, the first rank checks the files.
         self._plan = run_on_all_ranks(
             self.peers, "its start", lambda: self._planned(grid.encoder_tensor)
         )
-        # First, whatever groups the layout has: torch keeps what it knows of shards by the ranks of
-        # their mesh alone, and finds the mesh of an earlier world in this process by its group's number.
+        # Create it before any other group of the layout. torch caches data of shards only by the
+        # ranks of their mesh. It finds the mesh of an earlier world in this process by its group's
+        # number.
         self._mesh = side_mesh(trainer.device, grid, self.peers.timeout_s)
         start_groups(trainer, self.peers)
         self._file_names = file_names(self.model_path, self.architecture)
@@ -300,9 +301,9 @@ class MegatronEncoderTrainer(ModelTrainer):
         return {name: each.to(self._dtype) for name, each in shards.items()}
 
     def _proved(self) -> tuple[float, str]:
-        """Prove the divided tower against the whole one, which the first rank of each encoder reads."""
+        """Prove the divided tower against the whole one, read by each encoder's first rank."""
         tensor = self._mesh.tensor
-        assert tensor is not None  # noqa: S101 -- else there is nothing to prove
+        assert tensor is not None  # noqa: S101 -- otherwise nothing needs a proof
         whole = (
             unfilled_tower(self.model_path, self._dtype)
             if self.peers.rank == self._grid.sender_of(self.peers.rank)
@@ -324,14 +325,14 @@ class MegatronEncoderTrainer(ModelTrainer):
 
     @torch.no_grad()
     def _fill(self, tower: _Tower) -> None:
-        """Fill shards from the files, rounded to the weights' dtype as on every other rank."""
+        """Fill shards from the files, rounded to the weights' dtype like on every other rank."""
         read = self._weights_in(tower.shards)
         load_boxes(read, tower.boxes, self.model_path, self._file_names)
         for name, each in tower.shards.items():
             each.copy_(read[name])
 
     def _planned(self, ranks: int) -> dict[str, str]:
-        """Return how so many ranks divide the matrices of the tower."""
+        """Return the division of the tower's matrices over ``ranks`` ranks."""
         if ranks == 1:
             return {}
         return tower_plan(model_without_memory(self.model_path, trust_remote_code=False), ranks)

@@ -1,10 +1,10 @@
-"""Side of a language rank: megatron-core's decoder, whose features come from an encoder rank.
+"""Side of a language rank: megatron-core's decoder with features from an encoder rank.
 
-Chooses the trainer of a rank if the vision tower has its own ranks, next to megatron-core.
+Also chooses the trainer of each rank if the vision tower has separate ranks next to megatron-core.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# megatron-core has no types; torch declares some functions without.
+# megatron-core has no types. torch declares some functions without types.
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,22 +47,22 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 
 class StageLane(LanePasses):
-    """Passes of a language rank whose first stage's ranks have a part of the gradient each."""
+    """Passes of a language rank. Each rank of the first stage has a part of the gradient."""
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         self._sum_over_lane(gradient)
         super()._send_back(gradient, named)
 
     def _sum_over_lane(self, gradient: Tensor) -> None:
-        """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
+        """Add up the parts of a lane's ranks: gradients of each rank's tokens, or equal shares."""
         dist.all_reduce(gradient, group=embedding_ranks_group())
 
 
 class LanguageSide(ModelSide):
-    """The language model of a rank; the ranks of a replica are one lane.
+    """Language model of a rank. The ranks of a replica form one lane.
 
-    The ranks of its first stage read features. One of them receives them and sends them to the others,
-    and each adds its part of their gradients to the sum that is sent back.
+    The ranks of the first stage read features. One of them receives the features and sends them to
+    the others. Each rank adds its part of the gradients to the sum that is sent back.
     """
 
     lane: type[LanePasses] = StageLane
@@ -78,7 +78,7 @@ class LanguageSide(ModelSide):
         return replace(architecture_with_tower(model_path), tower=())
 
     def start_groups(self, frozen: FrozenWeights) -> ParallelLayout:
-        # Encoder ranks need it, and every rank of the world takes part in making it.
+        # Encoder ranks need it, and every rank of the world must join its creation.
         side_mesh(self.trainer.device, self._exchange.grid, self.peers.timeout_s)
         self._trains_tower = not frozen.is_whole_tower
         layout = super().start_groups(frozen)
@@ -96,7 +96,7 @@ class LanguageSide(ModelSide):
         return self._read_features if layout.is_first_stage else None
 
     def _read_features(self, media: tuple[Media, ...]) -> Features:
-        assert self._passes is not None  # noqa: S101 -- they make the pass
+        assert self._passes is not None  # noqa: S101 -- only these passes call it
         return self._passes.read_features(media)
 
     def whole_norm(self, norm: float, denominator: float) -> float:
@@ -113,7 +113,7 @@ class LanguageSide(ModelSide):
 
 
 def grid_trainer_kind(trainer: ModelTrainerConfig, rank: int) -> Callable[..., ModelTrainer]:
-    """Return what makes the trainer of a rank: language ranks come first."""
+    """Return the constructor of a rank's trainer. Language ranks come first."""
     if side_grid(trainer).side_of(rank) is Side.TOWER:
         return MegatronEncoderTrainer
     return partial(MegatronTrainer, parts=BackendParts(side=LanguageSide))
