@@ -25,8 +25,7 @@ class Buffers:
             owner = self._free[nbytes].pop()
         except IndexError:
             # numpy puts large arrays on huge pages if Linux has them on request (madvise). torch
-            # does not. With huge pages, sockets, copies and digests of 100s of MiB miss the TLB
-            # less.
+            # does not. So sockets, copies and digests of some hundred MiB miss the TLB less.
             owner = torch.as_tensor(np.empty(nbytes, np.uint8))
         # numpy lets a view of a view refer to the owner directly if the owner is an array. The
         # owner is a tensor so that every view refers to ``lent``.

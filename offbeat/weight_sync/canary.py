@@ -1,9 +1,9 @@
 """Canaries: check that an engine computes the same as the trainer from the same weights.
 
 Digests prove that every byte arrived. They do not prove that the module computes with these bytes.
-A head tied to an embedding may keep its old values, an adapter may never be applied, and a loader
-may load a layer into the wrong place. So the trainer computes a few next-token distributions with
-the weights that it publishes. An engine must compute the same distributions before it serves the
+A head tied to an embedding may keep its old values. An adapter may never be applied. A loader may
+load a layer into the wrong place. So the trainer computes a few next-token distributions with the
+weights that it publishes. An engine must compute the same distributions before it serves these
 weights. Pure: no torch.
 
 Legend: P prompts, K tokens kept of each distribution.
@@ -36,7 +36,7 @@ A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, 
 after a sync.
 """
 MOST_FACTOR: Final = 2.0
-"""Bound of the calibrated tolerance over the canary's, so that a wrong engine cannot raise it."""
+"""Bound of the calibrated tolerance over the canary's: a wrong engine must not raise it further."""
 # Nats by which each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
@@ -151,6 +151,6 @@ def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[floa
 
 
 def invented_answers(digest: str) -> list[CanaryAnswer]:
-    """Return the canary answers of a stub engine whose weights have this digest."""
+    """Return the canary answers of a stub engine for weights with this digest."""
     tokens, logprobs = invented(digest)
     return [CanaryAnswer(ids[0], values[0]) for ids, values in zip(tokens, logprobs, strict=True)]

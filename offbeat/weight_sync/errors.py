@@ -100,7 +100,7 @@ class ReplicasDiverged(OffbeatError):
 
 
 class PlansDiffer(OffbeatError):
-    """Trainer ranks whose transfer plans differ."""
+    """Trainer ranks with different transfer plans."""
 
     ranks: tuple[int, ...]
     digests: tuple[str, ...]
@@ -149,7 +149,7 @@ class LayoutRefused(OffbeatError):
 
 
 class LayoutNotRecorded(OffbeatError):
-    """Loader whose writes into a parameter do not form a layout."""
+    """Loader that writes into a parameter in a way that forms no layout."""
 
     parameter: str
     problem: str

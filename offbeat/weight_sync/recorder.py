@@ -1,6 +1,6 @@
 """Records where an engine's own loader puts each region of each checkpoint tensor.
 
-Only the engine's ``load_weights`` defines what a rank needs, because it fuses, cuts and skips
+Only the engine's ``load_weights`` defines a rank's needs, because it fuses, cuts and skips
 tensors. So the loader runs once over tensors without memory. The recorder sees every copy into a
 parameter and performs none. A view of a tensor without memory keeps storage, offset, shape and
 strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.

@@ -103,7 +103,7 @@ class PublishedRelease(NamedTuple):
 
 
 def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple[Any, ...]:
-    """Return a release without handles, its handles, and its delta's handles or as many None."""
+    """Split a release: itself without handles, its handles, its delta's (None without a delta)."""
     delta = published.delta
     changes = (None,) * delta_handles if delta is None else delta.chunks
     header = None if delta is None else msgspec.structs.replace(delta, chunks=())
@@ -193,7 +193,7 @@ class WholeShards:
 
 
 class InPlaceSender:
-    """Sender whose releases hold no weights. They have digests, but no handles."""
+    """Sender of releases without weights. They have digests, but no handles."""
 
     handles = 0
     delta_handles = 0

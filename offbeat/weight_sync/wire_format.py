@@ -74,7 +74,7 @@ def wire_regions(
 
     Args:
         held: Regions, under the names of the release.
-        shapes: Shapes of the whole tensors, by those names.
+        shapes: Shapes of the whole tensors, by the same names.
         policy: Wire formats.
 
     Raises:

@@ -85,7 +85,7 @@ class WireFormat(ABC):
 
         Args:
             held: Regions, under the names of the release.
-            shapes: Shapes of the whole tensors, by those names.
+            shapes: Shapes of the whole tensors, by the same names.
 
         Raises:
             OffbeatError: A region is not aligned.

@@ -267,7 +267,7 @@ class RunningRows:
         return (self._limits[: len(self)] <= tick).nonzero()[:, 0].tolist()
 
     def stopped(self, tokens_R: Tensor) -> list[int]:
-        """Return the rows whose token is one of their stop tokens."""
+        """Return the rows that drew one of their stop tokens."""
         if not self._stops.shape[1]:
             return []
         stopped_R = (tokens_R[:, None] == self._stops[: len(self)]).any(1)

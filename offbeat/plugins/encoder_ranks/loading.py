@@ -98,10 +98,10 @@ _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 class GridLoader(ModelLoader):
     """Loads the side of a model that a rank holds: its language model, or its vision tower.
 
-    Every rank creates the shell of the whole model, so that the layout of rows, identity and names
-    are the same as on a rank that holds both sides. Then it drops the other side. The constructor
-    raises ``UntrainableModel`` as ``ModelLoader`` does. It also raises if the model has no
-    separable tower, or if the tower computes other features than in the whole model.
+    Every rank creates the shell of the whole model, so that layout of rows, identity and names are
+    the same as on a rank with both sides. Then it drops the other side. The constructor raises
+    ``UntrainableModel`` as ``ModelLoader`` does. It also raises if the model has no separable
+    tower, or if the tower computes other features than in the whole model.
     """
 
     def __init__(self, path: Path, trainer: TorchTrainerConfig, *given: Any, **named: Any) -> None:  # noqa: ANN401 -- of ``ModelLoader``

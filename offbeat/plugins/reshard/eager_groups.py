@@ -21,7 +21,7 @@ from offbeat.plugins.reshard.group import BrokenLink, GroupAddress, GroupMaker
 from offbeat.weight_sync.background import start_in_thread
 
 GRACE_S: Final = 1.0
-"""Seconds for a late call and its request to give up to end, so that they disturb nothing later."""
+"""Seconds for a late call and its ``give_up`` to end, so that they do not disturb later work."""
 T = TypeVar("T")
 
 
