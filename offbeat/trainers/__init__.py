@@ -9,6 +9,7 @@ batches/              prompt groups as padded rows and tensors
 ranks/                process group, collectives, assignment of groups to ranks, assembly of a rank
 checkpoints/          checkpoints and exports on disk: atomic, checkpoints verified, written and read by all ranks
 expert_names          expert weights stored separately or fused, with or without a gate
+receiver_names        the weight names that the engines of a run load, checked before the first step
 flops                 floating-point operations and time of passes, and what devices can do at most
 senders               senders of weight releases, and their canaries
 held_columns          columns that a rank receives with a call, or ahead of it

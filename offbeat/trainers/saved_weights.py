@@ -4,143 +4,27 @@ state_N   of the torch trainer: its weights in the names of transformers, master
 state_N   of a trainer of a plug-in: the names of the model's files
 step_N    an exported model, or any other Hugging Face directory: the names of its files
 adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT's files
-
-Choice of the weight names that the engines of a run load, checked before the first step.
-
-An embedded engine is a module of transformers and has exactly the module's weights. An engine of a
-plug-in may load the names of the model's files, which may contain more than is trained.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
 # safetensors declares its files without types.
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import list_names
-from offbeat.models.loading import auto_class_of
 from offbeat.trainers.checkpoints.weight_files import opened_tensors
-from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_names import (
-    APART,
-    AS_THEY_ARE,
-    TOGETHER,
-    ExpertNames,
-    Meta,
-    Named,
-    UnjoinedExperts,
-)
+from offbeat.trainers.expert_names import Named
 from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.receiver_names import Shapes, file_shapes, names_that_fit
 from offbeat.trainers.torch.state import METADATA, load_shards, saved_shapes
 from offbeat.trainers.trainer_plugin import TrainerPlugin, known_parts, known_trainers
-from offbeat.weight_sync.chunks import named_weights
-
-Shapes = Mapping[str, tuple[int, ...]]
-_NAMED_IN_ERROR: Final = 3
-
-
-def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bool) -> ExpertNames:
-    """Return the naming of a trainer's weights for an engine that is a module of transformers.
-
-    Raises:
-        UntrainableModel: No known naming yields the weights of the module.
-    """
-    wanted = module_shapes(path, remote_code=remote_code)
-    tried = _shapes_by_naming(metas)
-    for names, made in tried:
-        if made == wanted:
-            return names
-    _, made = tried[0]
-    differing = sorted(set(made.items()) ^ set(wanted.items()))
-    raise _unmapped(path, "the embedded engine", [name for name, _ in differing])
-
-
-def names_for_files(
-    path: str | Path, metas: Sequence[Meta], engine: str = "the engine"
-) -> ExpertNames:
-    """Return the naming of a trainer's weights for an engine that loads the names of model files.
-
-    Without safetensors files, there are no names to compare. Then the names are unchanged, and the
-    engine rejects unknown names at the first sync.
-
-    Raises:
-        UntrainableModel: No known naming yields names that are all in the files.
-    """
-    wanted = file_shapes(path)
-    names = names_that_fit(metas, wanted)
-    made = {name: shape for name, shape, _ in names.metas(metas)}
-    if wanted and (lacking := _lacking(made, wanted)):
-        raise _unmapped(path, engine, lacking)
-    return names
-
-
-def names_that_fit(metas: Sequence[Meta], wanted: Shapes) -> ExpertNames:
-    """Return the naming under which all weights are in ``wanted``, else the trainer's naming."""
-    for names, made in _shapes_by_naming(metas):
-        if not _lacking(made, wanted):
-            return names
-    return AS_THEY_ARE
-
-
-def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
-    """Return name and shape of every weight of transformers' module, without allocating it."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
-    with torch.device("meta"):
-        module = auto_class_of(config).from_config(config, trust_remote_code=remote_code)
-    return {name: tuple(each.shape) for name, each in named_weights(module)}
-
-
-def file_shapes(path: str | Path) -> Shapes:
-    """Return name and shape of every tensor in a directory's safetensors headers."""
-    shapes = dict[str, tuple[int, ...]]()
-    for file in sorted(Path(path).glob("*.safetensors")):
-        with opened_tensors(file) as opened:
-            for name in opened.keys():  # noqa: SIM118 -- no mapping
-                shapes[name] = tuple(opened.get_slice(name).get_shape())
-    return shapes
-
-
-def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]:
-    """Return the shapes by name under each naming that is applicable."""
-    made = list[tuple[ExpertNames, Shapes]]()
-    for names in (AS_THEY_ARE, APART, TOGETHER):
-        try:
-            made.append((names, {name: shape for name, shape, _ in names.metas(metas)}))
-        except UnjoinedExperts:
-            continue
-    return made
-
-
-def name_in_files(name: str, files: Collection[str]) -> str:
-    """Return the name in the files, which may lack the base model's prefix."""
-    short = name.partition(".")[2]
-    return short if name not in files and short in files else name
-
-
-def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
-    """Return the missing names. Names in files may lack the base model's prefix."""
-    return [
-        name
-        for name, shape in made.items()
-        if shape not in (wanted.get(name), wanted.get(name.partition(".")[2]))
-    ]
-
-
-def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
-    some = list_names(names, _NAMED_IN_ERROR)
-    problem = f"has weights that {receiver} holds under other names or in other shapes: {some}"
-    fix = "Set generator.backend to the other engine, or take a model of another family"
-    return UntrainableModel(str(path), problem, fix)
-
 
 _WEIGHT: Final = "weight/"
 _CONFIG: Final = "config.json"

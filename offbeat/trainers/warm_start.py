@@ -15,14 +15,8 @@ from offbeat.trainers.checkpoints.manifest import (
     verify,
 )
 from offbeat.trainers.checkpoints.weight_files import replaced, write_weights
-from offbeat.trainers.saved_weights import (
-    SavedWeights,
-    Shapes,
-    file_shapes,
-    name_in_files,
-    readers,
-    saved_weights,
-)
+from offbeat.trainers.receiver_names import Shapes, file_shapes, name_in_files
+from offbeat.trainers.saved_weights import SavedWeights, readers, saved_weights
 
 _CONFIG: Final = "config.json"
 _STATES: Final = "checkpoints/state_*"

@@ -34,7 +34,7 @@ from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replaced, writ
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
 from offbeat.trainers.parts import ModelState
 from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
-from offbeat.trainers.saved_weights import file_shapes
+from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 

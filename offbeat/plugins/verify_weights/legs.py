@@ -32,14 +32,8 @@ from offbeat.trainers.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from offbeat.trainers.saved_weights import (
-    NoSavedWeights,
-    SavedWeights,
-    file_shapes,
-    name_in_files,
-    readers,
-    saved_weights,
-)
+from offbeat.trainers.receiver_names import file_shapes, name_in_files
+from offbeat.trainers.saved_weights import NoSavedWeights, SavedWeights, readers, saved_weights
 from offbeat.weight_sync.chunks import (
     ReleasePart,
     WeightChunk,

@@ -12,7 +12,7 @@ from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.losses import load_losses
 from offbeat.trainers.model_trainer import RankOptions
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.trainers.saved_weights import names_for_files, names_for_module
+from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
 from offbeat.weight_sync.chunks import GatheredSource

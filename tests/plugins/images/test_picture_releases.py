@@ -17,7 +17,7 @@ from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.weights import WeightsAck
 from offbeat.models.media_canaries import canary_media, canary_prompts
 from offbeat.trainers.expert_names import AS_THEY_ARE
-from offbeat.trainers.saved_weights import names_for_module
+from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync.chunks import ModuleSource
 from tests.support.engine_servers import load, release_with_canary, with_engine

@@ -22,7 +22,7 @@ def config_of(**options: Any) -> Any:
 
 
 def aligned(microbatches: list[PackedRows], config: Any) -> list[PackedRows]:
-    from offbeat.plugins.megatron import microbatches as room  # noqa: PLC0415 - an extra
+    from offbeat.plugins.megatron import passes as room  # noqa: PLC0415 - an extra
 
     grid = ModelGrid(tensor=config.tensor_model_parallel_size, context=config.context_parallel_size)
     return room.aligned(microbatches, config, ParallelLayout(grid, 0))

@@ -11,7 +11,7 @@ from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.grid_text import describe_grid, parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.trainers.saved_weights import file_shapes
+from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout, write_layout
 from offbeat.weight_sync.errors import LayoutRefused

@@ -25,7 +25,7 @@ from transformers import (
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
 from offbeat.trainers.ranks.assembly import source_of
-from offbeat.trainers.saved_weights import (
+from offbeat.trainers.receiver_names import (
     file_shapes,
     module_shapes,
     names_for_files,
