@@ -39,7 +39,7 @@ class NoopRollouts:
 
     def __init__(self, generators: Mapping[str, InstantEngine]) -> None:
         self._generators = generators
-        self._receipts = dict[int, Receipt]()  # one by version
+        self._receipts = dict[int, Receipt]()  # the newest, by its version
         self.in_flight = self.peak_in_flight = 0
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
@@ -50,7 +50,8 @@ class NoopRollouts:
         self.in_flight -= 1
         first = self._receipts.get(version)
         if first is None:
-            first = self._receipts[version] = receipt(task, ((version, 512),))
+            first = receipt(task, ((version, 512),))
+            self._receipts = {version: first}
         answer = msgspec.structs.replace(
             first, prompt_index=task.prompt_index, attempt=task.attempt, engine=task.engine
         )

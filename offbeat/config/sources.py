@@ -135,7 +135,7 @@ def _neighbours(path: Path) -> str:
         for folder in folders
         if folder.is_dir()
         for file in sorted(folder.iterdir())
-        if file.suffix in (".yaml", ".yml") and file.is_file()
+        if file.suffix in (".yaml", ".yml") and file.name[0] != "." and file.is_file()
     ]
     if not found:
         looked = " or ".join(f"{folder}/" for folder in folders)

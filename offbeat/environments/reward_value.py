@@ -75,8 +75,11 @@ def reward_of(value: object) -> float | BadReward:
 
 def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
     """Return whether this is a list of rewards that ``reward_of`` would return unchanged."""
-    is_small = map(_LARGEST.__ge__, map(abs, cast("Sequence[float]", values)))  # False for NaN
-    return type(values) is list and set(map(type, values)) == {float} and all(is_small)
+    kind: type[object] = type(values)
+    if kind is not list or set(map(type, values)) != {float}:
+        return False
+    sizes = map(abs, cast("Sequence[float]", values))
+    return all(map(_LARGEST.__ge__, sizes))  # False for NaN
 
 
 def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadReward:

@@ -212,7 +212,8 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
     Raises:
         RolloutFailed: ``environment_wrong_type``: not integers, or out of range for a token.
     """
-    if type(values) is tuple and _are_token_ids(cast("tuple[object, ...]", values)):
+    kind: type[object] = type(values)
+    if kind is tuple and _are_token_ids(cast("tuple[object, ...]", values)):
         return cast("tuple[int, ...]", values)
     try:
         ids = np.asarray(values)

@@ -85,7 +85,7 @@ def test_tokens_of_a_version_the_engine_never_served_are_found() -> None:
     ],
 )
 def test_an_account_of_weights_that_the_others_contradict_is_found(
-    kind: type[Any], other: dict[str, object]
+    kind: type[Any], other: dict[str, Any]
 ) -> None:
     history = started()
     history.step()
@@ -154,7 +154,7 @@ def test_an_actor_that_obeys_a_replaced_controller_is_found() -> None:
         pytest.param({"outcome": "out_of_budget"}, "I9", id="no end by itself"),
     ],
 )
-def test_an_end_that_is_none_is_found(end: dict[str, object], found: str) -> None:
+def test_an_end_that_is_none_is_found(end: dict[str, Any], found: str) -> None:
     history = whole_run()
     history.change(Ended, **end)
     assert broken(history) == {found}

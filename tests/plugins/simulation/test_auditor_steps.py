@@ -1,5 +1,7 @@
 """The auditor on steps, rewinds and checkpoints: each rule broken by hand once."""
 
+from typing import Any
+
 import pytest
 from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
@@ -169,7 +171,7 @@ def test_a_step_claims_no_more_than_it_has_room_for() -> None:
     ],
 )
 def test_groups_that_are_wrong_by_the_trainers_word_alone_are_found(
-    said: dict[str, object], found: set[str]
+    said: dict[str, Any], found: set[str]
 ) -> None:
     history = whole_run()
     history.change(TrainerApplied, **said)

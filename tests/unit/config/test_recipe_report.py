@@ -260,11 +260,13 @@ def test_a_tab_is_a_syntax_error_with_a_hint(report: Report) -> None:
 
 def test_a_missing_recipe_names_its_neighbours(write: Write, tmp_path: Path) -> None:
     write(SMALL, "quickstart.yaml")
+    write(SMALL, ".hooks.yaml")
     with pytest.raises(ConfigError) as caught:
         load_recipe(tmp_path / "quikstart.yaml")
     text = str(caught.value)
     assert "quikstart.yaml cannot be read: No such file" in text
     assert f"Did you mean {tmp_path / 'quickstart.yaml'}?" in text
+    assert "hooks" not in text
     assert "missing:" not in text
 
 
