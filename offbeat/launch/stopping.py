@@ -1,17 +1,18 @@
 """Ends the processes of a run in bounded time, even if the cluster's control service is gone."""
 
-# pyright: reportUnknownMemberType=false
-# Ray declares functions without the types of their parameters.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters, and has no public name for its processes.
 
 import atexit
 import contextlib
-import os
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import ray
 import structlog
+from ray._private import worker
 from ray.exceptions import RayError
 
 from offbeat.actors.call import Handle
@@ -50,7 +51,7 @@ def stop_ray(
     Without its control service both calls block. Then this process leaves without them. A private
     cluster ends with this process in any case.
     """
-    started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
+    started = _processes_of_own_cluster()
 
     def stop() -> None:
         for handle in handles:
@@ -65,3 +66,18 @@ def stop_ray(
     for process in started:  # agents outlive a raylet that has lost its control service
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def _processes_of_own_cluster() -> list[psutil.Process]:
+    """Return the processes of the private cluster; none if this process joined another one.
+
+    Other children of this process belong to the program that called ``offbeat.train``.
+    """
+    node: Any = worker._global_node  # noqa: SLF001 -- no public name
+    started = list[psutil.Process]()
+    kinds: list[list[Any]] = list(node.all_processes.values()) if node else []
+    for info in itertools.chain.from_iterable(kinds):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            daemon = psutil.Process(info.process.pid)
+            started += [daemon, *daemon.children(recursive=True)]
+    return started
