@@ -137,6 +137,20 @@ def test_every_test_file_that_a_page_names_exists(page: Path) -> None:
     assert {name for name in named if not any(test.endswith(f"/{name}") for test in tests)} == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    """A file of a reader's own is called ``my_...``."""
+    modules = [
+        f"/{path.relative_to(ROOT)}"
+        for folder in ("offbeat", "tests", "benchmarks", "examples", "tools", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = set(re.findall(r"`((?:\w+/)*(?!my_)\w+\.py)`", page.read_text()))
+    assert {
+        name for name in named if not any(each.endswith(f"/{name}") for each in modules)
+    } == set()
+
+
 def test_the_page_of_helpers_names_each_of_them() -> None:
     page = (ROOT / "tests/support/README.md").read_text()
     named = {word for each in re.findall(r"`([\w.]+)`", page) for word in each.split(".")}

@@ -266,7 +266,7 @@ def _try(
         named += f" with {', '.join(f'{key}={value}' for key, value in given.items())}"
         change = f", or change {' or '.join(given)}"
     try:
-        answer = _tried_code_run(Trial(of, os.getpid(), str(working_dir)), within_s)
+        answer = _run_trial(Trial(of, os.getpid(), str(working_dir)), within_s)
     except DeadlineExceeded:
         seen = f"{named}: it was not ready after {within_s:g} s, and a run waits for it"
         yield warning(section, seen, f"Let it load less{change}.")
@@ -275,7 +275,7 @@ def _try(
             yield error(section, f"{named}: {answer.problem}", f"{answer.fix}{change}.")
 
 
-def _tried_code_run(trial: Trial, within_s: float) -> TrialAnswer:
+def _run_trial(trial: Trial, within_s: float) -> TrialAnswer:
     """Return the answer of a child process. End the child and all of its processes.
 
     Raises:

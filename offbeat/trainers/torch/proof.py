@@ -56,7 +56,7 @@ from offbeat.trainers.torch.split_attention import SPLIT, register_split_attenti
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 _WIDEST: Final = 1 << 30  # one row for all samples of a group
-_media_proof_log = structlog.stdlib.get_logger()
+_log = structlog.stdlib.get_logger()
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def prove_media(
     if problem := gap.problem(tolerance):
         problem = f"computes log-probabilities behind {rules.noun} that are {problem}"
         raise UntrainableModel(name, problem, f"Train another model, or leave {rules.noun} out")
-    _media_proof_log.info("model.media_proved", model=name, dtype=str(dtype), **gap._asdict())
+    _log.info("model.media_proved", model=name, dtype=str(dtype), **gap._asdict())
 
 
 def _columns(each: MediaPrompt) -> Columns:
@@ -150,8 +150,6 @@ _NEAR: Final = (4, (6, 6))
 _FAR: Final = (6, (FAR_TOKENS - 6,))
 _SDPA: Final = "sdpa"
 _FROM_THE_START: Final = (0, 0)
-
-_log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
