@@ -167,7 +167,8 @@ def test_a_dry_run_needs_neither_model_nor_engine(tmp_path: Path) -> None:
 def test_a_function_by_value_reaches_the_workers_on_ray(tmp_path: Path) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
         run = offbeat.train(quiet=True, runtime="ray", **settings(tmp_path, steps=1))
-        assert other.poll() is None, "children of the program are not the run's to end"
+        other.communicate()
+    assert other.returncode == 0, "children of the program are not the run's to end"
     assert run.config.runtime.backend == "ray"
     answers = {row["prompt"]: row for row in ROWS}
     for sample in run.samples().to_dict("records"):
