@@ -150,11 +150,17 @@ _INTERFACES: Final[Mapping[Kind, _Interface]] = {
 
 
 class PluginUnusable(FixableError):
-    """A named plug-in cannot be used: it is missing, ambiguous or broken."""
+    """A named plug-in cannot be used: it is missing, ambiguous or broken.
+
+    Fix: install, repair or remove the named package (docs/doors.md).
+    """
 
 
 class NoSuchPlugin(PluginUnusable):
-    """No package provides a plug-in with this name."""
+    """No package provides a plug-in with this name.
+
+    Fix: use one of the named plug-ins, or install its package.
+    """
 
 
 def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller casts it to the type of its kind

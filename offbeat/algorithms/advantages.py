@@ -26,7 +26,10 @@ GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of o
 
 
 class RewardsNotFinite(OffbeatError):
-    """A reward that is not finite as float32 passed the checks of its producer: a bug."""
+    """A reward that is not finite as float32 passed the checks of its producer: a bug.
+
+    Fix: report it.
+    """
 
     estimator: str
     rewards: Rewards
@@ -40,7 +43,10 @@ class RewardsNotFinite(OffbeatError):
 
 
 class AdvantagesNotFinite(OffbeatError):
-    """Finite rewards lie so far apart that an advantage is infinite as float32."""
+    """Finite rewards lie so far apart that an advantage is infinite as float32.
+
+    Fix: divide the rewards by a constant.
+    """
 
     estimator: str
     rewards: Rewards

@@ -21,7 +21,10 @@ _SHOWN: Final = 12
 
 
 class CannotBeSent(ShortInNotebooks, OffbeatError):
-    """An object passed by value holds something that no other process can use."""
+    """An object passed by value holds something that no other process can use.
+
+    Fix: create clients and locks where they are used, or name the function ``module:name``.
+    """
 
     name: str
     problem: str

@@ -23,7 +23,10 @@ _BACKEND: Final = f"{_GENERATOR}.backend"  # key that selects an engine
 
 
 class NoSuchKey(OffbeatError):
-    """A key that no recipe has."""
+    """A key that no recipe has.
+
+    Fix: use the suggested key.
+    """
 
     key: str
     hint: str

@@ -63,7 +63,10 @@ class Problem:
 
 
 class ConfigError(ShortInNotebooks, OffbeatError):
-    """A recipe cannot be used. ``problems`` has all problems found, in reading order."""
+    """A recipe cannot be used. ``problems`` has all problems found, in reading order.
+
+    Fix: follow the hints. ``offbeat config explain KEY`` explains a key.
+    """
 
     problems: tuple[Problem, ...]
 

@@ -186,7 +186,10 @@ MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"
 
 
 class TargetNotFound(OffbeatError):
-    """``module:name`` could not be imported."""
+    """``module:name`` could not be imported.
+
+    Fix: start where the module is, or install it.
+    """
 
     target: str
     working_dir: str
@@ -201,7 +204,10 @@ class TargetNotFound(OffbeatError):
 
 
 class StartedByTarget(OffbeatError):
-    """A module that a run imports, or an agent's program, would start another run."""
+    """A module that a run imports, or an agent's program, would start another run.
+
+    Fix: put the start under ``if __name__ == '__main__'``.
+    """
 
     problem: str
     fix: str

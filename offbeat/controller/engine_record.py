@@ -34,7 +34,10 @@ MOVES: Final[Mapping[Health, frozenset[Health]]] = {
 
 
 class IllegalHealth(OffbeatError):
-    """An illegal transition of an engine's health."""
+    """An illegal transition of an engine's health.
+
+    Fix: report it.
+    """
 
     engine: str
     was: Health

@@ -7,7 +7,10 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError, RolloutFai
 
 
 class RunAborted(OffbeatError):
-    """An operator or a signal requested an immediate end."""
+    """An operator or a signal requested an immediate end.
+
+    Fix: resume the run to continue.
+    """
 
     reason: str
 
@@ -16,7 +19,10 @@ class RunAborted(OffbeatError):
 
 
 class RunStalled(OffbeatError):
-    """Nothing changed for ``stall_timeout_s``, and no open call is within its deadline."""
+    """Nothing changed for ``stall_timeout_s``, and no open call is within its deadline.
+
+    Fix: correct a custom sampler; else report it.
+    """
 
     quiet_s: float
     where: str
@@ -27,7 +33,10 @@ class RunStalled(OffbeatError):
 
 
 class BudgetSpent(OffbeatError):
-    """A tolerated kind of failure happened more often than its budget allows."""
+    """A tolerated kind of failure happened more often than its budget allows.
+
+    Fix: correct the failure in ``failures.jsonl``, or raise the named budget.
+    """
 
     what: str
     budget: int
@@ -43,7 +52,10 @@ class BudgetSpent(OffbeatError):
 
 
 class EveryRolloutFailed(BudgetSpent):
-    """No rollout was answered, and the failures would spend a budget of dropped groups."""
+    """No rollout was answered, and the failures would spend a budget of dropped groups.
+
+    Fix: correct reward, agent or environment at the named line.
+    """
 
     def __str__(self) -> str:
         return (
@@ -53,7 +65,10 @@ class EveryRolloutFailed(BudgetSpent):
 
 
 class RewardCallBudgetSpent(BudgetSpent):
-    """The remaining calls of reward functions do not cover one more group."""
+    """The remaining calls of reward functions do not cover one more group.
+
+    Fix: raise ``rollout.reward_call_budget``, or set ``rollout.on_reward_budget_spent=stop``.
+    """
 
     def __str__(self) -> str:
         return (
@@ -63,7 +78,10 @@ class RewardCallBudgetSpent(BudgetSpent):
 
 
 class EveryCanaryFailed(OffbeatError):
-    """No engine reproduces the trainer's log-probabilities from the released weights."""
+    """No engine reproduces the trainer's log-probabilities from the released weights.
+
+    Fix: compare dtype and attention of trainer and engine (docs/weight-sync.md).
+    """
 
     engines: int
     last: str
@@ -78,7 +96,10 @@ class EveryCanaryFailed(OffbeatError):
 
 
 class LogprobGapTooLarge(OffbeatError):
-    """Engine and trainer disagree on samples drawn with the weights being trained."""
+    """Engine and trainer disagree on samples drawn with the weights being trained.
+
+    Fix: compare dtype and sampling of trainer and engine (docs/weight-sync.md).
+    """
 
     step: int
     gap: float
@@ -94,19 +115,32 @@ class LogprobGapTooLarge(OffbeatError):
 
 
 class EngineBudgetSpent(BudgetSpent):
-    """Engines were lost more often than their budget allows, and the run needs the last one lost."""
+    """Engines were lost more often than their budget allows, and the run needs the last one lost.
+
+    Fix: correct the failure in the engine's log, or raise the named budget.
+    """
 
 
 class TrainerBudgetSpent(BudgetSpent):
-    """The trainer failed more often than its budget allows, so its state is not saved."""
+    """The trainer failed more often than its budget allows, so its state is not saved.
+
+    Fix: correct the named failure, or raise the named budget.
+    """
 
 
 class EngineNotStarted(DeadlineExceeded):
-    """An engine did not start in time, and no other one is alive."""
+    """An engine did not start in time, and no other one is alive.
+
+    Fix: free GPUs or memory, or raise ``generator.start_deadline_s``.
+    """
 
 
 class TrainerLost(OffbeatError):
-    """A trainer rank is gone, late, or disagrees with the ledger. All ranks are replaced."""
+    """A trainer rank is gone, late, or disagrees with the ledger. All ranks are replaced.
+
+    Fix: lower ``trainer.max_tokens_per_microbatch``; if it is slow, raise
+    ``trainer.step_deadline_s``.
+    """
 
     during: str
     detail: str
@@ -116,7 +150,10 @@ class TrainerLost(OffbeatError):
 
 
 class OtherWeights(OffbeatError):
-    """The checkpoint that the trainer restored was not written by this run."""
+    """The checkpoint that the trainer restored was not written by this run.
+
+    Fix: put the run's own checkpoints back.
+    """
 
     version: int
     restored: str
@@ -131,7 +168,10 @@ class OtherWeights(OffbeatError):
 
 
 class TrainerAhead(OffbeatError):
-    """The trainer has applied a step that the journal does not contain."""
+    """The trainer has applied a step that the journal does not contain.
+
+    Fix: resume the run, which starts new actors.
+    """
 
     trainer: str
     journal: str
@@ -145,7 +185,10 @@ class TrainerAhead(OffbeatError):
 
 
 class EmptyBatch(OffbeatError):
-    """Every prompt of a step was dropped, so there is nothing to train."""
+    """Every prompt of a step was dropped, so there is nothing to train.
+
+    Fix: correct the failures in ``logs/controller.log``.
+    """
 
     step: int
 
@@ -158,7 +201,10 @@ class EmptyBatch(OffbeatError):
 
 
 class RunFailed(OffbeatError):
-    """The run ended on an error. ``causes`` are the original exceptions, the first one first."""
+    """The run ended on an error. ``causes`` are the original exceptions, the first one first.
+
+    Fix: fix the first cause, then resume the run.
+    """
 
     phase: str
     step: int

@@ -51,7 +51,10 @@ PREVIEW_BYTES: Final = 64 * 2**20
 
 
 class EvaluationFailed(OffbeatError):
-    """A version could not be scored. Training is not affected."""
+    """A version could not be scored. Training is not affected.
+
+    Fix: none: training continues without this score; ``eval.deadline_s`` limits its time.
+    """
 
     version: int
     detail: str

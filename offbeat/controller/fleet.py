@@ -103,7 +103,10 @@ _ALIVE: Final = _UP | {Health.STALE}
 
 
 class NothingOutstanding(OffbeatError):
-    """An engine returned a group that it never had, or had returned already."""
+    """An engine returned a group that it never had, or had returned already.
+
+    Fix: report it.
+    """
 
     engine: str
 

@@ -75,7 +75,10 @@ def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
 
 
 class IllegalMove(OffbeatError):
-    """A group was told to leave a place where it is not."""
+    """A group was told to leave a place where it is not.
+
+    Fix: report it.
+    """
 
     move: str
     prompt_index: int
@@ -87,7 +90,10 @@ class IllegalMove(OffbeatError):
 
 
 class CannotRewind(OffbeatError):
-    """The trainer was restored to a version that the journal does not confirm."""
+    """The trainer was restored to a version that the journal does not confirm.
+
+    Fix: restore a checkpoint, or start a new run from ``checkpoints/step_N``.
+    """
 
     trainer_version: int
     to_version: int

@@ -24,7 +24,10 @@ LOOP_ENDED: Final = 70
 
 
 class ExitRaised(OffbeatError):
-    """User code raised an exception that would have ended its process, such as ``SystemExit``."""
+    """User code raised an exception that would have ended its process, such as ``SystemExit``.
+
+    Fix: raise an ``Exception`` instead of ``sys.exit()`` or a ``BaseException``.
+    """
 
     raised: str
 

@@ -58,7 +58,10 @@ _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class BadEnvironment(OffbeatError):
-    """The config names an environment that cannot be created."""
+    """The config names an environment that cannot be created.
+
+    Fix: correct the named key of ``environment``.
+    """
 
     key: str
     problem: str

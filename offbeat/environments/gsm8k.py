@@ -53,7 +53,10 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoChatTemplate(OffbeatError):
-    """The model's tokenizer has no chat template, or it cannot render a question."""
+    """The model's tokenizer has no chat template, or it cannot render a question.
+
+    Fix: set ``environment.options.chat: false``, or add ``chat_template.jinja`` to the model.
+    """
 
     problem: str
 

@@ -26,7 +26,10 @@ _NAMED: Final = 20  # rows in a message
 
 
 class HeldOutTrained(OffbeatError):
-    """Rows of an evaluation set give prompts that the run also trains on."""
+    """Rows of an evaluation set give prompts that the run also trains on.
+
+    Fix: use another file, or set ``eval.allow_overlap=true``.
+    """
 
     key: str  # of the set
     count: int

@@ -26,11 +26,18 @@ _SHOWN_FILES: Final = 12
 
 
 class HubFilesError(FixableError):
-    """Files of a dataset or a model on the hub cannot be fetched."""
+    """Files of a dataset or a model on the hub cannot be fetched.
+
+    Fix: correct name or pattern, or log in for gated files.
+    """
 
 
 class HubUnreachable(HubFilesError):
-    """The hub cannot be reached, and the cache lacks files."""
+    """The hub cannot be reached, and the cache lacks files.
+
+    Fix: run ``hf download`` on another machine, then set ``data.path`` or ``model.path`` to the
+    copy.
+    """
 
 
 def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,10 @@ def eval_key(name: str) -> str:
 
 
 class InputChanged(OffbeatError):
-    """An input file has changed since the run began."""
+    """An input file has changed since the run began.
+
+    Fix: put the file back and resume, or run ``offbeat train --resume RUN --changed-code``.
+    """
 
     key: str
     value: str

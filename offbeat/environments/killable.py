@@ -102,7 +102,10 @@ _UNHEARD: Final = ChildEvents()
 
 
 class RewardFailed(OffbeatError):
-    """A group has no rewards. ``reason`` names the failure counter."""
+    """A group has no rewards. ``reason`` names the failure counter.
+
+    Fix: correct the reward at the named line.
+    """
 
     reason: str
     detail: str

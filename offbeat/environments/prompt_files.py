@@ -101,6 +101,8 @@ class PromptFileError(OffbeatError):
     """A prompt file cannot be used as it is.
 
     ``line`` is a line of JSON Lines, or a row of Parquet counted from 1. 0 means the whole file.
+
+    Fix: fix the named row, or name the columns in ``data.columns``.
     """
 
     path: str

@@ -126,6 +126,8 @@ class EnvironmentUnavailable(Exception):
     ``rollout.infrastructure_retries``. It does not count against the engine. A call of an async
     reward is first retried itself, up to ``environment.reward_retries`` times and not before
     ``retry_after_s``.
+
+    Fix: none: raise it yourself; raise ``rollout.infrastructure_retries`` for long outages.
     """
 
     def __init__(self, problem: str = "", *, retry_after_s: float = 0.0) -> None:

@@ -18,7 +18,10 @@ def advise_another_engine() -> str:
 
 
 class UndecodableModel(OffbeatError):
-    """Model that this engine would decode wrongly, or not at all."""
+    """Model that this engine would decode wrongly, or not at all.
+
+    Fix: use the other engine, or another model (docs/model-proofs.md).
+    """
 
     model: str
     problem: str

@@ -109,7 +109,10 @@ _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thr
 
 
 class NoRoom(OffbeatError):
-    """An actor needs more than any machine of the cluster has."""
+    """An actor needs more than any machine of the cluster has.
+
+    Fix: lower the named key, or add a machine.
+    """
 
     actor: str
     resource: str
@@ -125,19 +128,28 @@ class NoRoom(OffbeatError):
 
 
 class RayNotStarted(FixableError):
-    """The private cluster on this machine did not start."""
+    """The private cluster on this machine did not start.
+
+    Fix: free cores, shorten ``RAY_TMPDIR``, or join a cluster with ``RAY_ADDRESS``.
+    """
 
     form = "Ray did not start on {}: {}. {}, or join a cluster that runs: RAY_ADDRESS=..."
 
 
 class ClusterUnreachable(FixableError):
-    """No Ray cluster answers at ``RAY_ADDRESS``."""
+    """No Ray cluster answers at ``RAY_ADDRESS``.
+
+    Fix: start the cluster, or correct or unset ``RAY_ADDRESS``.
+    """
 
     form = "RAY_ADDRESS={}: {}. {}"
 
 
 class ClusterLost(OffbeatError):
-    """The driver's machine, the only one that can run a controller, has left the cluster."""
+    """The driver's machine, the only one that can run a controller, has left the cluster.
+
+    Fix: start the cluster, then resume the run.
+    """
 
     def __str__(self) -> str:
         return (

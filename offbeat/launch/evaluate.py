@@ -19,7 +19,10 @@ _MODEL: Final = "config.json"
 
 
 class NothingToEvaluate(FixableError):
-    """The argument of ``offbeat eval`` names neither a recipe nor a model of a run."""
+    """The argument of ``offbeat eval`` names neither a recipe nor a model of a run.
+
+    Fix: pass a recipe, or set ``model.path`` to an exported model.
+    """
 
     form = "{} {}. {}"
 

@@ -18,7 +18,10 @@ _CONNECT_S: Final = 2.0
 
 
 class GcsLost(OffbeatError):
-    """The cluster's control service has stopped answering."""
+    """The cluster's control service has stopped answering.
+
+    Fix: start the cluster, then resume the run.
+    """
 
     address: str
     silent_s: float

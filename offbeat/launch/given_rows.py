@@ -164,7 +164,10 @@ _FORM: Final = 'Give [{"prompt": ...}, ...]'
 
 
 class BadRows(ShortInNotebooks, FixableError):
-    """Prompts that Python code passed are no rows, or hold a value that JSON would change."""
+    """Prompts that Python code passed are no rows, or hold a value that JSON would change.
+
+    Fix: pass a list of dicts of plain values with ``prompt`` or ``messages``.
+    """
 
     form = "{}: {}. {}"
 

@@ -28,7 +28,10 @@ _OFFLINE_FIX: Final = (
 
 
 class CannotStage(FixableError):
-    """A model cannot be staged, or a node does not have all of it."""
+    """A model cannot be staged, or a node does not have all of it.
+
+    Fix: follow the message. Other nodes keep the model.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,10 @@ _FIX: Final = "fix the code, or set rollout.on_failed_sample=mask"
 
 
 class PreviewFailed(ShortInNotebooks, OffbeatError):
-    """A preview ended with an error."""
+    """A preview ended with an error.
+
+    Fix: fix the named error in the environment, reward or model.
+    """
 
     error: str
 

@@ -17,7 +17,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TokenRefused(OffbeatError):
-    """The cluster requires a token, and this process has none or a different one."""
+    """The cluster requires a token, and this process has none or a different one.
+
+    Fix: set the cluster's token, as the message says.
+    """
 
     address: str
     problem: str

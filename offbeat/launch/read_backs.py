@@ -29,7 +29,10 @@ _LOOK_S: Final = 0.1
 
 
 class RunDoesNotAnswer(FixableError):
-    """No driver answered a question about the served weights in time."""
+    """No driver answered a question about the served weights in time.
+
+    Fix: omit ``--engine``, or run the command on the driver's machine.
+    """
 
 
 def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:

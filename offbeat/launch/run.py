@@ -43,19 +43,28 @@ _OF_LIVE_RUNS: Final = ("is_alive", "stop", "wait")
 
 
 class NoRunInDirectory(ShortInNotebooks, FixableError):
-    """A directory holds no run."""
+    """A directory holds no run.
+
+    Fix: pass one of the suggested directories.
+    """
 
     form = "{}: {}. {}"
 
 
 class NothingExported(ShortInNotebooks, FixableError):
-    """A run has written no model yet."""
+    """A run has written no model yet.
+
+    Fix: wait for a checkpoint; ``checkpoint.interval`` sets how often one is saved.
+    """
 
     form = "{}: {}. {}"
 
 
 class RunRefused(ShortInNotebooks, OffbeatError):
-    """A run does not begin. ``problems`` are all problems that were found."""
+    """A run does not begin. ``problems`` are all problems that were found.
+
+    Fix: fix the listed problems.
+    """
 
     problems: tuple[str, ...]
 
@@ -64,7 +73,10 @@ class RunRefused(ShortInNotebooks, OffbeatError):
 
 
 class TrainingFailed(ShortInNotebooks, OffbeatError):
-    """A run ended with an error. ``run`` gives access to its files."""
+    """A run ended with an error. ``run`` gives access to its files.
+
+    Fix: fix the named error, then resume the run.
+    """
 
     error: str
     run_dir: str
@@ -79,7 +91,10 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted. It ended in order and can be resumed."""
+    """A run was interrupted. It ended in order and can be resumed.
+
+    Fix: resume the run to continue.
+    """
 
     def __init__(self, run_dir: str, go_on: str) -> None:
         super().__init__(run_dir, go_on)

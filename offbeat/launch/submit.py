@@ -37,7 +37,10 @@ MAX_PACKAGE_BYTES: Final = 200 * 2**20
 
 
 class CannotPack(OffbeatError):
-    """The working directory cannot be packed in its current state."""
+    """The working directory cannot be packed in its current state.
+
+    Fix: start above the recipe, name models and data by absolute paths, put secrets into files.
+    """
 
     working_dir: str
     problem: str
@@ -47,13 +50,19 @@ class CannotPack(OffbeatError):
 
 
 class NoDashboardAddress(FixableError):
-    """No Ray dashboard can exist at the address."""
+    """No Ray dashboard can exist at the address.
+
+    Fix: use an address such as ``http://HOST:8265``.
+    """
 
     form = "--address {!r} {}. {}"
 
 
 class NoClusterNeeded(FixableError):
-    """A recipe runs in one process, so it needs no cluster."""
+    """A recipe runs in one process, so it needs no cluster.
+
+    Fix: run ``offbeat train`` on the machine, or set ``runtime.backend`` to ``ray``.
+    """
 
     form = "{} {}. {}."
 

@@ -74,7 +74,10 @@ class FixableError(OffbeatError):
 
 
 class UserCodeRefused(FixableError):
-    """Code of the user cannot be used, or returned an unusable value. The fix is in that code."""
+    """Code of the user cannot be used, or returned an unusable value.
+
+    Fix: correct that function, then resume the run.
+    """
 
 
 _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
@@ -82,7 +85,10 @@ _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
 
 
 class RolloutFailed(OffbeatError):
-    """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
+    """One prompt group could not be rolled out. The run survives it, unless it is a bug.
+
+    Fix: see the table of reasons.
+    """
 
     def __init__(
         self,
@@ -125,13 +131,19 @@ class RolloutFailed(OffbeatError):
 
 
 class StrayMediaToken(RolloutFailed):
-    """A text of the group has a token that represents media."""
+    """A text of the group has a token that represents media.
+
+    Fix: remove the token from the text.
+    """
 
     __init__ = RolloutFailed.__init__  # for type checkers, which expect a dataclass constructor
 
 
 class ActorLost(OffbeatError):
-    """A remote process died, or can no longer be reached."""
+    """A remote process died, or can no longer be reached.
+
+    Fix: none while budgets last; raise memory if it comes back. Of the controller: resume.
+    """
 
     actor: str
     during: str
@@ -142,7 +154,10 @@ class ActorLost(OffbeatError):
 
 
 class RemoteBug(OffbeatError):
-    """An actor raised an unexpected error: a bug, so the run ends with its location."""
+    """An actor raised an unexpected error: a bug, so the run ends with its location.
+
+    Fix: report it.
+    """
 
     actor: str
     during: str
@@ -158,6 +173,8 @@ class ArgumentLost(ActorLost):
 
     The actor itself is alive. Callers that pass references handle this error separately. For all
     others the call did not reach the actor.
+
+    Fix: none: the call is repeated with new data.
     """
 
     object_id: str  # as in ``ObjectRef.hex()``
@@ -167,7 +184,10 @@ class ArgumentLost(ActorLost):
 
 
 class StartFailed(OffbeatError):
-    """A process could not be set up. Another start would fail the same way."""
+    """A process could not be set up. Another start would fail the same way.
+
+    Fix: correct the cause that the message names.
+    """
 
     actor: str
     detail: str
@@ -177,7 +197,10 @@ class StartFailed(OffbeatError):
 
 
 class EngineUnavailable(OffbeatError):
-    """The engine of this process is broken, closed, or paused. The request had no effect."""
+    """The engine of this process is broken, closed, or paused. The request had no effect.
+
+    Fix: none: the group goes elsewhere and the engine restarts.
+    """
 
     engine: str
     during: str
@@ -189,7 +212,10 @@ class EngineUnavailable(OffbeatError):
 
 
 class InvalidRequest(OffbeatError):
-    """A generate request that this engine can never serve. No part of it was accepted."""
+    """A generate request that this engine can never serve. No part of it was accepted.
+
+    Fix: shorten the prompt, or raise ``generator.max_model_len``.
+    """
 
     request_id: str
     problem: str
@@ -200,7 +226,10 @@ class InvalidRequest(OffbeatError):
 
 
 class DeadlineExceeded(OffbeatError):
-    """A named remote call exceeded its deadline."""
+    """A named remote call exceeded its deadline.
+
+    Fix: free resources or check the disk, or raise the named deadline.
+    """
 
     waiter: str
     target: str
@@ -215,7 +244,10 @@ class DeadlineExceeded(OffbeatError):
 
 
 class StaleFence(OffbeatError):
-    """A call of an older controller incarnation, or of another run, was refused."""
+    """A call of an older controller incarnation, or of another run, was refused.
+
+    Fix: end the second controller; without one, report it.
+    """
 
     actor: str
     got: str
@@ -229,7 +261,10 @@ class StaleFence(OffbeatError):
 
 
 class StepAlreadyOpen(OffbeatError):
-    """``begin_train_step`` was called while another step is open."""
+    """``begin_train_step`` was called while another step is open.
+
+    Fix: report it.
+    """
 
     open_step: int
     open_attempt: int
@@ -243,7 +278,10 @@ class StepAlreadyOpen(OffbeatError):
 
 
 class StepOutOfOrder(OffbeatError):
-    """A call of a train step has a key that is not the next key."""
+    """A call of a train step has a key that is not the next key.
+
+    Fix: report it.
+    """
 
     got: str
     expected: str
@@ -256,6 +294,8 @@ class StepBroken(StepOutOfOrder):
     """A call was refused because an earlier call of its step failed. Only an abort is accepted.
 
     It may arrive before the reply of the failed call.
+
+    Fix: none: the step is aborted and repeated.
     """
 
 
@@ -274,7 +314,10 @@ class TrainerCall(enum.StrEnum):
 
 
 class TrainStepFailed(OffbeatError):
-    """A call of a train step raised on a rank that is still alive. Abort and retry may help."""
+    """A call of a train step raised on a rank that is still alive. Abort and retry may help.
+
+    Fix: lower ``trainer.max_tokens_per_microbatch`` if memory is short; else see the named line.
+    """
 
     rank: int
     step: int
@@ -288,7 +331,10 @@ class TrainStepFailed(OffbeatError):
 
 
 class WeightsUnmoved(OffbeatError):
-    """An optimizer step with a learning rate and a gradient changed none of the sampled weights."""
+    """An optimizer step with a learning rate and a gradient changed none of the sampled weights.
+
+    Fix: raise ``trainer.optimizer.learning_rate``; if it is not tiny, report it.
+    """
 
     rank: int
     step: int
@@ -307,7 +353,10 @@ class WeightsUnmoved(OffbeatError):
 
 
 class UnfitGroup(OffbeatError):
-    """No trainer can read the columns of one group. Fix: abort, and repeat without the group."""
+    """No trainer can read the columns of one group. The step is aborted and repeated without it.
+
+    Fix: none: the group is rolled out again within ``rollout.data_retries``.
+    """
 
     rank: int
     prompt_index: int
@@ -322,6 +371,8 @@ class PayloadLost(OffbeatError):
 
     The columns are read again from the spool, or the groups rolled out again. The step is aborted
     and retried.
+
+    Fix: none: the groups are read from the spool or rolled out again.
     """
 
     prompt_indices: tuple[int, ...]
@@ -334,7 +385,10 @@ class PayloadLost(OffbeatError):
 
 
 class CheckpointFailed(OffbeatError):
-    """A checkpoint could not be written or loaded. Complete checkpoints are not affected."""
+    """A checkpoint could not be written or loaded. Complete checkpoints are not affected.
+
+    Fix: check space and rights of the disk; older checkpoints stay.
+    """
 
     rank: int
     version: int
@@ -348,7 +402,10 @@ class CheckpointFailed(OffbeatError):
 
 
 class WeightSyncFailed(OffbeatError):
-    """A generator did not load the weights. It must not serve until a full sync succeeds."""
+    """A generator did not load the weights. It must not serve until a full sync succeeds.
+
+    Fix: none if it is rare; else correct the named cause. Adapters need the same ``model.path``.
+    """
 
     engine: str
     epoch: int
@@ -363,7 +420,10 @@ class WeightSyncFailed(OffbeatError):
 
 
 class BaseRefused(OffbeatError):
-    """An engine does not serve the base of a delta. It is unchanged, and needs the full release."""
+    """An engine does not serve the base of a delta. It is unchanged, and needs the full release.
+
+    Fix: none: the engine gets the full release.
+    """
 
     engine: str
     version: int
@@ -382,6 +442,8 @@ class ReleaseLost(OffbeatError):
     """The published weights were lost with their machine or process. The engine is healthy.
 
     The trainer must publish them again.
+
+    Fix: none: the trainer publishes the weights again.
     """
 
     engine: str
@@ -396,7 +458,10 @@ class ReleaseLost(OffbeatError):
 
 
 class CanaryFailed(WeightSyncFailed):
-    """An engine received a release intact, but computes other values from it than the trainer."""
+    """An engine received a release intact, but computes other values from it than the trainer.
+
+    Fix: none: the engine is synced once more, then replaced.
+    """
 
     detail: str = field(init=False)
     token: int
@@ -415,7 +480,10 @@ class CanaryFailed(WeightSyncFailed):
 
 
 class InitialWeightsChanged(OffbeatError):
-    """The weights at ``model.path`` have changed since the run began."""
+    """The weights at ``model.path`` have changed since the run began.
+
+    Fix: put the weights back, or start a new run.
+    """
 
     began: str
     found: str
@@ -429,7 +497,10 @@ class InitialWeightsChanged(OffbeatError):
 
 
 class SchemaError(OffbeatError):
-    """A column of a payload violates the schema."""
+    """A column of a payload violates the schema.
+
+    Fix: return the columns that the message wants; outside of user code, report it.
+    """
 
     column: str
     got: str

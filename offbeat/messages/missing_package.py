@@ -21,7 +21,10 @@ _FIXES: Final = {
 
 
 class PackageMissing(ShortInNotebooks, OffbeatError):
-    """A package that is needed now is not installed."""
+    """A package that is needed now is not installed.
+
+    Fix: install the package that the message names.
+    """
 
     package: str
 

@@ -94,7 +94,10 @@ _log = structlog.stdlib.get_logger()
 
 
 class WeightsMismatch(FixableError):
-    """The weight files of a directory do not fit the model that its config describes."""
+    """The weight files of a directory do not fit the model that its config describes.
+
+    Fix: bring ``config.json`` and weight files of one model together.
+    """
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -102,11 +105,17 @@ class WeightsMismatch(FixableError):
 
 
 class WeightsUntied(FixableError):
-    """``config.json`` ties two tensors, but the weight files have different values for them."""
+    """``config.json`` ties two tensors, but the weight files have different values for them.
+
+    Fix: set ``tie_word_embeddings: false`` in ``config.json``.
+    """
 
 
 class WeightsNotFinite(FixableError):
-    """A tensor of a model has NaN or infinite values."""
+    """A tensor of a model has NaN or infinite values.
+
+    Fix: download the model again, or use an older checkpoint.
+    """
 
 
 def load_causal_lm(

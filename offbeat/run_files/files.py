@@ -42,7 +42,10 @@ Fingerprint = tuple[tuple[str, int, str], ...]
 
 
 class BadName(OffbeatError):
-    """A name outside the folders that other machines may write."""
+    """A name outside the folders that other machines may write.
+
+    Fix: report it.
+    """
 
     name: str
 
@@ -51,7 +54,10 @@ class BadName(OffbeatError):
 
 
 class TooMuch(OffbeatError):
-    """A call or a file is larger than allowed."""
+    """A call or a file is larger than allowed.
+
+    Fix: report it.
+    """
 
     name: str
     nbytes: int

@@ -24,7 +24,10 @@ _BYTES: Final = 1024  # maximum number of bytes read from a token
 
 
 class RunDirNotShared(OffbeatError):
-    """A process that must write into the run directory is on a machine that does not see it."""
+    """A process that must write into the run directory is on a machine that does not see it.
+
+    Fix: use a directory that every machine sees (docs/quickstart.md).
+    """
 
     process: str
     machine: str

@@ -51,7 +51,10 @@ JOURNAL: Final = "journal"
 
 
 class RunDirUnusable(FixableError):
-    """The run directory cannot be used."""
+    """The run directory cannot be used.
+
+    Fix: use another ``--run-dir``, bring ``journal/`` back, or resume with the old keys.
+    """
 
     form = "run directory {}: {}. {}"
 

@@ -28,7 +28,10 @@ _RESPONSE_CHARACTERS: Final = 2 * SAMPLE_CHARACTERS  # all that a file keeps
 
 
 class NoSuchEvaluation(OffbeatError):
-    """The run has no such evaluation, or no evaluation with such a row."""
+    """The run has no such evaluation, or no evaluation with such a row.
+
+    Fix: use one of the named sets, rows and versions.
+    """
 
     run: str
     wanted: str  # such as "set 'maths'"
@@ -44,7 +47,10 @@ class NoSuchEvaluation(OffbeatError):
 
 
 class EvaluationUnreadable(OffbeatError):
-    """The file of an evaluation is damaged."""
+    """The file of an evaluation is damaged.
+
+    Fix: restore or remove the file.
+    """
 
     path: str
     problem: str

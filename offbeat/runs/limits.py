@@ -29,7 +29,10 @@ ROLLOUT_BYTES: Final = 1024 * 2**20
 
 
 class FileTooLarge(OffbeatError):
-    """A file of a run directory is larger than any file that a run writes."""
+    """A file of a run directory is larger than any file that a run writes.
+
+    Fix: restore the file that the run wrote.
+    """
 
     path: str
     nbytes: int
@@ -43,7 +46,10 @@ class FileTooLarge(OffbeatError):
 
 
 class NoRegularFile(OffbeatError):
-    """A name in a run directory is not a file but a pipe, a socket or a device."""
+    """A name in a run directory is not a file but a pipe, a socket or a device.
+
+    Fix: restore the file that the run wrote.
+    """
 
     path: str
 

@@ -34,7 +34,10 @@ _CHECKPOINTS: Final = "checkpoints"
 
 
 class LinkRefused(OffbeatError):
-    """A file for the page of a run is a symbolic link."""
+    """A file for the page of a run is a symbolic link.
+
+    Fix: replace the link by its target.
+    """
 
     path: str
 

@@ -20,11 +20,17 @@ _LONGEST_EVENT: Final = 500
 
 
 class NotARun(ShortInNotebooks, FixableError):
-    """A directory that was passed as a run has no journal."""
+    """A directory that was passed as a run has no journal.
+
+    Fix: pass the suggested run; if it never started, see ``error`` in ``summary.json``.
+    """
 
 
 class ImpossibleEvent(OffbeatError):
-    """An event of the journal does not fit the earlier events, so no ledger has written it."""
+    """An event of the journal does not fit the earlier events, so no ledger has written it.
+
+    Fix: report it.
+    """
 
     number: int
     event: str

@@ -26,7 +26,10 @@ Row = dict[str, Any]
 
 
 class NoSuchStep(ShortInNotebooks, OffbeatError):
-    """A step was not trained, or a rewind has undone it, so it has no samples to show."""
+    """A step was not trained, or a rewind has undone it, so it has no samples to show.
+
+    Fix: use one of the trained steps.
+    """
 
     step: int
     trained: int
@@ -38,7 +41,10 @@ class NoSuchStep(ShortInNotebooks, OffbeatError):
 
 
 class NoSuchMetric(ShortInNotebooks, KeyError, OffbeatError):
-    """A requested metric is in no step or evaluation of the run so far."""
+    """A requested metric is in no step or evaluation of the run so far.
+
+    Fix: use one of the named metrics (docs/metrics.md).
+    """
 
     name: str
     known: tuple[str, ...]

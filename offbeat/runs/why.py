@@ -44,7 +44,10 @@ _SHOWN: Final = 16  # samples with individually printed rewards
 
 
 class NoSuchGroup(ShortInNotebooks, OffbeatError):
-    """The journal has no such group."""
+    """The journal has no such group.
+
+    Fix: use one of the named groups.
+    """
 
     group: str
     drawn: int

@@ -37,7 +37,10 @@ _MISSPELT: Final = 0.87
 
 
 class SamplerNotLoaded(FixableError):
-    """``sampler.target`` does not name a usable policy."""
+    """``sampler.target`` does not name a usable policy.
+
+    Fix: add or rename the named member (docs/samplers.md).
+    """
 
     form = "sampler.target={}: {}. {}"
 

@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 class SamplerBroken(OffbeatError):
-    """A custom policy returned something that no run can follow."""
+    """A custom policy returned something that no run can follow.
+
+    Fix: correct the named method of the sampler.
+    """
 
     target: str
     method: str

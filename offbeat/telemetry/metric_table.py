@@ -314,7 +314,10 @@ class MetricSpec(msgspec.Struct, frozen=True):
 
 
 class UndeclaredMetric(OffbeatError):
-    """A metric name that is not in the table."""
+    """A metric name that is not in the table.
+
+    Fix: report it.
+    """
 
     name: str
     nearest: str

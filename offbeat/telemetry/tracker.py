@@ -46,7 +46,10 @@ class Sink(Protocol):
 
 
 class SinkUnusable(FixableError):
-    """Sink that can never work in this process, so a retry would not help."""
+    """Sink that can never work in this process, so a retry would not help.
+
+    Fix: install or configure the tracker, or turn it off; metrics stay in ``metrics.jsonl``.
+    """
 
     form = "nothing is written to {}: {}. {}"
 

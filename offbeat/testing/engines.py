@@ -9,7 +9,10 @@ from offbeat.messages.failures import FixableError
 
 
 class EngineRefused(FixableError):
-    """An engine that breaks a promise that runs rely on."""
+    """An engine that breaks a promise that runs rely on.
+
+    Fix: correct the engine as the message says.
+    """
 
     form = "{}: {}. {}"
 

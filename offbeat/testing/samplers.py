@@ -198,7 +198,10 @@ ROUNDS: Final = 8
 
 
 class SamplerRefused(FixableError):
-    """A policy with which a run would stall, or exceed the policy's own limit."""
+    """A policy with which a run would stall, or exceed the policy's own limit.
+
+    Fix: correct the sampler as the message says.
+    """
 
     form = "{}: {}. {}"
 

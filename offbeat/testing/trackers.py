@@ -24,7 +24,10 @@ RECORDS: Final = (
 
 
 class TrackerRefused(FixableError):
-    """A tracker that a run would report as broken."""
+    """A tracker that a run would report as broken.
+
+    Fix: correct the tracker as the message says.
+    """
 
     form = "{}: {}. {}"
 

@@ -4,13 +4,19 @@ from offbeat.messages.failures import FixableError, OffbeatError
 
 
 class UntrainableModel(FixableError):
-    """A model that this trainer cannot train correctly."""
+    """A model that this trainer cannot train correctly.
+
+    Fix: use another model, backend or parallel size (docs/model-proofs.md).
+    """
 
     form = "{} cannot be trained: it {}. {}"
 
 
 class UnfitColumns(OffbeatError):
-    """A group with untrainable columns. ``place`` is its index among a rank's groups."""
+    """A group with untrainable columns. ``place`` is its index among a rank's groups.
+
+    Fix: none: the group is rolled out again within ``rollout.data_retries``.
+    """
 
     place: int
     column: str
@@ -27,7 +33,10 @@ class UnfitColumns(OffbeatError):
 
 
 class ColumnsMissing(OffbeatError):
-    """The columns that were sent to a rank ahead of a call did not arrive."""
+    """The columns that were sent to a rank ahead of a call did not arrive.
+
+    Fix: none: the columns are sent again.
+    """
 
     rank: int
     during: str
@@ -37,11 +46,17 @@ class ColumnsMissing(OffbeatError):
 
 
 class PartPackageMissing(OffbeatError):
-    """A recipe needs a package that this Python cannot import."""
+    """A recipe needs a package that this Python cannot import.
+
+    Fix: install the package that the message names.
+    """
 
 
 class CheckpointMismatch(OffbeatError):
-    """An intact checkpoint that this trainer cannot load. It is not moved or changed."""
+    """An intact checkpoint that this trainer cannot load. It is not moved or changed.
+
+    Fix: put the run's own checkpoints back, or follow the message.
+    """
 
     checkpoint: str
     what: str
@@ -57,7 +72,10 @@ class CheckpointMismatch(OffbeatError):
 
 
 class AbsentModule(OffbeatError):
-    """A module was called in a model that does not hold it."""
+    """A module was called in a model that does not hold it.
+
+    Fix: omit ``trainer.encoder``, or set ``trainer.backend`` to ``torch``.
+    """
 
     module: str
     side: str

@@ -36,7 +36,10 @@ _TOGETHER_AXES: Final = 3
 
 
 class UnjoinedExperts(OffbeatError):
-    """The experts of a layer do not all have the same matrices, so they cannot be fused."""
+    """The experts of a layer do not all have the same matrices, so they cannot be fused.
+
+    Fix: repair the model files.
+    """
 
     experts: str
     matrix: str

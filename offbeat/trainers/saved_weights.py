@@ -31,7 +31,10 @@ _CONFIG: Final = "config.json"
 
 
 class NoSavedWeights(OffbeatError):
-    """A directory without weights to compare."""
+    """A directory without weights to compare.
+
+    Fix: pass a directory with ``*.safetensors``.
+    """
 
     path: str
     problem: str

@@ -24,7 +24,10 @@ _STUB: Final = "stub"
 
 
 class UnfitWeights(FixableError):
-    """A directory with weights that cannot start a run."""
+    """A directory with weights that cannot start a run.
+
+    Fix: set ``model.weights`` to weights of the same model.
+    """
 
     form = "model.weights={} {}. {}"
 

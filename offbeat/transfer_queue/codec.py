@@ -37,7 +37,10 @@ _ALIGNMENT: Final = 64  # a cache line, and the alignment that torch prefers
 
 
 class CorruptPayload(OffbeatError):
-    """Bytes that ``pack`` would not write: torn, damaged, or of another version."""
+    """Bytes that ``pack`` would not write: torn, damaged, or of another version.
+
+    Fix: none: the group is rolled out again.
+    """
 
     field: str
     got: str

@@ -12,7 +12,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """An outdated handle: the queue has a newer attempt, another form of this one, or nothing."""
+    """An outdated handle: the queue has a newer attempt, another form of this one, or nothing.
+
+    Fix: report it.
+    """
 
     group: int | str
     attempt: int

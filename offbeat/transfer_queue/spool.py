@@ -31,7 +31,10 @@ _SUFFIX: Final = ".spool"
 
 
 class NotInSpool(OffbeatError):
-    """The columns of a receipt are missing on this machine's disk, or damaged."""
+    """The columns of a receipt are missing on this machine's disk, or damaged.
+
+    Fix: none: the groups are rolled out again.
+    """
 
     segment: str
     offset: int

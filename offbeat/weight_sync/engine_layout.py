@@ -98,7 +98,10 @@ LAYOUT_FILE: Final = "engine_layout.msgpack"
 
 
 class NoRecordedLayout(OffbeatError):
-    """Path without a layout of engines."""
+    """Path without a layout of engines.
+
+    Fix: pass a run with ``generator.backend=vllm`` and ``sync.transport=reshard``.
+    """
 
     path: str
     problem: str

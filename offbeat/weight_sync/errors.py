@@ -8,7 +8,10 @@ _NAMED = 5  # tensor names listed in a message
 
 
 class TransferRefused(OffbeatError):
-    """Transfer that does not match the weights, or was altered on its way."""
+    """Transfer that does not match the weights, or was altered on its way.
+
+    Fix: none: the engine is synced again.
+    """
 
     epoch: int
     what: str
@@ -20,7 +23,10 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """Transfer that lacks tensors of the receiver, or has unknown tensors."""
+    """Transfer that lacks tensors of the receiver, or has unknown tensors.
+
+    Fix: load trainer and engines from the same model.
+    """
 
     def __init__(self, epoch: int, missing: tuple[str, ...], unknown: tuple[str, ...]) -> None:
         super().__init__(epoch, "coverage", "", "")
@@ -43,6 +49,8 @@ class TransferFailed(OffbeatError):
     """Transfer that could not continue because a peer ended, hangs, or stopped.
 
     ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
+
+    Fix: none: it is synced again; if it is slow, see ``sync.slowest_mib_s`` and ``sync.slack_s``.
     """
 
     epoch: int
@@ -54,11 +62,17 @@ class TransferFailed(OffbeatError):
 
 
 class SenderGone(TransferFailed):
-    """Transfer that no process sends any more: its sender ended, or sends another release."""
+    """Transfer that no process sends any more: its sender ended, or sends another release.
+
+    Fix: none: the weights are published again.
+    """
 
 
 class IllegalTransactionMove(OffbeatError):
-    """Call that the state of a replica's transaction does not allow: a bug of the caller."""
+    """Call that the state of a replica's transaction does not allow: a bug of the caller.
+
+    Fix: report it.
+    """
 
     replica: str
     call: str
@@ -70,7 +84,10 @@ class IllegalTransactionMove(OffbeatError):
 
 
 class WeightsNotCovered(OffbeatError):
-    """Tensor of a release that the trainer's ranks do not hold completely."""
+    """Tensor of a release that the trainer's ranks do not hold completely.
+
+    Fix: set ``sync.transport`` to ``object_store``.
+    """
 
     tensor: str
     missing: int  # elements
@@ -84,7 +101,10 @@ class WeightsNotCovered(OffbeatError):
 
 
 class ReplicasDiverged(OffbeatError):
-    """Trainer ranks that hold different values of the same weights."""
+    """Trainer ranks that hold different values of the same weights.
+
+    Fix: resume from the last checkpoint.
+    """
 
     tensors: str
     ranks: tuple[int, ...]
@@ -100,7 +120,10 @@ class ReplicasDiverged(OffbeatError):
 
 
 class PlansDiffer(OffbeatError):
-    """Trainer ranks with different transfer plans."""
+    """Trainer ranks with different transfer plans.
+
+    Fix: run the same recipe and version of offbeat everywhere.
+    """
 
     ranks: tuple[int, ...]
     digests: tuple[str, ...]
@@ -115,7 +138,10 @@ class PlansDiffer(OffbeatError):
 
 
 class PlanHasHole(OffbeatError):
-    """Region that a receiver needs but no sender holds."""
+    """Region that a receiver needs but no sender holds.
+
+    Fix: describe the same model on both sides.
+    """
 
     tensor: str
     region: str  # as in [0:128, 0:64]
@@ -129,7 +155,10 @@ class PlanHasHole(OffbeatError):
 
 
 class LayoutRefused(OffbeatError):
-    """Parallel sizes that contradict each other, or do not divide a model."""
+    """Parallel sizes that contradict each other, or do not divide a model.
+
+    Fix: change the named parallel size.
+    """
 
     what: str
     got: str
@@ -149,7 +178,10 @@ class LayoutRefused(OffbeatError):
 
 
 class LayoutNotRecorded(OffbeatError):
-    """Loader that writes into a parameter in a way that forms no layout."""
+    """Loader that writes into a parameter in a way that forms no layout.
+
+    Fix: set ``sync.transport`` to ``object_store``.
+    """
 
     parameter: str
     problem: str

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class UnconvertibleWeights(OffbeatError):
-    """Weights with values that a wire format cannot represent."""
+    """Weights with values that a wire format cannot represent.
+
+    Fix: resume from the last checkpoint.
+    """
 
 
 class WireFormat(ABC):

@@ -237,7 +237,12 @@ def test_an_installation_names_what_it_fetches() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["offbeat.telemetry.metrics_doc", "offbeat.config.reference", "offbeat.controller.moves_doc"],
+    [
+        "offbeat.telemetry.metrics_doc",
+        "offbeat.telemetry.errors_doc",
+        "offbeat.config.reference",
+        "offbeat.controller.moves_doc",
+    ],
 )
 def test_a_module_that_writes_a_page_refuses_arguments_and_only_prints_its_help(
     module: str, tmp_path: Path

@@ -21,7 +21,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class JournalFailed(OffbeatError):
-    """The disk refused a write or an fsync. Its content since the last barrier is unknown."""
+    """The disk refused a write or an fsync. Its content since the last barrier is unknown.
+
+    Fix: free or repair the disk, then resume the run.
+    """
 
     file: str
     problem: str
@@ -34,7 +37,10 @@ class JournalFailed(OffbeatError):
 
 
 class JournalRemoved(JournalFailed):
-    """Somebody has removed a file of the journal that its run still writes."""
+    """Somebody has removed a file of the journal that its run still writes.
+
+    Fix: bring the directory back from a copy, or start a new run.
+    """
 
     def __str__(self) -> str:
         return (
@@ -44,7 +50,10 @@ class JournalRemoved(JournalFailed):
 
 
 class JournalTaken(OffbeatError):
-    """Another controller writes this journal. The newer one continues, the older one must end."""
+    """Another controller writes this journal. The newer one continues, the older one must end.
+
+    Fix: end one of the two runs; it was resumed twice.
+    """
 
     file: str
 
@@ -56,7 +65,10 @@ class JournalTaken(OffbeatError):
 
 
 class JournalCorrupt(OffbeatError):
-    """A file of the journal was damaged after it was written. A crash cannot cause that."""
+    """A file of the journal was damaged after it was written. A crash cannot cause that.
+
+    Fix: restore a copy, or start a new run from ``checkpoints/step_N``.
+    """
 
     file: str
     offset: int
@@ -70,7 +82,10 @@ class JournalCorrupt(OffbeatError):
 
 
 class JournalVersion(OffbeatError):
-    """The journal was written by another version of this package."""
+    """The journal was written by another version of this package.
+
+    Fix: use the version of offbeat that wrote it.
+    """
 
     file: str
     what: str

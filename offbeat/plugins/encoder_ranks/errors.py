@@ -4,7 +4,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class ProvenanceMismatch(OffbeatError):
-    """Pictures of an encoder rank that differ from the pictures that its lanes read."""
+    """Pictures of an encoder rank that differ from the pictures that its lanes read.
+
+    Fix: report it.
+    """
 
     rank: int
     missing: int  # pictures that a lane reads but the rank did not get
@@ -19,7 +22,10 @@ class ProvenanceMismatch(OffbeatError):
 
 
 class BridgeMismatch(OffbeatError):
-    """Unexpected message between an encoder rank and a language rank."""
+    """Unexpected message between an encoder rank and a language rank.
+
+    Fix: report it.
+    """
 
     rank: int
     sender: int

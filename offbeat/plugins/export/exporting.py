@@ -256,7 +256,10 @@ def counts_samples(tool: str) -> bool:
 
 
 class NotExported(OffbeatError):
-    """A run that cannot be exported as requested."""
+    """A run that cannot be exported as requested.
+
+    Fix: follow the message.
+    """
 
     problem: str
     fix: str

@@ -39,7 +39,10 @@ _TOWER: Final = re.compile(r"(?:^|\.)(?:vision|visual|audio)[^.]*\.")
 
 
 class UnalignedBlocks(OffbeatError):
-    """Regions that cut blocks of 128 x 128 in two, so that no single rank knows their scale."""
+    """Regions that cut blocks of 128 x 128 in two, so that no single rank knows their scale.
+
+    Fix: set ``sync.transport`` to ``object_store``.
+    """
 
     regions: tuple[str, ...]  # as in name[0:64, 0:64]
 
@@ -70,7 +73,10 @@ class RefusedPair(NamedTuple):
 
 
 class PrecisionRefused(OffbeatError):
-    """All tensors of a model with incompatible formats in trainer and engine."""
+    """All tensors of a model with incompatible formats in trainer and engine.
+
+    Fix: change the formats that the message names; ``offbeat check`` finds them.
+    """
 
     pairs: tuple[RefusedPair, ...]
 

@@ -35,7 +35,10 @@ _ROWS_AT_ONCE: Final = 32 * BLOCK  # bounds the float32 copies of a large matrix
 
 
 class UnquantizableWeights(UnconvertibleWeights):
-    """A matrix with infinities or NaNs, which float8 blocks cannot represent."""
+    """A matrix with infinities or NaNs, which float8 blocks cannot represent.
+
+    Fix: resume from the last checkpoint.
+    """
 
     tensor: str
     block: str  # as in [128:256, 0:128]

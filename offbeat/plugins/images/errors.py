@@ -17,7 +17,10 @@ UNUSABLE: Final = "picture_unusable"
 
 
 class BadPicture(MediaError):
-    """Picture of a prompt with an unusable file, content or size."""
+    """Picture of a prompt with an unusable file, content or size.
+
+    Fix: repair or shrink the picture, or raise the limit in ``environment.images``.
+    """
 
     picture: str
     problem: str
@@ -31,7 +34,10 @@ class BadPicture(MediaError):
 
 
 class NoPictures(OffbeatError):
-    """Model that cannot read pictures, or has a processor that cannot be loaded here."""
+    """Model that cannot read pictures, or has a processor that cannot be loaded here.
+
+    Fix: use a model with pictures, and run ``pip install 'offbeat[vision]'``.
+    """
 
     path: str
     problem: str
@@ -41,7 +47,10 @@ class NoPictures(OffbeatError):
 
 
 class StrayPlaceholder(MediaError):
-    """Text of a prompt with a picture token outside the places of its pictures."""
+    """Text of a prompt with a picture token outside the places of its pictures.
+
+    Fix: remove the picture token from the text (docs/images.md).
+    """
 
     token: str
 
@@ -57,7 +66,10 @@ class StrayPlaceholder(MediaError):
 
 
 class WrongPlaces(MediaError):
-    """Text of a prompt that does not have one place for each of its pictures."""
+    """Text of a prompt that does not have one place for each of its pictures.
+
+    Fix: give the text one place per picture (docs/images.md).
+    """
 
     places: int
     pictures: int

@@ -41,7 +41,10 @@ _SIDES: Final = {side: f"{module}.weight" for side, module in _MODULES.items()}
 
 
 class PeftMissing(PartPackageMissing):
-    """A recipe with ``trainer.lora`` on a machine without peft."""
+    """A recipe with ``trainer.lora`` on a machine without peft.
+
+    Fix: run ``pip install 'offbeat[lora]'``.
+    """
 
     problem: str
 

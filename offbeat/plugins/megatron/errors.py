@@ -4,7 +4,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class UnsupportedLayout(OffbeatError):
-    """A setting that this world of ranks or this model does not support."""
+    """A setting that this world of ranks or this model does not support.
+
+    Fix: change the named size or setting (docs/megatron.md).
+    """
 
     setting: str
     got: str
@@ -15,7 +18,10 @@ class UnsupportedLayout(OffbeatError):
 
 
 class UnmappedParameter(OffbeatError):
-    """A parameter of the megatron model for which no rule yields a Hugging Face name."""
+    """A parameter of the megatron model for which no rule yields a Hugging Face name.
+
+    Fix: set ``trainer.backend=torch``.
+    """
 
     parameter: str
     problem: str
@@ -25,7 +31,10 @@ class UnmappedParameter(OffbeatError):
 
 
 class IncompleteWeights(OffbeatError):
-    """Files that do not contain all weights of a model."""
+    """Files that do not contain all weights of a model.
+
+    Fix: repair the model directory.
+    """
 
     where: str
     tensor: str

@@ -18,7 +18,10 @@ FabricatedGroup = dict[str, NDArray[Any]]
 
 
 class UnusableLengths(OffbeatError):
-    """A law of lengths that is invalid or does not fit the model."""
+    """A law of lengths that is invalid or does not fit the model.
+
+    Fix: use a law such as ``mean=300,sigma=0.8,clip=1024``.
+    """
 
     got: str
     want: str

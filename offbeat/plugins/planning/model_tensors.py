@@ -28,7 +28,10 @@ _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 class UnreadableModelConfig(OffbeatError):
-    """A config without a model for which tensors can be listed."""
+    """A config without a model for which tensors can be listed.
+
+    Fix: pass the ``config.json`` of a model that transformers knows.
+    """
 
     path: str
     problem: str

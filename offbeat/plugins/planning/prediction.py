@@ -64,7 +64,10 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class NotPlanned(OffbeatError):
-    """A recipe or a run that the planner cannot imitate."""
+    """A recipe or a run that the planner cannot imitate.
+
+    Fix: plan with another setting; the last change is the likely cause.
+    """
 
     problem: str
     fix: str

@@ -15,7 +15,10 @@ Outcome = Literal["ok", "out_of_memory", "killed", "hung", "failed", "invalid"]
 
 
 class UnusableSweep(OffbeatError):
-    """A sweep that cannot be run as requested."""
+    """A sweep that cannot be run as requested.
+
+    Fix: follow the message (docs/sweep.md).
+    """
 
     problem: str
 

@@ -150,7 +150,10 @@ _LINKS: Final = ("network", "machine", "shared copy")
 
 
 class NothingToPlan(OffbeatError):
-    """A recipe without weights to send, or a request without one of the sides."""
+    """A recipe without weights to send, or a request without one of the sides.
+
+    Fix: name a recipe with a model, or both sides.
+    """
 
     problem: str
 

@@ -11,7 +11,10 @@ from offbeat.plugins.reshard.section import wire_of
 
 
 class MachinesApart(FixableError):
-    """Wire for one machine in a cluster that may place its ends on two machines."""
+    """Wire for one machine in a cluster that may place its ends on two machines.
+
+    Fix: set ``sync.wire`` to ``nccl`` or ``tcp``.
+    """
 
     form = "{} {}. {}"
 

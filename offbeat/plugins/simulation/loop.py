@@ -26,7 +26,10 @@ _CLOSE_TRIES: Final = 50  # a coroutine that awaits in its clean-up is closed ag
 
 
 class Deadlock(OffbeatError):
-    """No callback can ever run again."""
+    """No callback can ever run again.
+
+    Fix: none: only in the simulator (docs/simulator.md).
+    """
 
     at_s: float
     waits: str
@@ -38,7 +41,10 @@ class Deadlock(OffbeatError):
 
 
 class OutOfBounds(OffbeatError):
-    """An episode ran for longer than allowed."""
+    """An episode ran for longer than allowed.
+
+    Fix: none: only in the simulator (docs/simulator.md).
+    """
 
     at_s: float
     events: int

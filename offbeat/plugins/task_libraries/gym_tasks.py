@@ -65,7 +65,10 @@ class GymOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GymUnusable(OffbeatError):
-    """A task of reasoning-gym cannot be created: the package, the name or a parameter is wrong."""
+    """A task of reasoning-gym cannot be created: the package, the name or a parameter is wrong.
+
+    Fix: install the extra, or correct the name or parameter of the task.
+    """
 
     task: str
     problem: str

@@ -15,7 +15,10 @@ _FOLDER: Final = "tensorboard"
 
 
 class EventsThere(FixableError):
-    """A directory already has event files, and TensorBoard would show both."""
+    """A directory already has event files, and TensorBoard would show both.
+
+    Fix: use another directory, or remove the files.
+    """
 
 
 class TensorBoardTracker(Tracker[TensorBoardConfig]):

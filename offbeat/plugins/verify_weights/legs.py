@@ -235,7 +235,10 @@ _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
 class NothingToCompare(FixableError):
-    """``offbeat verify-weights`` got only one side of a comparison."""
+    """``offbeat verify-weights`` got only one side of a comparison.
+
+    Fix: add ``--against`` or ``--engine``.
+    """
 
     form = "{} {}. {}"
 

@@ -16,7 +16,10 @@ _CALLS: Final = "a call of the weight sync"
 
 
 class CallRefused(OffbeatError):
-    """A call of a weight sync raised inside vLLM."""
+    """A call of a weight sync raised inside vLLM.
+
+    Fix: see the engine's log; if it took too long, raise ``generator.vllm.call_deadline_s``.
+    """
 
     call: str
     detail: str

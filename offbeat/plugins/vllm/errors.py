@@ -4,7 +4,10 @@ from offbeat.messages.failures import FixableError, OffbeatError
 
 
 class VllmMissing(OffbeatError):
-    """vLLM, which the recipe needs, is missing from this Python environment."""
+    """vLLM, which the recipe needs, is missing from this Python environment.
+
+    Fix: install vLLM as the message says, or use ``generator.backend=embedded``.
+    """
 
     detail: str
 
@@ -13,13 +16,19 @@ class VllmMissing(OffbeatError):
 
 
 class EngineArgsRefused(FixableError):
-    """``generator.vllm.engine_args`` has an argument that vLLM or this package cannot accept."""
+    """``generator.vllm.engine_args`` has an argument that vLLM or this package cannot accept.
+
+    Fix: remove the argument, or use the key that the message names.
+    """
 
     form = "generator.vllm.engine_args.{} {}. {}"
 
 
 class RopeDiffers(OffbeatError):
-    """A model for which the rotary frequencies of vLLM and the trainer would differ."""
+    """A model for which the rotary frequencies of vLLM and the trainer would differ.
+
+    Fix: use the embedded engine, or another model.
+    """
 
     max_model_len: int
     bound: int
@@ -37,7 +46,10 @@ class RopeDiffers(OffbeatError):
 
 
 class PicturesUnserved(OffbeatError):
-    """An image-text model of a family for which vLLM computes no pictures here."""
+    """An image-text model of a family for which vLLM computes no pictures here.
+
+    Fix: use the embedded engine, or a family of docs/vllm.md.
+    """
 
     model_type: str
     served: tuple[str, ...]

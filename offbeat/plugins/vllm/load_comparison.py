@@ -27,7 +27,10 @@ Comparison = list[str]
 
 
 class NotCompared(OffbeatError):
-    """Weights of an engine that cannot be compared with its release."""
+    """Weights of an engine that cannot be compared with its release.
+
+    Fix: follow the message.
+    """
 
     problem: str
 

@@ -410,7 +410,10 @@ _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
 
 
 class CannotWatch(FixableError):
-    """The live page cannot be served."""
+    """The live page cannot be served.
+
+    Fix: use another address of this machine, or a directory of runs.
+    """
 
 
 def check_runs_are_here(directory: Path) -> None:

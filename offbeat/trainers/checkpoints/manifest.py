@@ -21,7 +21,10 @@ _BLOCK_BYTES: Final = 4 * 2**20
 
 
 class CheckpointCorrupt(OffbeatError):
-    """A file of a checkpoint differs from the written file."""
+    """A file of a checkpoint differs from the written file.
+
+    Fix: none: an older checkpoint is restored.
+    """
 
     file: str
     problem: str

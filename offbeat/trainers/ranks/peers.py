@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 class PeerFailed(OffbeatError):
-    """Another rank failed and raises the cause. This rank stopped with it."""
+    """Another rank failed and raises the cause. This rank stopped with it.
+
+    Fix: correct the failure of the named rank.
+    """
 
     rank: int
     failed: int
@@ -23,7 +26,10 @@ class PeerFailed(OffbeatError):
 
 
 class WorldBroken(OffbeatError):
-    """The ranks cannot reach each other any more. Only new processes can continue."""
+    """The ranks cannot reach each other any more. Only new processes can continue.
+
+    Fix: none: all ranks restart within ``trainer.restart_budget``.
+    """
 
     rank: int
     during: str

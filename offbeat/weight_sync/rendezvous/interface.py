@@ -13,7 +13,10 @@ from offbeat.messages.failures import OffbeatError
 
 
 class AddressNotLocal(OffbeatError):
-    """This machine has no network interface with the address that Ray has registered for it."""
+    """This machine has no network interface with the address that Ray has registered for it.
+
+    Fix: start Ray with ``--node-ip-address``.
+    """
 
     address: str
     known: str

@@ -64,7 +64,10 @@ _FEWEST: Final = 256
 
 
 class TooFewDescriptors(OffbeatError):
-    """The operating system allows a worker fewer open files than its episodes need."""
+    """The operating system allows a worker fewer open files than its episodes need.
+
+    Fix: raise ``ulimit -Hn``, or lower ``environment.reward_workers``.
+    """
 
     episodes: int
     needed: int
