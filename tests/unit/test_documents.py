@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from offbeat.launch.commands.main import app
+from tests.proof_pages import PAGES as PROOF_PAGES
 from tests.support.architecture import PAGES as PAGES_OF_TABLES
 from tests.support.architecture import traced
 
@@ -157,6 +158,13 @@ def test_the_page_of_helpers_names_each_of_them() -> None:
     named = {word for each in re.findall(r"`([\w.]+)`", page) for word in each.split(".")}
     helpers = {path.stem for path in (ROOT / "tests/support").glob("*.py")} - {"__init__"}
     assert helpers - named == set()
+
+
+@pytest.mark.parametrize("path", PROOF_PAGES, ids=lambda path: path.name)
+def test_a_page_of_proofs_is_what_its_rows_say(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == PROOF_PAGES[path](), (
+        f"{path.name} is out of date; run: python -m tests.proof_pages"
+    )
 
 
 def test_every_requirement_has_a_row() -> None:
