@@ -127,6 +127,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Else a call such as `ray.kill` joins any cluster of this machine, and pytest ends with it.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     # `make test` draws a few; `make test-properties` looks for the rare ones.
     examples = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
     # A loaded machine makes single examples slow without making them wrong.
