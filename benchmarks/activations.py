@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.torch.activation_bytes import activation_bytes, largest_microbatch
-from offbeat.trainers.torch.forward import packed_logprobs_and_entropies
+from offbeat.trainers.torch.forward import compute_packed_logprobs_and_entropies
 from offbeat.trainers.torch.model import recompute_layers
 from offbeat.trainers.torch.proof import RowProof
 
@@ -94,7 +94,7 @@ def _run(model: str, case: Case) -> dict[str, Any]:
     packed = largest_microbatch(module, [group], trainer, proof)
 
     def both_passes() -> None:
-        logprobs, entropies = packed_logprobs_and_entropies(
+        logprobs, entropies = compute_packed_logprobs_and_entropies(
             module, packed, 1.0, plain_head=proof.plain_head
         )
         (logprobs.sum() + entropies.sum()).backward()

@@ -43,7 +43,7 @@ from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import Chunk, ChunkResult
 from offbeat.messages.worker_report import WorkerReport
-from offbeat.trainers.held_columns import Places, merged
+from offbeat.trainers.held_columns import Places, merge_columns
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.index import QueueIndex
 from offbeat.transfer_queue.tensordict_codec import build_chunk
@@ -188,7 +188,7 @@ class Trainer:
         *payloads: Sequence[schema.Columns],
     ) -> ChunkResult:
         """Note the group number of each sample."""
-        for each in build_chunk(merged(places, payloads)).unbind(0):
+        for each in build_chunk(merge_columns(places, payloads)).unbind(0):
             self._numbers += map(int, each[schema.REWARDS].tolist())
         return ChunkResult(0, len(prompt_indices) * SAMPLES, 1, 0.0)
 

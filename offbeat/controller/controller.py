@@ -185,23 +185,23 @@ class Controller:
             self._leave_out_retired_engines()
             async with asyncio.TaskGroup() as pumps:
                 helpers = [
-                    pumps.create_task(self._recorded(pump), name=name)
+                    pumps.create_task(self._run_pump(pump), name=name)
                     for name, pump in self._helpers().items()
                 ]
-                train = pumps.create_task(self._recorded(self._train_pump.run), name="train pump")
+                train = pumps.create_task(self._run_pump(self._train_pump.run), name="train pump")
                 await self._outlive(train)
                 for helper in helpers:
                     helper.cancel()
             self.state.lifecycle.enter(RunPhase.FINISHED)
         except BaseExceptionGroup as group:
-            raised = self._ended(group)
+            raised = self._conclude(group)
             raise raised from group
         except asyncio.CancelledError as cancelled:
             raised = cancelled
             self.state.lifecycle.enter(RunPhase.ABORTED)
             raise
         except OffbeatError as failure:
-            raised = self._ended(BaseExceptionGroup("journal", [failure]))
+            raised = self._conclude(BaseExceptionGroup("journal", [failure]))
             raise raised from failure
         finally:
             self.progress.ended()
@@ -340,7 +340,7 @@ class Controller:
             self._cause = self._cause or cancelled
             raise
 
-    async def _recorded(
+    async def _run_pump(
         self, pump: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         """Run ``pump``. Record its error before the task group cancels the other pumps."""
@@ -350,7 +350,7 @@ class Controller:
             self._cause = self._cause or error
             raise
 
-    def _ended(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
+    def _conclude(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
         """Enter the last phase, and return the error that ``run`` raises."""
         cause, state = self._cause, self.state
         is_requested = isinstance(cause, RunAborted | asyncio.CancelledError)

@@ -155,7 +155,7 @@ class Evaluation:
             limit_s = state.config.eval.deadline_s
             try:
                 async with asyncio.timeout(limit_s):
-                    served = await self._pinned(version)
+                    served = await self._pin(version)
                     if served is not None:
                         await self._score(version, served)
             except (EvaluationFailed, TimeoutError) as failure:
@@ -167,7 +167,7 @@ class Evaluation:
                 self._unpin()
                 pending.is_busy = False
 
-    async def _pinned(self, version: int) -> int | None:
+    async def _pin(self, version: int) -> int | None:
         """Pin an engine that serves the requested version or a newer one. Return its version.
 
         Return None if a rewind has undone the requested version. It is requested again once it is

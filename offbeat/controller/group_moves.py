@@ -51,7 +51,7 @@ class GroupMove(NamedTuple):
     kind: ReturnKind | None = None  # kind of a return
 
 
-def _returned(kind: ReturnKind, *leaves: Place) -> GroupMove:
+def _make_return(kind: ReturnKind, *leaves: Place) -> GroupMove:
     return GroupMove(Returned, frozenset(leaves), Place.ADMITTED, kind.value, kind)
 
 
@@ -65,12 +65,12 @@ MOVES: Final = (
     GroupMove(Dispatched, _WAITS, Place.IN_FLIGHT),
     GroupMove(Committed, _OUT, Place.READY),
     # From READY: its columns were lost with a machine, or the trainer cannot read them.
-    _returned(ReturnKind.INFRASTRUCTURE, Place.IN_FLIGHT, Place.READY),
-    _returned(ReturnKind.DATA, Place.IN_FLIGHT, Place.READY),
-    _returned(ReturnKind.OUTAGE, Place.IN_FLIGHT),
-    _returned(ReturnKind.CANCELLED, Place.IN_FLIGHT),
-    _returned(ReturnKind.EVICTED, Place.READY),
-    _returned(ReturnKind.RECOVERED, Place.IN_FLIGHT, Place.READY),
+    _make_return(ReturnKind.INFRASTRUCTURE, Place.IN_FLIGHT, Place.READY),
+    _make_return(ReturnKind.DATA, Place.IN_FLIGHT, Place.READY),
+    _make_return(ReturnKind.OUTAGE, Place.IN_FLIGHT),
+    _make_return(ReturnKind.CANCELLED, Place.IN_FLIGHT),
+    _make_return(ReturnKind.EVICTED, Place.READY),
+    _make_return(ReturnKind.RECOVERED, Place.IN_FLIGHT, Place.READY),
     GroupMove(Claimed, _READY, Place.TRAINING),
     GroupMove(Unclaimed, _CLAIMED, Place.READY),
     GroupMove(Dropped, _WAITS | _OUT | _READY, GroupEnd.DROPPED),

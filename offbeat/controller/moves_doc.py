@@ -23,7 +23,7 @@ def _places(move: GroupMove) -> str:
     return ", ".join(sorted(move.leaves)) or "not drawn"
 
 
-def updated(page: str) -> str:
+def update_page(page: str) -> str:
     """Return the page with a section generated from the table of moves."""
     before, _, rest = page.partition(BEGIN)
     return before + section() + rest.partition(END)[2]
@@ -33,7 +33,7 @@ def main() -> None:
     """Write the section into the page. Refuse arguments."""
     ArgumentParser(description=__doc__).parse_args()
     page = Path("docs/journal.md")
-    page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(update_page(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

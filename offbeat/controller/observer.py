@@ -135,7 +135,7 @@ class TimeAttribution:
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         if engine.busy_s != seen.busy_s:
-            self._reported(seen, engine.busy_s)
+            self._attribute_report(seen, engine.busy_s)
         seen.served = seen.served or engine.health is Health.HEALTHY
         self._enter(seen, _category(engine, seen))
 
@@ -202,7 +202,7 @@ class TimeAttribution:
         elif seen.category is GeneratorTime.EVALUATION:
             seen.evaluation_s += spent_s
 
-    def _reported(self, seen: _Seen, busy_s: float) -> None:
+    def _attribute_report(self, seen: _Seen, busy_s: float) -> None:
         """Attribute the decoding time since the last report, in part perhaps to an evaluation."""
         known_s = seen.out_s + seen.evaluation_s
         share = seen.out_s / known_s if known_s else 1.0
@@ -227,8 +227,8 @@ class TimeAttribution:
         now = self._clock()
         elapsed_s, self._lap_at = now - self._lap_at, now
         return (
-            {**trainer, **_unattributed(trainer, elapsed_s)},
-            {**engines, **_unattributed(engines, elapsed_s * len(self._seen))},
+            {**trainer, **_find_unattributed(trainer, elapsed_s)},
+            {**engines, **_find_unattributed(engines, elapsed_s * len(self._seen))},
         )
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -239,7 +239,7 @@ class TimeAttribution:
         return serving_shares(self.trainer_seconds(), self.engine_seconds())
 
 
-def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
+def _find_unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
     """Return the time that an account leaves unattributed, or nothing if it is only rounding."""
     left_s = elapsed_s - sum(seconds.values())
     return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}

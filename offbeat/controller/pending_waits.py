@@ -149,13 +149,13 @@ class PendingWaits:
         self, waiter: str, *, target: str, until: Awaitable[T], pump: Pump | None = None
     ) -> T:
         """Await a change of run state under a name. The watchdog reports it if it stalls."""
-        return await self._listed(waiter, target, _NEVER, until, pump)
+        return await self._await_listed(waiter, target, _NEVER, until, pump)
 
     async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
         """Wait for a back-off. The watchdog waits until it is over, too."""
-        await self._listed(waiter, target, for_s, asyncio.sleep(for_s))
+        await self._await_listed(waiter, target, for_s, asyncio.sleep(for_s))
 
-    async def _listed(
+    async def _await_listed(
         self,
         waiter: str,
         target: str,

@@ -203,12 +203,12 @@ class RetryPolicy:
                 limits.drop_budget,
                 "rollout.drop_budget",
                 str(failure),
-                self._fix_of(failure),
+                self._find_fix(failure),
             ) from failure
         self._drop(group, DropReason.DATA, reason)
         return None
 
-    def _fix_of(self, failure: Failure) -> str:
+    def _find_fix(self, failure: Failure) -> str:
         """Return the fix of a failure that spent the drop budget."""
         config = self._state.config
         if not isinstance(failure, RolloutFailed) or failure.sample is None:
@@ -252,12 +252,12 @@ class RetryPolicy:
 
     def _drop(self, group: GroupRecord, reason: DropReason, detail: str) -> None:
         state = self._state
-        step = self._shortened_by(group)
+        step = self._find_short_step(group)
         shrinks = step if self._may_shrink(step) else 0
         state.ledger.drop(group.prompt_index, reason, detail, shrinks=shrinks)
         log.warning("group.dropped", group=group_id(group.prompt_index), reason=detail)
 
-    def _shortened_by(self, group: GroupRecord) -> int:
+    def _find_short_step(self, group: GroupRecord) -> int:
         """Return the step that is one group short without this one.
 
         A group bound to no step shortens the last step that groups admitted now would reach in

@@ -247,7 +247,7 @@ class RolloutPump:
         if prompt is None:
             return
         prompt_index = prompt.prompt_index
-        engine = state.fleet.pick(avoid=self._failed_on(prompt_index))
+        engine = state.fleet.pick(avoid=self._find_failed_engine(prompt_index))
         if engine is None:
             raise LookupError(
                 f"no engine serves group {prompt_index}, and one did when it was chosen"
@@ -260,7 +260,7 @@ class RolloutPump:
         running = rollouts.create_task(self._rollout(task, name), name=name)
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
-    def _failed_on(self, prompt_index: int) -> str:
+    def _find_failed_engine(self, prompt_index: int) -> str:
         """Return the engine of the group's last attempt if that failed by the infrastructure."""
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
@@ -318,7 +318,7 @@ class RolloutPump:
                 return
             incarnation = self._release_engine(task.prompt_index)
             state.observer.rolled_out(task, name, "failed", since)
-            await self._failed(task, failure, incarnation)
+            await self._handle_failure(task, failure, incarnation)
         else:
             if is_cancelled():  # the answer came after the cancellation
                 return
@@ -343,13 +343,13 @@ class RolloutPump:
             failure = RolloutFailed(
                 FailureKind.INFRASTRUCTURE, prompt_index, task.attempt, "engine_lost", other
             )
-            await self._failed(task, failure, incarnation)
+            await self._handle_failure(task, failure, incarnation)
             return
         if problem := refusal(receipt, task, group.oldest_version, state.ledger.trainer_version):
             failure = RolloutFailed(
                 FailureKind.DATA, prompt_index, task.attempt, "refused_at_commit", problem
             )
-            await self._failed(task, failure, incarnation)
+            await self._handle_failure(task, failure, incarnation)
             return
         self._retries.answered(task, incarnation)
         self._waiting.outage_is_over()
@@ -364,7 +364,7 @@ class RolloutPump:
             state.ledger.commit(receipt)
             self._evict()
 
-    async def _failed(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
+    async def _handle_failure(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Retry at once, retry after a back-off, or drop. The policy may also end the run."""
         state = self._state
         wait_s = self._retries.after(task, failure, incarnation)

@@ -174,12 +174,12 @@ class RunStats:
         self._load[engine] = load + 1
 
     def _committed(self, event: Committed, _before_s: float, at_s: float) -> None:
-        self._ended(event.receipt.prompt_index, at_s)
+        self._end_group(event.receipt.prompt_index, at_s)
 
     def _left(self, event: Returned | Dropped, _before_s: float, at_s: float) -> None:
-        self._ended(event.prompt_index, at_s)
+        self._end_group(event.prompt_index, at_s)
 
-    def _ended(self, prompt_index: int, at_s: float) -> None:
+    def _end_group(self, prompt_index: int, at_s: float) -> None:
         self._about(prompt_index)
         engine = self.carried.engine_of.pop(prompt_index, None)
         if engine is not None:

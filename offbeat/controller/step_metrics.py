@@ -91,7 +91,7 @@ class StepMetricsBuilder:
             "fleet/serving": state.fleet.serving_count,
             "fleet/restarts": state.fleet.restarts,
             "fleet/retired": len(state.fleet.retired),
-            **_served_versions(state.fleet),
+            **_summarise_versions(state.fleet),
             **state.cpu.lap(state.fleet.engines.values()),
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,
@@ -235,7 +235,7 @@ class StepMetricsBuilder:
         }
 
 
-def _served_versions(fleet: Fleet) -> dict[str, float]:
+def _summarise_versions(fleet: Fleet) -> dict[str, float]:
     """Return the metrics of served versions, or nothing if no engine serves."""
     versions = [engine.version for engine in fleet.serving]
     if not versions:

@@ -319,7 +319,7 @@ class WeightSync:
         state, since = self._state, asyncio.get_running_loop().time()
         try:
             with state.observer.times.syncing(state.fleet.engines[name]):
-                ack = await self._loaded(name, epoch, release)
+                ack = await self._load_engine(name, epoch, release)
             _check_ack(ack, release)
         except ReleaseLost as lost:
             self.missed.add(name)
@@ -350,7 +350,7 @@ class WeightSync:
         state.observer.synced(ack, since)
         return ack
 
-    async def _loaded(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck:
+    async def _load_engine(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck:
         """Load a release's delta into one engine, or the full release if its base differs."""
         engine = self._state.fleet.engines[name]
         offered = self.deltas.offer(name, engine.incarnation, release)

@@ -115,7 +115,7 @@ class TrainStep:
         1. ``_next_chunk``: wait for enough ready groups; the sampler selects.
         2. ``claim``: they leave the buffer for the step; the ledger records it.
         3. ``begin_train_step``, once: the trainer opens the step.
-        4. ``_prepared``: staleness is checked again, logprobs and advantages are computed.
+        4. ``_prepare``: staleness is checked again, logprobs and advantages are computed.
         5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
         6. ``wait_for_snapshot``: the weights of the step before are copied, so they may change.
         7. ``intend``: the journal records, durably, that the step is about to be applied.
@@ -139,7 +139,7 @@ class TrainStep:
                     begin = partial(trainer.begin_train_step, state.fence, key, self._loss)
                     await self._queue(calls, f"begin of step {key.step}", begin)
                 key = key.next()
-                chunk = await self._prepared(groups, measures)
+                chunk = await self._prepare(groups, measures)
                 minibatches = assigner.of(chunk.prompt_indices)
                 chunk = msgspec.structs.replace(chunk, minibatches=minibatches)
                 call = partial(trainer.train_microbatch, state.fence, key, chunk)
@@ -261,7 +261,7 @@ class TrainStep:
             for group in state.ledger.groups.values()
         )
 
-    async def _prepared(self, groups: Sequence[GroupRecord], measures: StepMetricsBuilder) -> Chunk:
+    async def _prepare(self, groups: Sequence[GroupRecord], measures: StepMetricsBuilder) -> Chunk:
         """Check staleness again, add extra logprobs and advantages. Return the chunk to send."""
         state = self._state
         oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
@@ -271,7 +271,7 @@ class TrainStep:
                 raise AssertionError(f"{group} was claimed past the staleness bound")
             receipts.append(group.receipt)
         with measures.timed("advantage"):
-            advantages = await self._advantages_of(receipts)
+            advantages = await self._compute_advantages(receipts)
         measures.add(receipts, advantages, state.ledger.trainer_version)
         loss = self._loss.config
         if loss.needs_policy_logprobs or loss.needs_reference_logprobs or loss.teacher_path:
@@ -279,7 +279,9 @@ class TrainStep:
                 await self._prepare_logprobs(receipts)
         return self._chunk(receipts, advantages)
 
-    async def _advantages_of(self, receipts: Sequence[Receipt]) -> tuple[tuple[float, ...], ...]:
+    async def _compute_advantages(
+        self, receipts: Sequence[Receipt]
+    ) -> tuple[tuple[float, ...], ...]:
         """Return the advantages of each group. A function that may block runs in a thread.
 
         Raises:

@@ -227,7 +227,7 @@ class TrainPump:
                 retries += 1
             else:
                 if result is not None:
-                    return self._counted(result)
+                    return self._count_unapplied(result)
                 if state.ledger.training:
                     claimed = len(state.ledger.training)
                     log.info("step.left_for_resume", step=step, groups_claimed=claimed)
@@ -249,7 +249,7 @@ class TrainPump:
             await self._recovery.payloads_lost(failure)
         self._rollouts.sweep(predictive=False)
 
-    def _counted(self, result: StepResult) -> StepResult:
+    def _count_unapplied(self, result: StepResult) -> StepResult:
         """Count a step that was not applied. Raise after too many in a row."""
         self._not_applied_in_row = 0 if result.applied else self._not_applied_in_row + 1
         limit = self._state.config.trainer.max_steps_not_applied

@@ -28,7 +28,7 @@ from offbeat.trainers.backend import (
     LogprobRequest,
     TopLogprobs,
     TrainerBackend,
-    requested_columns,
+    list_requested_columns,
 )
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.held_columns import NumpyChunk, read_groups
@@ -101,7 +101,7 @@ class StubTrainer(TrainerBackend):
         self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Return the engine's logprobs under the requested names, as if both agreed exactly."""
-        names = requested_columns(request)
+        names = list_requested_columns(request)
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
             for group in read_groups(chunk)

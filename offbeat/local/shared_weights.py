@@ -50,7 +50,7 @@ from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.loading import shell_of
+from offbeat.trainers.torch.loading import make_shell
 from offbeat.trainers.torch.torch_trainer import make_torch_rank
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
@@ -310,7 +310,7 @@ def make_twin(model: PreTrainedModel, spec: EngineSpec) -> PreTrainedModel:
     gradients.
     """
     dtype = getattr(torch, spec.model.dtype)
-    twin = shell_of(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)
+    twin = make_shell(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)
     state = model.state_dict(keep_vars=True)
     # One alias per parameter: tied weights stay tied
     aliases = {id(each): nn.Parameter(each.detach()) for each in model.parameters()}

@@ -101,7 +101,7 @@ class StepGuard:
         elif self._state is not _State.OPEN or key != self._next_key():
             is_broken = self._state is _State.BROKEN and key.attempt_id == self._last
             refusal = StepBroken if is_broken else StepOutOfOrder
-            raise refusal(_text(key, call), self._expected())
+            raise refusal(_text(key, call), self._describe_expected())
         self._state = _State.BROKEN
         reply = work()
         self._state = _State.CLOSED if call is StepCall.FINISH else _State.OPEN
@@ -132,13 +132,13 @@ class StepGuard:
         if self.is_open and key.attempt_id != self._last:
             raise StepAlreadyOpen(*self._last, key.step)
         if key.seq != 0 or key.attempt <= self._last[1]:
-            raise StepOutOfOrder(_text(key, StepCall.BEGIN), self._expected())
+            raise StepOutOfOrder(_text(key, StepCall.BEGIN), self._describe_expected())
         self._last, self._replies = key.attempt_id, {}
 
     def _next_key(self) -> StepKey:
         return StepKey(*self._last, len(self._replies))
 
-    def _expected(self) -> str:
+    def _describe_expected(self) -> str:
         step, attempt = self._last
         if self._state is _State.CLOSED:
             return f"{StepCall.BEGIN} of an attempt after {attempt}, of step {step}, with seq 0"
@@ -175,7 +175,7 @@ class LogprobRequest(TypedDict, total=False):
     """Directory of the teacher model, which never changes. None, the default: no teacher."""
 
 
-def requested_columns(request: LogprobRequest) -> list[str]:
+def list_requested_columns(request: LogprobRequest) -> list[str]:
     """Return the names of the columns that a request fills."""
     by_name = {
         POLICY_LOGPROBS: request["policy"],
@@ -339,7 +339,7 @@ class TrainerBackend(ABC):
         try:
             yield
         except BaseException:
-            logged_failure(self._drop)
+            log_failure(self._drop)
             raise
 
     def _close(self) -> None:
@@ -438,7 +438,7 @@ class TrainerBackend(ABC):
         """Restore the weights and optimizer that the constructor created."""
 
 
-def logged_failure(undo: Callable[[], None]) -> None:
+def log_failure(undo: Callable[[], None]) -> None:
     """Call ``undo`` at the end of a step with a known outcome, and only log its errors.
 
     Otherwise the error would mask an error of the step, or make an applied update look failed, and

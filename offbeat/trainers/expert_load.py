@@ -98,7 +98,7 @@ class ExpertLoad:
         is_counted_L = mean_L1[:, 0] > 0  # false in a step of one-token responses
         if bool(is_counted_L.all()):
             self._shares_LE.copy_(self._tokens_LE / self._tokens_LE.sum(-1, keepdim=True))
-            self._metrics = self._measured(mean_L1)
+            self._metrics = self._measure(mean_L1)
         if self.config.bias_update_rate:
             with torch.no_grad():
                 for index, bias_E in biases:
@@ -111,7 +111,7 @@ class ExpertLoad:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def _measured(self, mean_L1: Tensor) -> dict[str, float]:
+    def _measure(self, mean_L1: Tensor) -> dict[str, float]:
         largest_L = (self._tokens_LE / mean_L1).amax(-1)
         sums = LoadSums(*self._sums_LM.unbind(-1))
         return {
@@ -208,7 +208,7 @@ def _flatness(logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
     return logits_TE.to(scores_TE.dtype).logsumexp(-1).square()
 
 
-def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
+def normalise_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
     """Return expert scores that add up to 1, in float32, or float64 for float64 logits."""
     wide_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     if not sigmoid:

@@ -48,9 +48,9 @@ class UnjoinedExperts(OffbeatError):
         return f"the experts {self.experts} cannot be joined: one has no {self.matrix}, others have"
 
 
-def named_together(named: Iterable[Named]) -> Iterator[Named]:
+def fuse_experts(named: Iterable[Named]) -> Iterator[Named]:
     """Yield tensors with the experts of each layer fused into two: [E, 2I, H] and [E, H, I]."""
-    for experts, group in groupby(named, key=lambda each: _experts_of(each[0])):
+    for experts, group in groupby(named, key=lambda each: _find_experts(each[0])):
         if not experts:
             yield from group
             continue
@@ -65,7 +65,7 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
         yield f"{experts}.down_proj", torch.stack([matrices["down", each] for each in numbers])
 
 
-def named_apart(named: Iterable[Named]) -> Iterator[Named]:
+def split_experts(named: Iterable[Named]) -> Iterator[Named]:
     """Yield tensors with the matrices of each expert as separate tensors ([I, H], [H, I])."""
     for name, tensor in named:
         found = _TOGETHER.fullmatch(name)
@@ -148,8 +148,8 @@ def regions_together(
 
 
 AS_THEY_ARE: Final = ExpertNames(iter, regions_as_they_are)
-APART: Final = ExpertNames(named_apart, regions_apart)
-TOGETHER: Final = ExpertNames(named_together, regions_together)
+APART: Final = ExpertNames(split_experts, regions_apart)
+TOGETHER: Final = ExpertNames(fuse_experts, regions_together)
 
 _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 
@@ -169,7 +169,7 @@ def _form(experts: str, matrices: Collection[tuple[str, int]]) -> tuple[int, boo
     return count, is_gated
 
 
-def _experts_of(name: str) -> str:
+def _find_experts(name: str) -> str:
     """Return the layer's name prefix if the tensor belongs to an expert, else an empty string."""
     found = _APART.fullmatch(name)
     return "" if found is None else found[1]
@@ -177,5 +177,5 @@ def _experts_of(name: str) -> str:
 
 def _place(name: str) -> tuple[str, int]:
     found = _APART.fullmatch(name)
-    assert found is not None  # noqa: S101 -- ``_experts_of`` has checked it
+    assert found is not None  # noqa: S101 -- ``_find_experts`` has checked it
     return found[3], int(found[2])

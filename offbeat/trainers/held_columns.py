@@ -72,7 +72,7 @@ class NumpyChunk:
         return self._groups
 
 
-def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
+def merge_columns(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
     """Return the columns of each group, merged from all payloads that contain some of them."""
     groups = list[Columns]()
     for group in places:

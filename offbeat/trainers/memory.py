@@ -44,7 +44,7 @@ class Meter(Protocol):
         """Return the highest number of bytes since ``start``."""
         ...
 
-    def reserved(self) -> int | None:
+    def read_reserved(self) -> int | None:
         """Return the most bytes that the allocator held since ``start``, in use or not.
 
         Return None if it is not known.
@@ -73,7 +73,7 @@ class PeakMemory:
             yield
         finally:
             self._raise_to(phase, self._meter.peak())
-            if (reserved := self._meter.reserved()) is not None:
+            if (reserved := self._meter.read_reserved()) is not None:
                 self._raise_to(RESERVED, reserved)
 
     def _raise_to(self, name: str, value: int) -> None:
@@ -87,7 +87,7 @@ class PeakMemory:
         return self._reported[1]
 
 
-def meter_of(trainer: TrainerConfig) -> Meter | None:
+def make_meter(trainer: TrainerConfig) -> Meter | None:
     """Return the memory meter for a rank of this trainer, or None for the stub, without a model."""
     if trainer.backend == "stub":
         return None
@@ -117,7 +117,7 @@ class CudaMeter:
 
         return torch.cuda.max_memory_allocated()
 
-    def reserved(self) -> int | None:
+    def read_reserved(self) -> int | None:
         import torch  # noqa: PLC0415 -- importers of this module need not load it
 
         return torch.cuda.max_memory_reserved()
@@ -150,6 +150,6 @@ class ResidentMeter:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest * 1024
 
-    def reserved(self) -> int | None:
+    def read_reserved(self) -> int | None:
         """Return None, because resident memory includes the memory that the allocator keeps."""
         return None

@@ -32,8 +32,8 @@ from offbeat.trainers.backend import (
     LogprobRequest,
     TopLogprobs,
     TrainerBackend,
-    logged_failure,
-    requested_columns,
+    list_requested_columns,
+    log_failure,
 )
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
@@ -50,7 +50,7 @@ from offbeat.trainers.step_sums import (
     StepSums,
     StepTotals,
     UpdateOutcome,
-    combined_outcome,
+    combine_outcomes,
     update_metrics,
 )
 from offbeat.weight_sync.receiver import TensorRegion
@@ -174,7 +174,7 @@ class ModelTrainer(TrainerBackend):
             "prepare_logprobs", lambda: self.passes.cut(read_groups(chunk), only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in range(len(chunk))]
-        for name in requested_columns(request):
+        for name in list_requested_columns(request):
             count = 0 if batch is None else len(batch.tokens)
             with torch.no_grad():
                 values = self.passes.logprobs(name, count, microbatches, request)
@@ -288,7 +288,7 @@ class ModelTrainer(TrainerBackend):
     ) -> ChunkResult:
         """Add gradients and sums of this rank's groups. All ranks call it together."""
 
-        def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
+        def compute_loss(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
             assert trained is not None  # noqa: S101 -- only groups have wanted tokens
             part = self._loss(trained.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
             sums.add(part)
@@ -296,7 +296,7 @@ class ModelTrainer(TrainerBackend):
 
         trained, microbatches, result = self._read(chunk, advantages, sums)
         timer = PassTimer(self.passes.facts.device)
-        self.passes.add_gradients(microbatches, loss_of, sums.loss)
+        self.passes.add_gradients(microbatches, compute_loss, sums.loss)
         timer.stop()
         work = self.passes.count_work(microbatches[: result.microbatches])  # the rest is padding
         if work is not None:
@@ -339,8 +339,8 @@ class ModelTrainer(TrainerBackend):
                 totals = self._totals(part)
                 outcomes.append(UpdateOutcome(totals, *self._update(totals, rate)))
             counts = self._totals(sums) if len(outcomes) > 1 else outcomes[0].totals
-        logged_failure(self._close_sums)
-        of_all = combined_outcome(outcomes, sums.loss)
+        log_failure(self._close_sums)
+        of_all = combine_outcomes(outcomes, sums.loss)
         self.steps_applied += not of_all.reason
         load = {} if self.expert_load is None else self.expert_load.take_metrics()
         took_s = time.perf_counter() - started

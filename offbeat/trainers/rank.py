@@ -37,9 +37,9 @@ from offbeat.trainers.checkpoints.rank_store import FOLDER, MirroredCheckpoints,
 from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
 from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns
-from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
-from offbeat.trainers.memory import PeakMemory, meter_of
-from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
+from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merge_columns
+from offbeat.trainers.memory import PeakMemory, make_meter
+from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, shorten_error
 from offbeat.trainers.ranks.world_entry import WorldEntry
 from offbeat.trainers.senders import Canaries, make_sender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
@@ -84,7 +84,7 @@ class TrainedLog:
             log.warning("trained.not_logged", error=str(error))
 
 
-def trained_log(place: WriteLocation) -> TrainedLog:
+def open_trained_log(place: WriteLocation) -> TrainedLog:
     """Create the log of rank 0. It is in the run directory even if rank 0 runs elsewhere."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
@@ -133,12 +133,12 @@ class TrainerRank:
         self._place, self._checkpoints = place, place.directory / FOLDER
         self._address = address
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
-        self._log = None if spec.rank else trained_log(place)
+        self._log = None if spec.rank else open_trained_log(place)
         # By call, because a repeated one counts once
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._columns = HeldColumns()
         self._canaries = Canaries(spec.config)
-        self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime(cpu_clock)
+        self._memory, self._cpu = PeakMemory(make_meter(spec.config.trainer)), CpuTime(cpu_clock)
         self._incarnation = new_incarnation(spec.process)
         self._world = ""  # name of the process group; empty before it is formed
         self._entry = WorldEntry(spec.rank, trainer_device(spec.config.trainer), address)
@@ -253,7 +253,7 @@ class TrainerRank:
         """
         self._admit(fence)
         chunk = self._chunk(fence, "prepare_logprobs", places, sent, payloads)
-        written = self._classified(
+        written = self._classify_errors(
             TrainerCall.PREPARE_LOGPROBS,
             self._split.steps_applied + 1,
             self._split.prepare_logprobs,
@@ -275,7 +275,7 @@ class TrainerRank:
         if key.step != self._split.steps_applied + 1:
             found = f"the step after version {self._split.steps_applied}, which this rank holds"
             raise StepOutOfOrder(f"begin of step {key.step}", found)
-        self._classified(TrainerCall.BEGIN, key.step, self._split.begin_train_step, key, loss)
+        self._classify_errors(TrainerCall.BEGIN, key.step, self._split.begin_train_step, key, loss)
         self._prompt_indices = {
             k: v for k, v in self._prompt_indices.items() if k.attempt_id == key.attempt_id
         }
@@ -309,7 +309,7 @@ class TrainerRank:
         self._admit(fence)
         chunk = self._chunk(fence, "train_microbatch", places, sent, payloads)
         train = self._split.train_microbatch
-        result = self._classified(
+        result = self._classify_errors(
             TrainerCall.MICROBATCH, key.step, train, key, chunk, advantages, minibatches
         )
         self._prompt_indices[key] = prompt_indices
@@ -318,7 +318,9 @@ class TrainerRank:
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self._admit(fence)
         before = self._split.last_applied
-        result = self._classified(TrainerCall.FINISH, key.step, self._split.finish_train_step, key)
+        result = self._classify_errors(
+            TrainerCall.FINISH, key.step, self._split.finish_train_step, key
+        )
         if result.applied and key != before and self._log is not None:
             prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
             self._log.trained(key, self._split.steps_applied, prompt_indices)
@@ -327,7 +329,7 @@ class TrainerRank:
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         self._admit(fence)
-        self._classified(TrainerCall.ABORT, key.step, self._split.abort_train_step, key)
+        self._classify_errors(TrainerCall.ABORT, key.step, self._split.abort_train_step, key)
 
     def save(self, fence: Fence, step: int) -> None:
         """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
@@ -374,7 +376,7 @@ class TrainerRank:
         """
         self._admit(fence)
         self._prompt_indices = {}
-        state = self._together("restore", lambda: self._restored(at_most))
+        state = self._together("restore", lambda: self._restore(at_most))
         if self._log is not None:
             self._log.restored(state.version)
         return state
@@ -387,7 +389,7 @@ class TrainerRank:
         if self._place.files is not None:
             DISK.remove(self._checkpoints)  # the run directory has copies
 
-    def _restored(self, at_most: int) -> TrainerState:
+    def _restore(self, at_most: int) -> TrainerState:
         self._sender.forget()
         found = self._store.rewind(at_most)
         if found is None:
@@ -419,7 +421,7 @@ class TrainerRank:
         brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
             return cast("TensorDictBase", MissingColumns(self._rank, during))
-        return self._split.make_chunk(merged(places, brought))
+        return self._split.make_chunk(merge_columns(places, brought))
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != (applied := self._split.steps_applied):
@@ -433,9 +435,9 @@ class TrainerRank:
         except Exception as error:
             if not self._peers.are_lost(error):
                 raise
-            raise WorldBroken(self._rank, during, line_of(error)) from error
+            raise WorldBroken(self._rank, during, shorten_error(error)) from error
 
-    def _classified(
+    def _classify_errors(
         self, call: TrainerCall, step: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run ``work``. Convert its unexpected errors to a failure of this rank in this step."""

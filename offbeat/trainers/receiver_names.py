@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from offbeat.messages.text import list_names
 from offbeat.models.loading import auto_class_of
-from offbeat.trainers.checkpoints.weight_files import opened_tensors
+from offbeat.trainers.checkpoints.weight_files import open_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
     APART,
@@ -46,7 +46,7 @@ def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bo
             return names
     _, made = tried[0]
     differing = sorted(set(made.items()) ^ set(wanted.items()))
-    raise _unmapped(path, "the embedded engine", [name for name, _ in differing])
+    raise _make_unmapped_error(path, "the embedded engine", [name for name, _ in differing])
 
 
 def names_for_files(
@@ -64,7 +64,7 @@ def names_for_files(
     names = names_that_fit(metas, wanted)
     made = {name: shape for name, shape, _ in names.metas(metas)}
     if wanted and (lacking := _lacking(made, wanted)):
-        raise _unmapped(path, engine, lacking)
+        raise _make_unmapped_error(path, engine, lacking)
     return names
 
 
@@ -88,7 +88,7 @@ def file_shapes(path: str | Path) -> Shapes:
     """Return name and shape of every tensor in a directory's safetensors headers."""
     shapes = dict[str, tuple[int, ...]]()
     for file in sorted(Path(path).glob("*.safetensors")):
-        with opened_tensors(file) as opened:
+        with open_tensors(file) as opened:
             for name in opened.keys():  # noqa: SIM118 -- no mapping
                 shapes[name] = tuple(opened.get_slice(name).get_shape())
     return shapes
@@ -120,7 +120,7 @@ def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
     ]
 
 
-def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
+def _make_unmapped_error(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
     some = list_names(names, _NAMED_IN_ERROR)
     problem = f"has weights that {receiver} holds under other names or in other shapes: {some}"
     fix = "Set generator.backend to the other engine, or take a model of another family"

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.trainers.checkpoints.weight_files import opened_tensors
+from offbeat.trainers.checkpoints.weight_files import open_tensors
 from offbeat.trainers.expert_names import Named
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.receiver_names import Shapes, file_shapes, names_that_fit
-from offbeat.trainers.torch.state import METADATA, load_shards, saved_shapes
+from offbeat.trainers.torch.state import METADATA, load_shards, read_saved_shapes
 from offbeat.trainers.trainer_plugin import TrainerPlugin, known_parts, known_trainers
 
 _WEIGHT: Final = "weight/"
@@ -72,7 +72,7 @@ class SavedWeights:
         return any(part.names_addition(name) for part in known_parts() for name in self._shapes)
 
 
-def saved_weights(path: Path) -> SavedWeights:
+def open_saved_weights(path: Path) -> SavedWeights:
     """Return the weights of a checkpoint or of a Hugging Face directory.
 
     Raises:
@@ -100,7 +100,7 @@ def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
     """
     found = dict[str, Callable[[], Tensor]]()
     for file in sorted(path.glob("*.safetensors")):
-        with opened_tensors(file) as opened:
+        with open_tensors(file) as opened:
             for name in opened.keys():  # noqa: SIM118 -- no mapping
                 found[name] = _reader(file, name)
     if _is_tied(path):
@@ -110,7 +110,7 @@ def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
 
 def _reader(file: Path, name: str) -> Callable[[], Tensor]:
     def read() -> Tensor:
-        with opened_tensors(file) as opened:
+        with open_tensors(file) as opened:
             return opened.get_tensor(name)
 
     return read
@@ -130,13 +130,13 @@ def _is_tied(path: Path) -> bool:
 def _torch_shapes(path: Path) -> Shapes:
     return {
         _file_name(key): shape
-        for key, (shape, _) in saved_shapes(path).items()
+        for key, (shape, _) in read_saved_shapes(path).items()
         if key.startswith(_WEIGHT)
     }
 
 
 def _of_torch_state(path: Path) -> Iterator[Named]:
-    for key, (shape, dtype) in saved_shapes(path).items():
+    for key, (shape, dtype) in read_saved_shapes(path).items():
         if key.startswith(_WEIGHT):
             tensor = torch.empty(shape, dtype=dtype)
             load_shards({key: tensor}, path, SingleRank())

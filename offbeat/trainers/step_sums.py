@@ -273,7 +273,7 @@ class HeldGroups:
             yield from zip(map(stack_groups, self._groups), self._advantages, strict=True)
 
 
-def combined_outcome(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> UpdateOutcome:
+def combine_outcomes(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> UpdateOutcome:
     """Combine the optimizer steps of a step of the run. The result is applied if any of them was.
 
     Loss and metrics cover all applied steps, with each token weighted equally. The norm is their

@@ -299,7 +299,7 @@ class TrainerPart(ABC):
         return False
 
 
-def parts_of(config: "RunConfig") -> list[TrainerPart]:
+def find_parts(config: "RunConfig") -> list[TrainerPart]:
     """Return the parts that a recipe replaces."""
     return [part for part in known_parts() if part.is_used(config.trainer)]
 
@@ -311,25 +311,25 @@ def known_parts() -> list[TrainerPart]:
 
 def freezing_part(config: "RunConfig") -> TrainerPart | None:
     """Return the part that freezes the model and trains weights next to it, or None."""
-    return next((part for part in parts_of(config) if part.freezes_model), None)
+    return next((part for part in find_parts(config) if part.freezes_model), None)
 
 
 def choose_trainer(config: "RunConfig", rank: int, default: Callable[..., T]) -> Callable[..., T]:
     """Return the factory of a rank's trainer. A part may replace it."""
     chosen: Callable[..., Any] = default
-    for part in parts_of(config):
+    for part in find_parts(config):
         chosen = part.choose_trainer(config, rank) or chosen
     return chosen
 
 
 def replace_parts(config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
     """Return the parts of a rank's torch trainer. Plug-ins replace some of them."""
-    for part in parts_of(config):
+    for part in find_parts(config):
         parts = part.replace_parts(config, rank, parts)
     return parts
 
 
 def make_source(spec: "TrainerSpec", trainer: object) -> "WeightSource | None":
     """Return the source of a rank's weights that a part makes, or None for the backend's source."""
-    made = (part.make_source(spec, trainer) for part in parts_of(spec.config))
+    made = (part.make_source(spec, trainer) for part in find_parts(spec.config))
     return next((source for source in made if source is not None), None)

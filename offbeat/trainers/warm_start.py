@@ -14,9 +14,9 @@ from offbeat.trainers.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from offbeat.trainers.checkpoints.weight_files import replaced, write_weights
+from offbeat.trainers.checkpoints.weight_files import replace_directory, write_weights
 from offbeat.trainers.receiver_names import Shapes, file_shapes, name_in_files
-from offbeat.trainers.saved_weights import SavedWeights, readers, saved_weights
+from offbeat.trainers.saved_weights import SavedWeights, open_saved_weights, readers
 
 _CONFIG: Final = "config.json"
 _STATES: Final = "checkpoints/state_*"
@@ -51,8 +51,8 @@ def found_weights(checkpoint: Path, model: Path) -> FoundWeights:
         OSError: The disk cannot read.
     """
     manifest = _manifest(checkpoint)
-    saved = _saved(checkpoint)
-    wanted = _wanted(model)
+    saved = _open_saved(checkpoint)
+    wanted = _find_wanted(model)
     _compare(checkpoint, saved.shapes_like(wanted), wanted, model)
     about = manifest.identity
     return FoundWeights(manifest.version, about.backend, about.model, len(wanted))
@@ -70,9 +70,9 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
     """
     found_weights(checkpoint, model)
     verify(checkpoint, _manifest(checkpoint).files)
-    wanted = _wanted(model)
-    saved = _saved(checkpoint)
-    with replaced(target, model) as staged:
+    wanted = _find_wanted(model)
+    saved = _open_saved(checkpoint)
+    with replace_directory(target, model) as staged:
         named = saved.named_like(wanted)
         write_weights(((name_in_files(name, wanted), tensor) for name, tensor in named), staged)
 
@@ -99,15 +99,15 @@ def _is_instead(path: Path) -> tuple[str, str]:
     return problem, "Name a checkpoint of a run, checkpoints/state_N"
 
 
-def _saved(checkpoint: Path) -> SavedWeights:
-    saved = saved_weights(checkpoint)
+def _open_saved(checkpoint: Path) -> SavedWeights:
+    saved = open_saved_weights(checkpoint)
     if saved.has_adapters:
         fix = "Set model.path to the model that its run exported, checkpoints/step_N"
         raise UnfitWeights(str(checkpoint), "holds adapters alone", fix)
     return saved
 
 
-def _wanted(model: Path) -> Shapes:
+def _find_wanted(model: Path) -> Shapes:
     """Return the shapes of the model's files, without an output head that its config ties."""
     untied = readers(model).keys()
     return {name: shape for name, shape in file_shapes(model).items() if name in untied}

@@ -45,8 +45,8 @@ from offbeat.controller.journal.reading import (
     FoldedJournal,
     SavedState,
     aggregates_path,
+    find_steps_after,
     fold,
-    journalled_steps_after,
     numbers,
     segment_path,
     snapshot_path,
@@ -389,7 +389,7 @@ class FileJournal:
 
         def read() -> int:
             nonlocal found
-            found = journalled_steps_after(self._segments.directory, version)
+            found = find_steps_after(self._segments.directory, version)
             return len(found.undone)
 
         try:

@@ -51,7 +51,7 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
         case StepApplied():
             if event.version != table.trainer_version + 1:
                 return f"version {event.version} is made of version {table.trainer_version}"
-            return _step(table, event.step, event.prompt_indices) or _trained(table, event)
+            return _step(table, event.step, event.prompt_indices) or _check_trained(table, event)
         case Rewound():
             return _rewind(table, event)
         case Opened():
@@ -74,7 +74,7 @@ def _group(
     return None
 
 
-def _trained(table: GroupTable, event: StepApplied) -> str | None:
+def _check_trained(table: GroupTable, event: StepApplied) -> str | None:
     """Return why the attempts trained by a step are wrong, or None if they are right."""
     trained = dict(zip(event.prompt_indices, event.attempts, strict=False))
     if trained != {prompt_index: group.attempt for prompt_index, group in table.training.items()}:

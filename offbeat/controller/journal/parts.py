@@ -106,7 +106,7 @@ def read_parts(directory: Path) -> JournalParts:
         try:
             part = _read_aggregates(directory, before)
         except (OSError, JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
-            part = _recounted(directory, segments, before)
+            part = _recount(directory, segments, before)
             problems.append(
                 f"{aggregates_path(directory, before).name} cannot be read ({error}): "
                 f"segments {part.first_segment} to {before - 1} were read in its place"
@@ -165,7 +165,7 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
     return part
 
 
-def _recounted(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
+def _recount(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
     """Return the sums over the records up to a segment, since the last readable snapshot."""
     first, saved = newest_snapshot(directory, before - 1)
     recount = RunStats(carried=None if saved is None else saved.aggregates)

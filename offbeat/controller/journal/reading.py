@@ -97,7 +97,7 @@ def recover_with_totals(directory: Path) -> tuple[Ledger, RunTotals]:
     return folded.ledger, folded.stats.totals
 
 
-def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
+def find_steps_after(directory: Path, version: int) -> StepsAfter:
     """Find the steps that a rewind to ``version`` undoes, reading back from the last segment.
 
     Raises the errors of ``read_journal``.

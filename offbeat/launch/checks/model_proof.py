@@ -50,8 +50,8 @@ from offbeat.trainers.torch.activation_bytes import activation_bytes
 from offbeat.trainers.torch.model import freeze, frozen_parameters
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.trainers.torch.proof import prove_kind as prove_rows
-from offbeat.trainers.torch.routing import check_routers, routers_of
-from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer, freezing_part, parts_of
+from offbeat.trainers.torch.routing import check_routers, find_routers
+from offbeat.trainers.trainer_plugin import TrainerPlugin, find_parts, find_trainer, freezing_part
 from offbeat.transfer_queue.schema import Columns
 
 _VALUES = "weight values"
@@ -88,7 +88,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
     yield from _vocabulary(config, model)
-    for part in parts_of(config):
+    for part in find_parts(config):
         yield from part.check_model(config, model)
     if patterns := freeze_patterns(config):
         yield _trained(model, patterns, find_trainer(config.trainer.backend))
@@ -117,7 +117,7 @@ def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
     except UntrainableModel as refused:
         return error(_EXPERTS, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     chosen = ", ".join(f"{name}={value:g}" for name, value in moe if value)
-    return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
+    return ok(_EXPERTS, f"{len(find_routers(model))} routers are balanced by {chosen}")
 
 
 def _trained(

@@ -74,7 +74,7 @@ from offbeat.messages.finding import Finding, Level, error, ok
 from offbeat.messages.missing_package import PackageMissing, named_if_missing
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.logs import pause_collections
-from offbeat.trainers.trainer_plugin import find_trainer, parts_of
+from offbeat.trainers.trainer_plugin import find_parts, find_trainer
 from offbeat.weight_sync.delta_plugin import find_delta
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.transport_plugin import find_transport_of
@@ -220,7 +220,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
             model_proof.check_model_proof(config),
             () if plugin is None else plugin.check(config, gpu),
             torch_ranks.check_data_ranks(config, gpu),
-            *(part.check(config, gpu) for part in parts_of(config)),
+            *(part.check(config, gpu) for part in find_parts(config)),
         )
     yield from chain(
         of_model,

@@ -12,7 +12,7 @@ from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
 from offbeat.telemetry.hub import trackers_of
 from offbeat.trainers.torch_versions import refuse_sharding
-from offbeat.trainers.trainer_plugin import find_trainer, parts_of
+from offbeat.trainers.trainer_plugin import find_parts, find_trainer
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
 TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
@@ -68,7 +68,7 @@ def _extras(config: RunConfig) -> dict[str, str]:
     """Return the packages that only some recipes need, with the extra that installs each."""
     if (plugin := find_trainer(config.trainer.backend)) is not None:
         return dict(plugin.packages)
-    return {name: extra for part in parts_of(config) for name, extra in part.packages.items()}
+    return {name: extra for part in find_parts(config) for name, extra in part.packages.items()}
 
 
 def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

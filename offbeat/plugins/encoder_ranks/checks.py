@@ -30,7 +30,7 @@ from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of
 from offbeat.plugins.encoder_ranks.tower_plan import plans_of
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import Side
-from offbeat.trainers.torch.activation_bytes import sharded_bytes
+from offbeat.trainers.torch.activation_bytes import count_sharded_bytes
 from offbeat.trainers.torch.model import freeze
 from offbeat.trainers.trainer_plugin import RankBytes, find_trainer
 
@@ -62,7 +62,7 @@ def largest_of_side(
     tensor = grid.tensor_ranks_of(side)
     buffers = {each.name: each for each in inventory.buffers if each.side is side}
     trained = {name for name, each in inventory.trained if each is side}
-    return sharded_bytes(
+    return count_sharded_bytes(
         (
             (each.name, each.shape, each.name in trained)
             for each in inventory.weights

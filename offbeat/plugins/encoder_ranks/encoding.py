@@ -31,7 +31,7 @@ from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows, check_media
 from offbeat.trainers.parts import LossOf, Passes, RankFacts
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
-from offbeat.trainers.torch.sharding import RankMesh, settle, settled
+from offbeat.trainers.torch.sharding import RankMesh, reset_after_error, settle
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,
@@ -230,7 +230,7 @@ class EncoderPasses(Passes[Media]):
             return self._features(model, media, has_graph=has_graph)
 
         passes = TowerPasses(own, count, example(self.facts.media_rules), encode)
-        with settled(model):
+        with reset_after_error(model):
             made = self.exchange.pass_on_all_ranks(
                 "the tower", lambda: passes.forward(trained=trained)
             )

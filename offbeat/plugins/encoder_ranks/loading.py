@@ -27,7 +27,7 @@ from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART, example_feature
 from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.sides import Side, keep_side
-from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.forward import compute_packed_logprobs
 from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
 from offbeat.trainers.torch.sharding import RankMesh, Weights, class_name, mesh_of_side, own, settle
@@ -163,7 +163,7 @@ class GridLoader(ModelLoader):
         if self.mesh.tensor is None:
             return NOT_APART
         packed = witness.packed(model)
-        made = packed_logprobs(model, packed, 1.0, self.dtype, features_of=no_features)
+        made = compute_packed_logprobs(model, packed, 1.0, self.dtype, features_of=no_features)
         return copies_gap(model, made.sum(), self.mesh)
 
     def _prove_tower(self, model: PreTrainedModel, _: Witness) -> tuple[float, str]:

@@ -16,7 +16,7 @@ from offbeat.models.media_passes import Features
 from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
 from offbeat.trainers.sides import Side, tower_modules
-from offbeat.trainers.torch.routing import routers_of
+from offbeat.trainers.torch.routing import find_routers
 from offbeat.weight_sync.chunks import named_weights
 
 _FIX = "Leave trainer.encoder out"
@@ -72,7 +72,7 @@ def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Invent
     kind = type(model).__name__
     if not media_rules(model.config).reads_media:
         raise UntrainableModel(kind, "reads no media, so that it has no tower to encode them", _FIX)
-    if routers_of(model) and not has_experts:
+    if find_routers(model) and not has_experts:
         problem = "has experts, whose load the torch trainer counts over all ranks of one kind"
         raise UntrainableModel(kind, problem, f"{_FIX}, or set trainer.backend to megatron")
     towers = tower_modules(model)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from offbeat.plugins.float8.precision import is_quantized
 from offbeat.plugins.float8.quantize import rounded
-from offbeat.trainers.expert_names import APART, named_apart
-from offbeat.trainers.torch.exchanged_weights import exchanged_weights
+from offbeat.trainers.expert_names import APART, split_experts
+from offbeat.trainers.torch.exchanged_weights import exchange_weights
 from offbeat.weight_sync.region import Shape
 
 
@@ -29,7 +29,7 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
         UnquantizableWeights: A block holds an infinity or a NaN.
     """
     made = weight.detach().clone()
-    for each, matrix in named_apart([(name, made)]):
+    for each, matrix in split_experts([(name, made)]):
         if is_quantized(each, tuple(matrix.shape)):
             matrix.copy_(rounded(each, matrix))
     return made
@@ -40,7 +40,7 @@ def quantized_matrices(model: nn.Module) -> AbstractContextManager[None]:
 
     Gradients are off. All ranks enter it together.
     """
-    return exchanged_weights(
+    return exchange_weights(
         (module, module, key, partial(as_quantized, f"{prefix}.{key}"))
         for prefix, module in model.named_modules()
         for key, each in module.named_parameters(recurse=False)

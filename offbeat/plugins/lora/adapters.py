@@ -32,10 +32,10 @@ from offbeat.plugins.lora.release import merged
 from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.parts import TrainedWeights, torch_dtype
-from offbeat.trainers.ranks.assembly import source_of
+from offbeat.trainers.ranks.assembly import build_source
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.exchanged_weights import exchanged_weights, whole_of
+from offbeat.trainers.torch.exchanged_weights import exchange_weights, gather_whole
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.torch_trainer import Exported, TrainedParameters
 from offbeat.weight_sync.chunks import GatheredSource
@@ -55,12 +55,12 @@ def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
         first, second = (model.get_submodule(side_of(path, side)) for side in "AB")
 
         def make(whole: Tensor) -> Tensor:
-            a, b = (whole_of(each.get_parameter("weight")) for each in (first, second))
+            a, b = (gather_whole(each.get_parameter("weight")) for each in (first, second))
             return merged(whole, a, b, scaling)
 
         return model.get_submodule(path), model.get_submodule(base_of(model, path)), "weight", make
 
-    with exchanged_weights(map(exchange, adapted_modules(model))), without_adapters(model):
+    with exchange_weights(map(exchange, adapted_modules(model))), without_adapters(model):
         yield
 
 
@@ -173,7 +173,7 @@ def make_source(spec: TrainerSpec, adapters: Adapters) -> GatheredSource:
     sync = spec.config.sync
     if sync.adapter == "merged":
         whole = adapters.merged
-        return source_of(spec, whole.metas(), whole.named)
+        return build_source(spec, whole.metas(), whole.named)
     weights, chunk_bytes = adapters.weights, int(sync.chunk_mib * 2**20)
     return GatheredSource(
         weights.metas(), weights.named, chunk_bytes, policy_of(sync), adapters.adapter

@@ -30,7 +30,7 @@ from offbeat.plugins.megatron.optimizer import RankState
 from offbeat.plugins.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.plugins.megatron.tower import names_in_files
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replaced, write_weights
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replace_directory, write_weights
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
 from offbeat.trainers.parts import ModelState
 from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
@@ -128,7 +128,7 @@ class BoxedState(ModelState):
 
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
         def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
-            with replaced(directory, self.model_path) as staged:
+            with replace_directory(directory, self.model_path) as staged:
                 write_weights(gathered, staged, file_bytes)
                 config = AutoConfig.from_pretrained(self.model_path, local_files_only=True)
                 config.dtype = self.dtype

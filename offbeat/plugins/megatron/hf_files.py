@@ -33,7 +33,7 @@ from offbeat.models.loading import check_finite
 from offbeat.plugins.megatron.errors import IncompleteWeights
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
-from offbeat.trainers.expert_names import named_together
+from offbeat.trainers.expert_names import fuse_experts
 from offbeat.weight_sync.region import Region, Shape
 
 _MATRIX: Final = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -93,7 +93,7 @@ def as_in_files(
     if not any(map(is_fused, shapes)):
         yield from named
         return
-    for name, each in named_together(named):
+    for name, each in fuse_experts(named):
         is_turned = is_fused(name) and tuple(each.shape) != shapes[name]
         yield name, each.mT.contiguous() if is_turned else each
 

@@ -60,7 +60,7 @@ from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.model_trainer import ModelTrainer, RankOptions
 from offbeat.trainers.parts import Passes, RankFacts, shared_digest
-from offbeat.trainers.ranks.assembly import in_steps, rank_options, shards_of, source_of
+from offbeat.trainers.ranks.assembly import build_shards, build_source, in_steps, rank_options
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.trainer_plugin import choose_trainer
@@ -302,9 +302,9 @@ def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, W
     """Create the trainer of a rank, and the source of its weights."""
     trainer = make_megatron_trainer(spec, peers)
     metas = list(trainer.model_state.metas())
-    if shards := shards_of(spec, metas, trainer.held_regions, peers):
+    if shards := build_shards(spec, metas, trainer.held_regions, peers):
         return trainer, shards
-    return trainer, source_of(spec, metas, trainer.named_weights)
+    return trainer, build_source(spec, metas, trainer.named_weights)
 
 
 def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:

@@ -40,7 +40,7 @@ from offbeat.plugins.megatron.groups import layout_group, tensor_group
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe, UpdateResult
-from offbeat.trainers.torch.optimizer import adamw_of, is_applicable, sum_squares
+from offbeat.trainers.torch.optimizer import is_applicable, make_adamw, sum_squares
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
@@ -139,7 +139,7 @@ class MainGradAdamW(RankOptimizer):
             name: each.detach().float().requires_grad_() if self._has_masters else each
             for name, each in self._parameters.items()
         }
-        self._adamw = adamw_of(self._masters.values(), config)
+        self._adamw = make_adamw(self._masters.values(), config)
 
     def grad_norm(self) -> float:
         """Return the norm over owned boxes, in which replicas and tied embeddings count once."""

@@ -30,11 +30,18 @@ from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.router import ExpertRouter
 from offbeat.plugins.megatron.token_share import PARTS_PER_RANK
 from offbeat.trainers.backend import LogprobRequest, TopLogprobs
-from offbeat.trainers.batches.packing import PADDING, Batch, Ints, PackedRows, canary_rows, rows_of
+from offbeat.trainers.batches.packing import (
+    PADDING,
+    Batch,
+    Ints,
+    PackedRows,
+    canary_rows,
+    pack_rows,
+)
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.flops import ModelFlops, count_work
 from offbeat.trainers.parts import LossOf, Passes, RankFacts
-from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
+from offbeat.trainers.ranks.peers import Peers, WorldBroken, run_on_all_ranks, shorten_error
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, Columns
 
 
@@ -113,7 +120,7 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
 
 def _empty(token: int) -> PackedRows:
     """Return a microbatch of one token without a wanted prediction."""
-    return replace(rows_of([[token]]), predicts_U=np.zeros(0, np.int64), is_padding=True)
+    return replace(pack_rows([[token]]), predicts_U=np.zeros(0, np.int64), is_padding=True)
 
 
 T = TypeVar("T")
@@ -213,5 +220,5 @@ class MegatronPasses(Passes[PackedRows]):
         except Exception as error:
             if self.forward.layout.grid.pipeline == 1:
                 raise
-            detail = f"{type(error).__name__}: {line_of(error)}"
+            detail = f"{type(error).__name__}: {shorten_error(error)}"
             raise WorldBroken(self.peers.rank, "the pipeline", detail) from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.plugins.megatron.errors import IncompleteWeights
 from offbeat.plugins.megatron.hf_files import view_of
 from offbeat.plugins.megatron.mapping import TensorBox
-from offbeat.trainers.checkpoints.weight_files import opened_tensors, save_tensors
+from offbeat.trainers.checkpoints.weight_files import open_tensors, save_tensors
 from offbeat.weight_sync.region import Region, Shape
 
 WEIGHTS: Final = "weight"
@@ -69,7 +69,7 @@ class SavedShares:
         if not files:
             raise IncompleteWeights(str(self._directory), _FILES, "is missing")
         for file in files:
-            opened = self._stack.enter_context(opened_tensors(file))
+            opened = self._stack.enter_context(open_tensors(file))
             self.steps = int(opened.get_tensor(_STEPS))
             for key in opened.keys():  # noqa: SIM118 -- no mapping
                 read = partial(opened.get_tensor, key)

@@ -31,7 +31,7 @@ from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.megatron.mapping import TOWER
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import Side, keep_side
-from offbeat.trainers.torch.model import unfilled_model
+from offbeat.trainers.torch.model import make_unfilled_model
 
 FeatureSource = Callable[[tuple[Media, ...]], Features]
 """Pictures -> their features, in the order of the placeholders."""
@@ -46,7 +46,7 @@ def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         UntrainableModel: Some weights of the tower are of another dtype.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
-    tower = unfilled_model(config, dtype, trust_remote_code=False)
+    tower = make_unfilled_model(config, dtype, trust_remote_code=False)
     keep_side(tower, Side.TOWER)
     tower.to_empty(device=torch.cuda.current_device())
     tower.initialize_weights()  # buffers, which no file has

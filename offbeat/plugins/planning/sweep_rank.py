@@ -40,7 +40,7 @@ from offbeat.plugins.planning.sweep_task import (
     share_of_minibatches,
 )
 from offbeat.trainers.backend import TrainerBackend
-from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of
+from offbeat.trainers.memory import RESERVED, PeakMemory, make_meter
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.trainer_plugin import find_trainer
@@ -77,7 +77,7 @@ def main() -> None:
 def _measured(task: RankTask) -> RankResult:
     config = _with_built_in_loss(RunConfig.model_validate_json(task.config_json))
     loss = LossSpec.of(config)
-    meter = meter_of(config.trainer)
+    meter = make_meter(config.trainer)
     assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
     with ExitStack() as stack:
         make_trainer = _load_trainer(config, stack)  # its libraries are not part of the measurement
@@ -213,10 +213,10 @@ def _load_trainer(config: RunConfig, stack: ExitStack) -> _Make:
     if (plugin := find_trainer(trainer.backend)) is not None:
         plugin.prepare_process(config, stack)
         return plugin.make_trainer
-    from offbeat.trainers.torch.torch_trainer import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
+    from offbeat.trainers.torch.torch_trainer import build_torch_trainer  # noqa: PLC0415 -- if it is chosen
 
     torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
-    return torch_trainer_of
+    return build_torch_trainer
 
 
 def _spec(task: RankTask, config: RunConfig) -> TrainerSpec:

@@ -22,7 +22,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.forward import compute_packed_logprobs
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.sharding import RankMesh, class_name, own
 
@@ -84,7 +84,7 @@ def prove_copies(
     Raises:
         UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
     """
-    total = packed_logprobs(model, witness.packed(model), 1.0, dtype).sum()
+    total = compute_packed_logprobs(model, witness.packed(model), 1.0, dtype).sum()
     check_copies(class_name(model), copies_gap(model, total, mesh), peers)
 
 

@@ -33,7 +33,7 @@ from offbeat.trainers.checkpoints.manifest import (
     verify,
 )
 from offbeat.trainers.receiver_names import file_shapes, name_in_files
-from offbeat.trainers.saved_weights import NoSavedWeights, SavedWeights, readers, saved_weights
+from offbeat.trainers.saved_weights import NoSavedWeights, SavedWeights, open_saved_weights, readers
 from offbeat.weight_sync.chunks import (
     ReleasePart,
     WeightChunk,
@@ -347,7 +347,7 @@ def _intact(path: Path) -> SavedWeights:
     """
     if (path / MANIFEST).is_file():
         verify(path, read_manifest(path).files)
-    return saved_weights(path)
+    return open_saved_weights(path)
 
 
 def _rounded_at_random(run: VerifiedRun, checkpoint: Path) -> str | None:
@@ -419,7 +419,7 @@ def _merged_export(
         return name, merged(tensor, a, b, scaling)
 
     initial = run.run_dir / INITIAL_MODEL
-    base = saved_weights(initial if initial.is_dir() else Path(config.model.path))
+    base = open_saved_weights(initial if initial.is_dir() else Path(config.model.path))
     return _export(between, target, (with_adapter(name, each) for name, each in base.named()))
 
 

@@ -246,7 +246,7 @@ def padding_microbatch(token: int) -> PackedRows:
         token: The ``padding_token`` of a microbatch of the same step.
     """
     return replace(
-        rows_of([[token]]),
+        pack_rows([[token]]),
         which_N=np.zeros(1, np.int64),
         target_N=np.full(1, token, np.int64),
         source_N=np.zeros(1, np.int64),
@@ -254,7 +254,7 @@ def padding_microbatch(token: int) -> PackedRows:
     )
 
 
-def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
+def pack_rows(prompts: Sequence[Sequence[int]]) -> PackedRows:
     """Return prompts of equal length as one row each. The last position of each predicts."""
     input_ids_RT = np.asarray(prompts, np.int64)
     shape: tuple[int, int] = input_ids_RT.shape
@@ -275,7 +275,7 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
 
 def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRows:
     """Return canary prompts as one row each. Prompts with placeholders get the canaries' medium."""
-    rows = rows_of(prompts)
+    rows = pack_rows(prompts)
     media = canary_media(rules, prompts)
     return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
 
@@ -353,19 +353,19 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     sample_tokens_RT = np.zeros(shape, np.int64)
     if not flat:
         positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
-    owner, within = _ragged(prompt_R)
+    owner, within = _index_ragged(prompt_R)
     place = first_R[owner] + within
     input_ids_RT.reshape(-1)[place] = np.concatenate(prompts)
     positions_RT.reshape(-1)[place] = within
     segments_RT.reshape(-1)[place] = PROMPT
-    owner, within = _ragged(length_S - 1)
+    owner, within = _index_ragged(length_S - 1)
     place = first_R[row_S[owner]] + column_S[owner] + within
     input_ids_RT.reshape(-1)[place] = batch.tokens[start_S[owner] + within]
     positions_RT.reshape(-1)[place] = prompt_R[row_S[owner]] + within
     segments_RT.reshape(-1)[place] = segment_S[owner]
     sample_tokens_RT.reshape(-1)[place] = batch.sample_tokens_S[branch_S][owner]
 
-    owner, within = _ragged(length_S)
+    owner, within = _index_ragged(length_S)
     source = start_S[owner] + within
     keep = batch.wanted[source]
     owner, within, source_N = owner[keep], within[keep], source[keep]
@@ -452,7 +452,7 @@ def _before_in_row(values_S: Ints, row_S: Ints, branches_R: Ints) -> Ints:
     return before - before[first_R][row_S]
 
 
-def _ragged(lengths: Ints) -> tuple[Ints, Ints]:
+def _index_ragged(lengths: Ints) -> tuple[Ints, Ints]:
     """Return owner and index within its owner of every element, for owners of these lengths."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     first = np.cumsum(lengths) - lengths

@@ -35,7 +35,7 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
     for group, prompt in enumerate(batch.prompts):
         branches = [s for s in range(bounds[group], bounds[group + 1]) if lengths[s] >= 0]
         branches.sort(key=lambda s: -lengths[s])
-        for assigned in _assigned(branches, lengths, response_tokens, max_tokens - len(prompt)):
+        for assigned in _assign(branches, lengths, response_tokens, max_tokens - len(prompt)):
             length = len(prompt) + sum(lengths[s] for s in assigned)
             rows.append(PackedRow(group, tuple(assigned), length))
     return rows
@@ -94,7 +94,7 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
     return math.sqrt(prompt_tokens * (prompt_tokens + ratio_tokens))
 
 
-def _assigned(
+def _assign(
     branches: list[int], lengths: list[int], response_tokens: float, room: int
 ) -> list[list[int]]:
     """Assign branches, longest first, each to the emptiest row. Their total sets the row count."""
@@ -146,9 +146,9 @@ class RowCosts:
         """Return the cost of microbatches in a layout, padding included."""
         if layout is RowLayout.SPLIT:
             return sum(self._split(row, batch) for rows in microbatches for row in rows)
-        return sum(self._padded(layout, rows) for rows in microbatches)
+        return sum(self._estimate_padded(layout, rows) for rows in microbatches)
 
-    def _padded(self, layout: RowLayout, rows: Sequence[PackedRow]) -> float:
+    def _estimate_padded(self, layout: RowLayout, rows: Sequence[PackedRow]) -> float:
         width = max(row.length for row in rows)
         is_causal = all(len(row.branches) == 1 for row in rows)
         assert is_causal or layout is RowLayout.DENSE  # noqa: S101 -- by the plan of its rows

@@ -93,7 +93,7 @@ class RankCheckpoints:
         def lead() -> int:
             return self._store.save(version, weights_digest, nbytes, self._order)
 
-        return self._named(version, lambda: self._run("checkpoint", lead, _BYTES))
+        return self._convert_errors(version, lambda: self._run("checkpoint", lead, _BYTES))
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """Rewind like ``CheckpointStore.rewind``. All ranks return the same."""
@@ -114,11 +114,11 @@ class RankCheckpoints:
         """
 
         def read() -> None:
-            self._named(stored.version, lambda: load(stored.directory))
+            self._convert_errors(stored.version, lambda: load(stored.directory))
 
         run_on_all_ranks(self._peers, "restore", read)
 
-    def _named(self, version: int, work: Callable[[], T]) -> T:
+    def _convert_errors(self, version: int, work: Callable[[], T]) -> T:
         """Run ``work``. Convert disk errors to ``CheckpointFailed`` with rank and version."""
         try:
             return work()

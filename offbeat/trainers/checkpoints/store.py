@@ -120,7 +120,7 @@ class CheckpointStore:
                 schema.
         """
         versions = (each for each in self._versions() if each <= at_most)
-        return next((found for each in versions if (found := self._verified(each))), None)
+        return next((found for each in versions if (found := self._verify(each))), None)
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """Return ``newest``. Set aside newer checkpoints, because their versions are retrained.
@@ -186,7 +186,7 @@ class CheckpointStore:
         """Return this checkpoint if it exists intact. Set aside anything else under its name."""
         if version not in self._versions():
             return None
-        there = self._verified(version)
+        there = self._verify(version)
         if there and there.manifest.weights_digest == weights_digest:
             return there
         if self.latest() == version:
@@ -254,7 +254,7 @@ class CheckpointStore:
         names = (path.name.removeprefix(_STATE) for path in self._root.glob(f"{_STATE}*"))
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    def _verified(self, version: int) -> VerifiedCheckpoint | None:
+    def _verify(self, version: int) -> VerifiedCheckpoint | None:
         """Return a checkpoint if every byte is intact. Otherwise log it and return None."""
         directory = self._directory(version)
         try:

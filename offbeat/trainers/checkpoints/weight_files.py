@@ -43,7 +43,7 @@ def save_tensors(
 
 
 @contextmanager
-def opened_tensors(file: Path) -> Generator[Any]:
+def open_tensors(file: Path) -> Generator[Any]:
     """Yield safetensors' reader of a file.
 
     Raises:
@@ -62,7 +62,7 @@ _RANDOM: Final = r"[a-z0-9_]{8}"  # the end of a name that ``tempfile`` makes
 
 
 @contextmanager
-def replaced(target: Path, like: Path) -> Generator[Path]:
+def replace_directory(target: Path, like: Path) -> Generator[Path]:
     """Yield a directory for weights and config. It becomes ``target`` if the block does not raise.
 
     The tokenizer and other assets of ``like`` are added. An existing directory is replaced.

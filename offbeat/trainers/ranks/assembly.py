@@ -48,7 +48,7 @@ def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
     )
 
 
-def source_of(
+def build_source(
     spec: TrainerSpec, metas: Iterable[Meta], named: Callable[[], Iterator[Named]]
 ) -> GatheredSource:
     """Build the weight source of one rank, with the names that the run's engines load.
@@ -63,7 +63,7 @@ def source_of(
         OffbeatError: Weights cannot be converted to the engines' formats.
     """
     sync, weight_metas = spec.config.sync, list(metas)
-    names = _names_of(spec, weight_metas)
+    names = _find_names(spec, weight_metas)
     return GatheredSource(
         names.metas(weight_metas),
         lambda: names.named(named()),
@@ -72,7 +72,7 @@ def source_of(
     )
 
 
-def shards_of(
+def build_shards(
     spec: TrainerSpec,
     metas: Iterable[Meta],
     held: Callable[[], list[TensorRegion]],
@@ -99,19 +99,21 @@ def shards_of(
     if not sync.sends_regions(peers.size):
         return None
     weight_metas, policy = list(metas), policy_of(sync)
-    names = _names_of(spec, weight_metas)
+    names = _find_names(spec, weight_metas)
     shapes = {name: shape for name, shape, _ in weight_metas}
     renamed_metas = list(names.metas(weight_metas))
     wire_shapes = {name: shape for name, shape, _ in renamed_metas}
 
-    def renamed() -> Iterator[TensorRegion]:
+    def rename_regions() -> Iterator[TensorRegion]:
         return names.regions(held(), shapes)
 
-    def converted() -> Iterator[TensorRegion]:
-        return wire_regions(renamed(), wire_shapes, policy)
+    def convert_regions() -> Iterator[TensorRegion]:
+        return wire_regions(rename_regions(), wire_shapes, policy)
 
     def regions() -> list[NamedRegion]:
-        return wire_held(((each.name, each.region) for each in renamed()), wire_shapes, policy)
+        return wire_held(
+            ((each.name, each.region) for each in rename_regions()), wire_shapes, policy
+        )
 
     mine = run_on_all_ranks(peers, "regions of a weight sync", regions)
     world = peers.all_gather(mine, _REGIONS)
@@ -120,10 +122,12 @@ def shards_of(
     def plan_for(layout: EngineLayout) -> BucketPlan:
         return plan_buckets(tensors, world, bucket_bytes, layout.placement(tensors))
 
-    return HeldShards(plan_buckets(tensors, world, bucket_bytes), peers.rank, converted, plan_for)
+    return HeldShards(
+        plan_buckets(tensors, world, bucket_bytes), peers.rank, convert_regions, plan_for
+    )
 
 
-def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
+def _find_names(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
     """Return the naming that the run's engines load."""
     config = spec.config
     engines = config.generator

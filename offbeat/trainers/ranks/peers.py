@@ -39,7 +39,7 @@ class WorldBroken(OffbeatError):
         return f"trainer rank {self.rank} lost the others in {self.during}: {self.detail}"
 
 
-def line_of(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Return an error in one short line. Texts of gloo and NCCL have many lines."""
     return first_line(error)[:200]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from offbeat.trainers.ranks.peers import WorldBroken, line_of
+from offbeat.trainers.ranks.peers import WorldBroken, shorten_error
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.interface import bind_collectives
@@ -67,7 +67,7 @@ def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "Proc
     except Exception as error:
         leave()
         if is_broken(error):
-            raise WorldBroken(rank, "its start", line_of(error)) from error
+            raise WorldBroken(rank, "its start", shorten_error(error)) from error
         raise
     peers.store = store  # groups made later need it; else only its C++ half would stay alive
     return peers
@@ -104,7 +104,7 @@ class ProcessGroupPeers:
         return most.tolist()
 
     def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
-        own = self._encoded(value)
+        own = self._encode(value)
         lengths = torch.empty(self.size, dtype=torch.int64, device=self._device)
         _gather(lengths, self._length(own))
         longest = int(lengths.max())
@@ -114,23 +114,23 @@ class ProcessGroupPeers:
         _gather(every, padded)
         rows = every.view(self.size, longest).cpu()
         return [
-            _decoded(row[:length], decoder)
+            _decode(row[:length], decoder)
             for row, length in zip(rows, lengths.tolist(), strict=True)
         ]
 
     def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-        own = self._encoded(value) if self.rank == 0 else None
+        own = self._encode(value) if self.rank == 0 else None
         length = self._length(own) if own is not None else self._length(torch.empty(0))
         dist.broadcast(length, src=0)
         if own is None:
             own = torch.empty(int(length), dtype=torch.uint8, device=self._device)
         dist.broadcast(own, src=0)
-        return value if self.rank == 0 else _decoded(own.cpu(), decoder)
+        return value if self.rank == 0 else _decode(own.cpu(), decoder)
 
     def are_lost(self, error: Exception) -> bool:
         return is_broken(error)
 
-    def _encoded(self, value: object) -> Tensor:
+    def _encode(self, value: object) -> Tensor:
         data = bytearray(msgspec.msgpack.encode(value))
         return torch.frombuffer(data, dtype=torch.uint8).to(self._device)
 
@@ -138,7 +138,7 @@ class ProcessGroupPeers:
         return torch.tensor([data.numel()], dtype=torch.int64, device=self._device)
 
 
-def _decoded(data: Tensor, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+def _decode(data: Tensor, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     return decoder.decode(data.numpy().tobytes())
 
 

@@ -33,7 +33,7 @@ from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.flops import model_flops
-from offbeat.trainers.torch.forward import packed_logprobs_and_entropies
+from offbeat.trainers.torch.forward import compute_packed_logprobs_and_entropies
 from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.model import (
     call_to_pair_ratio,
@@ -42,7 +42,7 @@ from offbeat.trainers.torch.model import (
     vocabulary,
 )
 from offbeat.trainers.torch.proof import RowProof
-from offbeat.trainers.torch.routing import routers_of
+from offbeat.trainers.torch.routing import find_routers
 from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.region import Shape
@@ -67,12 +67,12 @@ def activation_bytes(
     """
     with torch.device("meta"):
         shell = auto_class_of(config).from_config(config)
-    if model_flops(shell) is None or routers_of(shell):
+    if model_flops(shell) is None or find_routers(shell):
         return None
     layers = config.get_text_config(decoder=True).num_hidden_layers
     try:
         measured = [
-            _measured(_shortened(config, few), groups, trainer, dtype, proof)
+            _measure(_shorten(config, few), groups, trainer, dtype, proof)
             for few in sorted({min(each, layers) for each in _FEW_LAYERS})
         ]
     except (DataDependentOutputException, DynamicOutputShapeException, UntrainableModel):
@@ -81,7 +81,7 @@ def activation_bytes(
     return first + (layers - 1) * (last - first), shape
 
 
-def _shortened(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+def _shorten(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     short = type(config).from_dict(config.to_dict())
     text = short.get_text_config(decoder=True)
     text.num_hidden_layers = layers
@@ -90,7 +90,7 @@ def _shortened(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     return short
 
 
-def _measured(
+def _measure(
     config: PreTrainedConfig,
     groups: Sequence[Columns],
     trainer: TorchTrainerConfig,
@@ -109,7 +109,7 @@ def _measured(
         with tracker:
             for each in model.parameters():
                 each.grad = torch.zeros_like(each)
-            logprobs_N, entropy_N = packed_logprobs_and_entropies(
+            logprobs_N, entropy_N = compute_packed_logprobs_and_entropies(
                 model, packed, 1.0, plain_head=proof.plain_head
             )
             (logprobs_N.sum() + entropy_N.sum()).backward()
@@ -173,12 +173,12 @@ def largest_rank(
     still = {id(each) for each in frozen}
     weights = [(n, tuple(p.shape), id(p) not in still) for n, p in model.named_parameters()]
     buffers = sum(each.nbytes for each in model.buffers())
-    return sharded_bytes(
+    return count_sharded_bytes(
         weights, buffers, dtype, data=data, tensor=tensor, plan=plan, references=references
     )
 
 
-def sharded_bytes(
+def count_sharded_bytes(
     weights: Iterable[tuple[str, Shape, bool]],
     buffers: int,
     dtype: torch.dtype,

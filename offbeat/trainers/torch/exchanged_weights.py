@@ -15,7 +15,7 @@ from offbeat.trainers.torch.sharding import cut_like, local_region
 
 
 @contextmanager
-def exchanged_weights(
+def exchange_weights(
     exchanges: Iterable[tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]],
 ) -> Generator[None]:
     """Exchange weights inside the block while the modules that read them compute.
@@ -42,7 +42,7 @@ def _exchange(
 
     def exchange(*_: object) -> None:
         weight = holds.get_parameter(name)
-        made = make(whole_of(weight))
+        made = make(gather_whole(weight))
         if isinstance(weight, DTensor):  # this rank's part may end inside a block with one scale
             made = cut_like(made[local_region(weight).slices].contiguous(), weight)
         kept.append(weight)
@@ -58,6 +58,6 @@ def _exchange(
     ]
 
 
-def whole_of(weight: Tensor) -> Tensor:
+def gather_whole(weight: Tensor) -> Tensor:
     """Return a whole weight, gathered if it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight

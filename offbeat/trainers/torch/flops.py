@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from offbeat.trainers.flops import PER_DIMENSION, PER_FROZEN_WEIGHT, PER_WEIGHT, ModelFlops
-from offbeat.trainers.torch.routing import routers_of
+from offbeat.trainers.torch.routing import find_routers
 
 
 def model_flops(model: PreTrainedModel) -> ModelFlops | None:
@@ -48,7 +48,7 @@ def _expert_weights(
 
     The experts of a layer are one tensor. Its first axis is the expert.
     """
-    routers = {id(each) for each in routers_of(model)}
+    routers = {id(each) for each in find_routers(model)}
     for block in model.modules():
         for router in (each for each in block.children() if id(each) in routers):
             matrix = router.get_parameter("weight")

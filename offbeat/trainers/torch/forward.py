@@ -32,13 +32,13 @@ from offbeat.models.media_rules import media_rules
 from offbeat.trainers.batches.packing import PackedRows, canary_rows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.logprobs import (
+    find_share,
     largest_logprobs,
-    share_of,
     token_logprobs,
     token_logprobs_and_entropies,
 )
 from offbeat.trainers.torch.model import vocabulary
-from offbeat.trainers.torch.sharding import settle, settled
+from offbeat.trainers.torch.sharding import reset_after_error, settle
 from offbeat.trainers.torch.split_attention import SPLIT
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
@@ -55,7 +55,7 @@ def chunk_places(vocabulary: int, device: torch.device) -> int:
 
 
 @contextmanager
-def chunked_head(
+def chunk_head(
     head: nn.Module, packed: PackedRows, compute: OfLogits, places: int
 ) -> Generator[Callable[[Tensor], tuple[Tensor, ...]]]:
     """Replace the output of a head by the result of ``compute`` on its logits, inside the block.
@@ -149,7 +149,7 @@ class PassOptions(TypedDict, total=False):
     """Returns features of media. None, the default: the model's own encoder."""
 
 
-def packed_logprobs(
+def compute_packed_logprobs(
     model: PreTrainedModel,
     packed: PackedRows,
     temperature: float,
@@ -171,14 +171,14 @@ def packed_logprobs(
     return _through_head(model, packed, read, temperature, dtype, **options)[0]
 
 
-def packed_logprobs_and_entropies(
+def compute_packed_logprobs_and_entropies(
     model: PreTrainedModel,
     packed: PackedRows,
     temperature: float,
     dtype: torch.dtype | None = None,
     **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``packed_logprobs``, and the entropies [N] of the tokens' distributions."""
+    """Compute the log-probabilities of ``compute_packed_logprobs``, and the entropies [N] of the tokens' distributions."""
     read = token_logprobs_and_entropies
     logprobs_N, entropy_N = _through_head(model, packed, read, temperature, dtype, **options)
     return logprobs_N, entropy_N
@@ -194,7 +194,7 @@ def _through_head(
 ) -> tuple[Tensor, ...]:
     """Return the results of ``read`` on the logits [U, V], and each token's place in U and id."""
     head, device, features_of = output_head(model), model.device, options.get("features_of")
-    share = share_of(head)  # its ranks have equal numbers of chunks
+    share = find_share(head)  # its ranks have equal numbers of chunks
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
         return read(logits_UV, which_N, target_N, temperature, share)
@@ -207,7 +207,7 @@ def _through_head(
         media = blank(rules)
     if options.get("plain_head") and len(packed.predicts_U) > places:
         with (
-            chunked_head(head, packed, compute, places) as unpack,
+            chunk_head(head, packed, compute, places) as unpack,
             write_media(model, rules, media, features_of),
         ):
             return unpack(_logits(model, packed, dtype))
@@ -259,13 +259,13 @@ def top_logprobs(
     rows = canary_rows(prompts, rules)
     last_U = torch.from_numpy(rows.predicts_U).to(model.device)
     with (
-        settled(model),
+        reset_after_error(model),
         _only_places(head, last_U),
         write_media(model, rules, rows.media, features_of),
     ):
         logits_UV = _logits(model, rows, None)
     settle(model)
-    return largest_logprobs(logits_UV, count, share_of(head))
+    return largest_logprobs(logits_UV, count, find_share(head))
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:

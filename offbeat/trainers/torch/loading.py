@@ -29,17 +29,17 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.parts import torch_dtype
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.matrix_division import find_division
-from offbeat.trainers.torch.model import freeze, load_model, unfilled_model, vocabulary
+from offbeat.trainers.torch.model import freeze, load_model, make_unfilled_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows, prove_sharding
 from offbeat.trainers.torch.sharding import (
     RankMesh,
     ShardedWeights,
     Weights,
     own,
-    part_of,
     rank_mesh,
+    reset_after_error,
     settle,
-    settled,
+    shard_like,
 )
 from offbeat.weight_sync.chunks import named_weights
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from offbeat.trainers.torch.torch_trainer import TrainedParameters
 
 
-def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
+def make_shell(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
     """Return the causal LM of a directory without memory for weights, in evaluation mode."""
     config = AutoConfig.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
-    return unfilled_model(config, dtype, trust_remote_code=trust_remote_code).eval()
+    return make_unfilled_model(config, dtype, trust_remote_code=trust_remote_code).eval()
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:
@@ -87,7 +87,7 @@ def spread(
     for name, shape, dtype in weights.metas():
         whole = from_first(given.get(name), shape, getattr(torch, dtype), device)
         if name in parts:
-            own(parts[name]).copy_(part_of(whole, parts[name]))
+            own(parts[name]).copy_(shard_like(whole, parts[name]))
     given = {} if source is None else dict(source.named_buffers())
     buffers = dict(model.named_buffers())
     for name, shape, dtype in weights.buffers():
@@ -205,7 +205,7 @@ class ModelLoader:
         prove_sharding(model, witness, self.dtype)
         settle(model)
         if self.axes is not None and self.axes.tensor is not None:
-            with self.trained.proving(), settled(model):
+            with self.trained.proving(), reset_after_error(model):
                 find_division().prove_copies(model, witness, self.dtype, self.axes, self.peers)
 
     def refill(self, model: PreTrainedModel, weights: Weights) -> None:
@@ -251,7 +251,7 @@ class ModelLoader:
     def shell(self) -> PreTrainedModel:
         """Return the model of ``load``, without memory."""
         remote_code = self._model.trust_remote_code
-        shell = shell_of(self.path, self.dtype, trust_remote_code=remote_code)
+        shell = make_shell(self.path, self.dtype, trust_remote_code=remote_code)
         if self._attention:
             attend_by(shell, self._attention)
         freeze(shell, self.trainer.freeze)

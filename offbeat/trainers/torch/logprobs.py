@@ -67,11 +67,11 @@ class VocabularyShare:
         is_own = (tokens >= self.first) & (tokens < self.first + self.rows)
         return is_own, torch.where(is_own, tokens - self.first, 0)
 
-    def added_up(self, values: Tensor) -> Tensor:
+    def add_up(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks. All of them call it together."""
         return sum_over(values, self.group)
 
-    def gathered(self, values: Tensor) -> Tensor:
+    def stack_ranks(self, values: Tensor) -> Tensor:
         """Return a tensor of each rank, stacked. All of them call it together."""
         values = values.contiguous()
         every = [torch.empty_like(values) for _ in self.cuts[1:]]
@@ -86,7 +86,7 @@ class VocabularyShare:
             entropy_U: Entropies over this rank's tokens only. None: not wanted.
         """
         parts = [total_U] if entropy_U is None else [total_U, entropy_U]
-        every_TU, *entropies = self.gathered(torch.stack(parts)).unbind(1)
+        every_TU, *entropies = self.stack_ranks(torch.stack(parts)).unbind(1)
         whole_U = torch.logsumexp(every_TU, 0)
         if not entropies:
             return whole_U, None
@@ -109,7 +109,7 @@ class DividedEmbedding(nn.Module):
         is_own, row = self._share.own(input_ids)
         found = embedding(row, local_part(self.weight), self._padding)
         own = found.masked_fill(~is_own[..., None], 0.0)
-        return AddedUp.apply(own, self._share.added_up)  # pyright: ignore[reportReturnType] -- apply has no type
+        return AddedUp.apply(own, self._share.add_up)  # pyright: ignore[reportReturnType] -- apply has no type
 
 
 class DividedHead(nn.Module):
@@ -157,7 +157,7 @@ class _ReadByAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
-        return ctx.share.added_up(gradients[0]), None
+        return ctx.share.add_up(gradients[0]), None
 
 
 def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[
         setattr(model.get_submodule(parent), attribute, made)
 
 
-def share_of(head: nn.Module) -> VocabularyShare | None:
+def find_share(head: nn.Module) -> VocabularyShare | None:
     """Return the share of the vocabulary for which a head returns logits, or None for all."""
     return head.share if isinstance(head, DividedHead) else None
 
@@ -212,8 +212,8 @@ def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tup
     whole_U, _ = share.of_all(torch.logsumexp(logits_UV, -1), None)
     kept = logits_UV.topk(min(count, share.rows), -1)
     missing = (0, count - kept.values.shape[-1])  # on a rank with fewer tokens
-    logits_TUK = share.gathered(pad(kept.values, missing, value=-math.inf))
-    tokens_TUK = share.gathered(pad(kept.indices + share.first, missing))
+    logits_TUK = share.stack_ranks(pad(kept.values, missing, value=-math.inf))
+    tokens_TUK = share.stack_ranks(pad(kept.indices + share.first, missing))
     logits_UK, tokens_UK = (each.transpose(0, 1).flatten(1) for each in (logits_TUK, tokens_TUK))
     best = logits_UK.topk(count, -1)
     return best.values - whole_U[:, None], tokens_UK.gather(-1, best.indices)
@@ -318,7 +318,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         wanted_N = scale(logits_UV[which_N, target_N], temperature)
         if share is not None and is_own_N is not None:
-            wanted_N = share.added_up(torch.where(is_own_N, wanted_N, 0))
+            wanted_N = share.add_up(torch.where(is_own_N, wanted_N, 0))
         logprobs_N = wanted_N - total_U[which_N]
         return logprobs_N, None if entropy_U is None else entropy_U[which_N]
 

@@ -58,7 +58,7 @@ def load_model(
     return model.to(device)  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
 
 
-def unfilled_model(
+def make_unfilled_model(
     config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool
 ) -> PreTrainedModel:
     """Return the causal LM of a config on the meta device, with the dtypes of a loaded model.

@@ -102,15 +102,15 @@ class Optimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if _is_copy(parameter, master):
                 parameter.register_post_accumulate_grad_hook(_adder(master))
-        self._adamw = adamw_of(self._masters, config)
+        self._adamw = make_adamw(self._masters, config)
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and discard the gradients.
 
         If AdamW cannot apply the gradient norm, only the gradients change.
         """
-        gradients, copies = self._gradients(), self._equalised()
-        norm = self._norm(self._counted(), copies) / denominator
+        gradients, copies = self._gradients(), self._equalise()
+        norm = self._norm(self._select_counted(), copies) / denominator
         applied = is_applicable(norm, self._config.max_grad_norm)
         movement = NOT_UPDATED
         if applied:
@@ -153,7 +153,7 @@ class Optimizer:
 
     def masters(self) -> dict[str, Tensor]:
         """Return the float32 masters of 16-bit parameters by name. Empty for a sharded module."""
-        return {name: each for name, own, each in self._named() if _is_copy(own, each)}
+        return {name: each for name, own, each in self._iterate() if _is_copy(own, each)}
 
     def moments(self) -> dict[str, Tensor]:
         """Return AdamW's moments by kind and parameter name: the tensors themselves, not copies.
@@ -162,7 +162,7 @@ class Optimizer:
         """
         return {
             f"{kind}/{name}": cut_like(self._adamw.state[master][kind], parameter)
-            for name, parameter, master in self._named()
+            for name, parameter, master in self._iterate()
             if master in self._adamw.state
             for kind in _MOMENTS
         }
@@ -180,7 +180,7 @@ class Optimizer:
         """Allocate the moments of only these names, filled with zeros."""
         self.drop_gradients()
         self._adamw.state.clear()
-        for name, _, master in self._named():
+        for name, _, master in self._iterate():
             kinds = [kind for kind in _MOMENTS if f"{kind}/{name}" in names]
             if kinds:
                 state = {kind: torch.zeros_like(master) for kind in kinds}
@@ -203,10 +203,10 @@ class Optimizer:
         each_takes = 1 + len(_MOMENTS)
         return sum(
             parameter.numel() * master.element_size() * each_takes
-            for _, parameter, master in self._named()
+            for _, parameter, master in self._iterate()
         )
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    def _iterate(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
     def _gradients(self) -> list[Tensor]:
@@ -216,7 +216,7 @@ class Optimizer:
                 master.grad = None if parameter.grad is None else own(parameter.grad)
         return self._master_gradients()
 
-    def _equalised(self) -> float:
+    def _equalise(self) -> float:
         """Equalise the copies of each gradient.
 
         Return NaN if this rank's were not finite, else 0.
@@ -228,7 +228,7 @@ class Optimizer:
         self._mesh.equalise(copies)
         return 0.0 * squares
 
-    def _counted(self) -> list[Tensor]:
+    def _select_counted(self) -> list[Tensor]:
         """Return the gradients of ``_gradients`` that this rank adds to the norm."""
         return self._master_gradients(None if self._mesh is None else self._mesh.counts)
 
@@ -251,7 +251,7 @@ class Optimizer:
     @torch.no_grad()
     def _write_back(self) -> None:
         is_random = self._config.rounding == "stochastic"
-        for name, parameter, master in self._named():
+        for name, parameter, master in self._iterate():
             if _is_copy(parameter, master):
                 if is_random:
                     round_stochastically(parameter, master, name, self._updates(master))
@@ -272,7 +272,7 @@ def _master(parameter: nn.Parameter) -> Tensor:
     return parameter.detach().float().requires_grad_()
 
 
-def adamw_of(updated: Collection[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
+def make_adamw(updated: Collection[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
     """Return torch's AdamW of these tensors. Only matrices decay."""
     decayed = [each for each in updated if each.ndim > 1]
     others = [each for each in updated if each.ndim <= 1]

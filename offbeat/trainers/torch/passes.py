@@ -29,15 +29,15 @@ from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_rank
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.forward import (
     PassOptions,
-    packed_logprobs,
-    packed_logprobs_and_entropies,
+    compute_packed_logprobs,
+    compute_packed_logprobs_and_entropies,
     top_logprobs,
 )
 from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.matrix_division import find_division
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 from offbeat.trainers.torch.routing import ModelRouting
-from offbeat.trainers.torch.sharding import settle, settled
+from offbeat.trainers.torch.sharding import reset_after_error, settle
 from offbeat.transfer_queue.schema import (
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -141,10 +141,10 @@ class TorchPasses(Passes[PackedRows]):
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec
     ) -> None:
         options = PassOptions(plain_head=self._plain_head, features_of=self.features_of)
-        with settled(self.model), self.room.used(largest_tokens(microbatches)):
+        with reset_after_error(self.model), self.room.used(largest_tokens(microbatches)):
             for packed in microbatches:
                 with self._routing.trained(packed, loss.config.normalize):
-                    logprobs_N, entropy_N = packed_logprobs_and_entropies(
+                    logprobs_N, entropy_N = compute_packed_logprobs_and_entropies(
                         self.model, packed, loss.temperature, self._dtype, **options
                     )
                     self._routing.forward_done()
@@ -165,9 +165,9 @@ class TorchPasses(Passes[PackedRows]):
         options = PassOptions(plain_head=plain_head, features_of=self.features_of)
         values = np.empty(count, np.float32)
         is_base = column == REFERENCE_LOGPROBS
-        with settled(model), self._trained.as_base() if is_base else nullcontext():
+        with reset_after_error(model), self._trained.as_base() if is_base else nullcontext():
             for packed in microbatches:
-                logprobs_N = packed_logprobs(
+                logprobs_N = compute_packed_logprobs(
                     model, packed, request["temperature"], self._dtype, **options
                 )
                 if not packed.is_padding:
@@ -194,14 +194,14 @@ class TorchPasses(Passes[PackedRows]):
         Each rank holds it whole. So it is never gathered, and scores only this rank's groups.
         """
 
-        def loaded() -> PreTrainedModel:
+        def load_model() -> PreTrainedModel:
             check_tokenizers(path, self._loader.path)
             return self._loader.load_teacher(
                 path, self.planner.vocabulary, shared_prompt=self.planner.shared_prompt
             )
 
         if path not in self._teachers:
-            self._teachers[path] = run_on_all_ranks(self._peers, "the teacher", loaded)
+            self._teachers[path] = run_on_all_ranks(self._peers, "the teacher", load_model)
         return self._teachers[path]
 
     @cached_property

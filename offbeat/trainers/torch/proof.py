@@ -49,7 +49,7 @@ from offbeat.models.tiny_model import (
 from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.planner import plan_rows
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
+from offbeat.trainers.torch.forward import compute_packed_logprobs, has_plain_head
 from offbeat.trainers.torch.model import vocabulary
 from offbeat.trainers.torch.sharding import class_name
 from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
@@ -125,14 +125,14 @@ def in_rows(
     features_of: FeaturesOf | None = None,
 ) -> dict[int, Tensor]:
     """Return log-probabilities of all responses, computed in one microbatch like a trainer."""
-    packed = packed_in_one(batch, firsts, share=share, split=split)
+    packed = pack_in_one(batch, firsts, share=share, split=split)
     logprobs = torch.empty(len(batch.tokens))
-    got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
+    got_N = compute_packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
     logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     return dict(enumerate(logprobs.split(batch.length_S.tolist())))
 
 
-def packed_in_one(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
+def pack_in_one(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
     """Return the rows of a batch in one microbatch, with their prompts at these positions."""
     rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
     packed = pack(batch, rows, flat=split)
@@ -187,7 +187,7 @@ class Witness:
 
     def packed(self, model: PreTrainedModel) -> PackedRows:
         """Return the rows in one microbatch."""
-        return packed_in_one(*self.rows(model), share=self.share, split=self.split)
+        return pack_in_one(*self.rows(model), share=self.share, split=self.split)
 
 
 _proofs: dict[tuple[object, ...], RowProof] = {}
@@ -213,7 +213,7 @@ def prove_rows(
         if proof.problem:
             _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
         try:
-            return _proved(model, max_model_len, proof, dtype)
+            return _prove(model, max_model_len, proof, dtype)
         except (UntrainableModel, RuntimeError) as error:  # a device's kernels refuse in their way
             reason = str(error).partition("\n")[0]
             if proof.split:
@@ -225,7 +225,7 @@ def prove_rows(
                 raise
 
 
-def _proved(
+def _prove(
     model: PreTrainedModel, max_model_len: int, proof: RowProof, dtype: torch.dtype
 ) -> tuple[RowProof, Witness]:
     if not attend_by(model, proof.attention):

@@ -19,7 +19,7 @@ from offbeat.config.sections.loss import Normalize
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_load import ExpertLoad, RouterLoad, loss_weights, normalised_scores
+from offbeat.trainers.expert_load import ExpertLoad, RouterLoad, loss_weights, normalise_scores
 
 BIAS: Final = "e_score_correction_bias"
 _HAS_SIGMOID_SCORES: Final = {
@@ -35,7 +35,7 @@ _HAS_SIGMOID_SCORES: Final = {
 """Router classes, and whether their scores are sigmoids, not a softmax over all experts."""
 
 
-def routers_of(model: nn.Module) -> list[nn.Module]:
+def find_routers(model: nn.Module) -> list[nn.Module]:
     """Return the routers of a model, in layer order. Empty for unknown families."""
     return [each for each in model.modules() if type(each).__name__ in _HAS_SIGMOID_SCORES]
 
@@ -47,7 +47,7 @@ def check_routers(model: nn.Module, config: MoeConfig) -> None:
         UntrainableModel: It has no router, no trained router, or a router without the bias that
             should be updated.
     """
-    routers, name = routers_of(model), type(model).__name__
+    routers, name = find_routers(model), type(model).__name__
     balances = config.has_losses or config.bias_update_rate > 0
     if balances and routers and not any(map(_is_trained, routers)):
         problem = "has no router for trainer.moe to balance: trainer.freeze matches all of them"
@@ -75,7 +75,7 @@ class ModelRouting:
     def __init__(self, model: PreTrainedModel, config: MoeConfig) -> None:
         """Hook the routers, if the model has any."""
         self.load: ExpertLoad | None = None
-        self._routers = routers_of(model)
+        self._routers = find_routers(model)
         self._weight_T: Tensor | None = None  # of the present microbatch
         self._is_first_pass = False
         if self._routers:
@@ -119,7 +119,7 @@ class ModelRouting:
             return None
         logits, weights, chosen = output
         sigmoid = _HAS_SIGMOID_SCORES[type(router).__name__]
-        scores_TE = normalised_scores(logits.reshape(-1, logits.shape[-1]), sigmoid=sigmoid)
+        scores_TE = normalise_scores(logits.reshape(-1, logits.shape[-1]), sigmoid=sigmoid)
         logits_TE = logits.reshape(scores_TE.shape)
         if self._is_first_pass:
             chosen_TK = chosen.reshape(len(scores_TE), -1)

@@ -72,7 +72,7 @@ def shard(
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    for module in sharded_modules(model):
+    for module in iterate_sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
         # A weight that one rank's rows do not use has no gradient there. It would shift the later
@@ -85,7 +85,7 @@ def class_name(model: nn.Module) -> str:
     return next(each.__name__ for each in type(model).__mro__ if not issubclass(each, FSDPModule))
 
 
-def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
+def iterate_sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     """Yield every module that is gathered separately."""
     return (each for each in model.modules() if isinstance(each, FSDPModule))
 
@@ -96,12 +96,12 @@ def settle(model: nn.Module) -> None:
     Weights that stay gathered would be stale after an optimizer step.
     """
     if isinstance(model, FSDPModule):
-        for each in sharded_modules(model):
+        for each in iterate_sharded_modules(model):
             each.reshard()
 
 
 @contextmanager
-def settled(model: nn.Module) -> Generator[None]:
+def reset_after_error(model: nn.Module) -> Generator[None]:
     """Clean up after a pass through the model that raises inside the block.
 
     Earlier gradients are kept. torch 2.15 would drop them with the gradients of the pass.
@@ -195,7 +195,7 @@ class ShardedWeights(Weights):
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()
             copies = [
-                (name, _copied(getattr(module, name.rpartition(".")[2])))
+                (name, _copy_whole(getattr(module, name.rpartition(".")[2])))
                 for name, _, module in places
             ]
             part.reshard()
@@ -211,7 +211,7 @@ class ShardedWeights(Weights):
     @torch.no_grad()
     def fill(self, values: Mapping[str, Tensor]) -> None:
         for name, each in self._local.items():
-            own(each.detach()).copy_(part_of(values[name], each))
+            own(each.detach()).copy_(shard_like(values[name], each))
 
 
 def _part_with(weight: str, parts: Collection[str]) -> str:
@@ -221,7 +221,7 @@ def _part_with(weight: str, parts: Collection[str]) -> str:
     )
 
 
-def _copied(parameter: Tensor) -> Tensor:
+def _copy_whole(parameter: Tensor) -> Tensor:
     """Return a whole copy of a parameter that its data ranks have gathered.
 
     Tensor ranks call it together.
@@ -236,7 +236,7 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(values: Tensor, like: Tensor) -> Tensor:
+def shard_like(values: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of whole values, sharded like ``like``."""
     if not isinstance(like, DTensor):
         return values

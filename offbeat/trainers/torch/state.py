@@ -47,12 +47,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replaced, write_weights
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, replace_directory, write_weights
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
 from offbeat.trainers.parts import ModelState
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks, write_on_first_rank
 from offbeat.trainers.torch.loading import ModelLoader
-from offbeat.trainers.torch.model import unfilled_model
+from offbeat.trainers.torch.model import make_unfilled_model
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.chunks import tied_names
@@ -96,7 +96,7 @@ def save_model(
 
     def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
         shell = _shell_like(model, dtype)
-        with replaced(target, like) as staged, _plain_generation_config(shell):
+        with replace_directory(target, like) as staged, _plain_generation_config(shell):
             shell.save_pretrained(staged, state_dict={})  # config and code, no weights
             write_weights(_as_in_files(gathered, shell), staged, file_bytes)
             beside(staged)
@@ -108,7 +108,7 @@ def save_model(
 
 def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a whole model without memory, which defines how the weights of ``model`` are saved."""
-    shell = unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
+    shell = make_unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
     shell.generation_config = model.generation_config
     # Saving reverts the renaming of weights on loading
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
@@ -141,7 +141,7 @@ def _as_in_files(
     Raises:
         KeyError, ValueError: The weights do not belong to ``shell``.
     """
-    names = _saved_names(shell)
+    names = _group_saved_names(shell)
     paired = zip(names, weights, strict=True)
     named = ((name, tensor) for _, (first, tensor) in paired for name in names[first])
     if not _are_converted_alone(shell, names):
@@ -151,7 +151,7 @@ def _as_in_files(
         yield from revert_weight_conversion(shell, {name: tensor}).items()
 
 
-def _saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
+def _group_saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
     """Return, by first name of each weight, the names under which it is saved: one for tied names.
 
     transformers chooses that name by the memory of tensors, so each weight here gets its own.
@@ -189,15 +189,15 @@ class _Written(WriteResult):
     storage_data: _StorageInfo
 
 
-def _decoded(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
+def _decode_value(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
     """Return a shape, or torch's object of a name: a dtype, a layout or a memory format."""
     return kind(value) if kind is torch.Size else getattr(torch, value.removeprefix("torch."))
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=str)
 _PACKED: Final = msgspec.msgpack.Decoder(bytes)
-_PLANS: Final = msgspec.msgpack.Decoder(list[WriteItem], dec_hook=_decoded)
-_PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decoded)
+_PLANS: Final = msgspec.msgpack.Decoder(list[WriteItem], dec_hook=_decode_value)
+_PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decode_value)
 
 
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
@@ -259,7 +259,7 @@ def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
     run_on_all_ranks(peers, "restore", lambda: _load(tensors, directory))
 
 
-def saved_names(directory: Path) -> frozenset[str]:
+def read_saved_names(directory: Path) -> frozenset[str]:
     """Return the names of the saved tensors.
 
     Raises:
@@ -268,7 +268,7 @@ def saved_names(directory: Path) -> frozenset[str]:
     return frozenset(_Reader(directory).read_metadata().state_dict_metadata)
 
 
-def saved_shapes(directory: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def read_saved_shapes(directory: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of every saved tensor.
 
     Raises:
@@ -418,7 +418,7 @@ class TorchState(ModelState):
         save_shards(self.tensors(), directory, self.loader.peers)
 
     def load(self, directory: Path) -> None:
-        names = run_on_all_ranks(self.loader.peers, "restore", lambda: saved_names(directory))
+        names = run_on_all_ranks(self.loader.peers, "restore", lambda: read_saved_names(directory))
         self.optimizer.make_room(names)
         state = self.tensors()
         load_shards(state, directory, self.loader.peers)

@@ -33,10 +33,10 @@ from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.model_trainer import ModelTrainer, RankOptions
 from offbeat.trainers.parts import Passes, TrainedWeights, shared_digest
 from offbeat.trainers.ranks.assembly import (
+    build_shards,
+    build_source,
     in_steps,
     rank_options,
-    shards_of,
-    source_of,
 )
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
@@ -278,16 +278,16 @@ def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Weig
     """Create the trainer of a rank and the source of its weights."""
     if teacher := spec.config.algorithm.loss.teacher_path:
         check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
-    trainer = torch_trainer_of(spec, peers)
+    trainer = build_torch_trainer(spec, peers)
     if source := make_source(spec, trainer):
         return trainer, source
     metas = list(trainer.model_state.metas())
-    if shards := shards_of(spec, metas, trainer.held_regions, peers):
+    if shards := build_shards(spec, metas, trainer.held_regions, peers):
         return trainer, shards
-    return trainer, source_of(spec, metas, trainer.named_weights)
+    return trainer, build_source(spec, metas, trainer.named_weights)
 
 
-def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
+def build_torch_trainer(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
     """Build the trainer of one rank. Plug-ins may replace parts."""
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
     return TorchTrainer(

@@ -45,7 +45,7 @@ from offbeat.plugins.megatron.mapping import is_router_bias
 from offbeat.plugins.megatron.megatron_trainer import BackendParts, MegatronTrainer
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
-from offbeat.trainers.ranks.assembly import source_of
+from offbeat.trainers.ranks.assembly import build_source
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers, WorldBroken
 from offbeat.trainers.spec import TrainerSpec
@@ -418,7 +418,7 @@ def released(
         }
     )
     spec = TrainerSpec(config, run_dir="")
-    source = source_of(spec, trainer.model_state.metas(), trainer.named_weights)
+    source = build_source(spec, trainer.model_state.metas(), trainer.named_weights)
     if dist.get_rank():
         source.take_part()
         return source.manifest, [], ""

@@ -30,7 +30,7 @@ from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
-from offbeat.trainers.torch.sharding import own, sharded_modules
+from offbeat.trainers.torch.sharding import iterate_sharded_modules, own
 from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
@@ -73,7 +73,7 @@ class AveragesOverTheWorld(ExactEncoder):
     """Averages the tower's gradients with those of ranks that hold none of it."""
 
     def plant(self, model: Any) -> None:
-        for each in sharded_modules(model):
+        for each in iterate_sharded_modules(model):
             each.set_gradient_divide_factor(float(self.peers.size))
 
 

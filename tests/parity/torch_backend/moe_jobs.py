@@ -14,7 +14,7 @@ from torch_jobs import as_arrays, feed, gradients, make
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.torch.routing import routers_of
+from offbeat.trainers.torch.routing import find_routers
 
 
 def of_routers(
@@ -40,7 +40,7 @@ def plainly(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> A
     trainer: Any = make(peers, path, cut)
     trainer.finish_train_step(feed(trainer, step, loss, 2, StepKey(1, 1, 0)))
     model, seen, total = trainer.module, list[Tensor](), torch.zeros((), dtype=torch.float64)
-    for each in routers_of(model):
+    for each in find_routers(model):
         each.register_forward_hook(lambda _, __, output: seen.append(output[0]))
     for group in step.groups:
         samples = group.get("branch_samples", np.arange(len(group["response_offsets"]) - 1))

@@ -12,8 +12,8 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch import forward
-from offbeat.trainers.torch.forward import chunked_head
-from offbeat.trainers.torch.logprobs import share_of, token_logprobs_and_entropies
+from offbeat.trainers.torch.forward import chunk_head
+from offbeat.trainers.torch.logprobs import find_share, token_logprobs_and_entropies
 from offbeat.trainers.torch.sharding import own
 from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.weight_sync.region import Region
@@ -52,7 +52,7 @@ def heads_whole_and_in_chunks(peers: Peers, path: Path, cut: Cut, step: Step) ->
     """Gradients of logprobs and entropies, read of all places at once, and of three at a time."""
     trainer, seen = make(peers, path, cut), list[Arrays]()
     _, microbatches = trainer.passes.cut(step.groups, only_trained=True)
-    for compute in (forward.packed_logprobs_and_entropies, in_chunks):
+    for compute in (forward.compute_packed_logprobs_and_entropies, in_chunks):
         for packed in microbatches:
             logprobs_N, entropy_N = compute(trainer.module, packed, 0.7, torch.float64)
             weight_N = torch.arange(len(logprobs_N)) / len(logprobs_N)
@@ -69,8 +69,8 @@ def in_chunks(
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs_and_entropies(
-            logits_UV, which_N, target_N, temperature, share_of(head)
+            logits_UV, which_N, target_N, temperature, find_share(head)
         )
 
-    with chunked_head(head, packed, compute, places=3) as unpack:
+    with chunk_head(head, packed, compute, places=3) as unpack:
         return unpack(forward._logits(model, packed, dtype))  # noqa: SLF001 -- the pass itself

@@ -24,7 +24,7 @@ from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.logprobs import VocabularyShare
-from offbeat.trainers.torch.sharding import Weights, sharded_modules
+from offbeat.trainers.torch.sharding import Weights, iterate_sharded_modules
 from offbeat.trainers.torch.torch_trainer import TorchParts, WholeModel
 from tests.support.image_text_models import exact_angles, exact_norms
 
@@ -113,7 +113,7 @@ class Averaged(Exact):
     """Gradients are averaged over ranks: what FSDP2 does unless told."""
 
     def plant(self, model: Any) -> None:
-        for each in sharded_modules(model):
+        for each in iterate_sharded_modules(model):
             each.set_gradient_divide_factor(float(self.peers.size))
 
 
@@ -121,7 +121,7 @@ class ReducedTwice(Exact):
     """What is reduced already is reduced again."""
 
     def plant(self, model: Any) -> None:
-        for each in sharded_modules(model):
+        for each in iterate_sharded_modules(model):
             each.set_all_reduce_hook(again)
 
 
@@ -204,8 +204,8 @@ class KeepsPartsOfHidden(Exact):
 class OwnGradients(VocabularyShare):
     """A share whose head's gradient is that of its own tokens."""
 
-    def added_up(self, values: Tensor) -> Tensor:
-        return values if values.ndim > 1 else super().added_up(values)
+    def add_up(self, values: Tensor) -> Tensor:
+        return values if values.ndim > 1 else super().add_up(values)
 
 
 class KeepsPartsOfTotals(Exact):

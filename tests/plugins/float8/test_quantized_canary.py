@@ -25,7 +25,7 @@ from offbeat.messages.weights import Canary, CanaryAnswer
 from offbeat.plugins.float8.precision import BLOCK, FP8
 from offbeat.plugins.float8.quantize import Quantized, dequantize, quantize
 from offbeat.plugins.float8.trained_pass import as_quantized, has_quantized
-from offbeat.trainers.expert_names import named_apart
+from offbeat.trainers.expert_names import split_experts
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy, wire_dtypes
@@ -204,7 +204,7 @@ def test_experts_that_the_trainer_joins_are_rounded_one_by_one(tmp_path: Path) -
     assert trainer.top_logprobs(asked, canary.KEPT) == got != plain
     name = "model.layers.0.mlp.experts.gate_up_proj"
     weight = made.get_parameter(name).detach()
-    for expert, matrix in named_apart([(name, as_quantized(name, weight))]):
-        whole = dict(named_apart([(name, weight)]))[expert]
+    for expert, matrix in split_experts([(name, as_quantized(name, weight))]):
+        whole = dict(split_experts([(name, weight)]))[expert]
         assert matrix.equal(dequantize(quantize(expert, whole), torch.float32))
     assert FP8 not in {str(each.dtype) for each in trainer.module.parameters()}

@@ -19,7 +19,7 @@ from offbeat.plugins.lora.adapters import Adapters
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.state import saved_names
+from offbeat.trainers.torch.state import read_saved_names
 from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -185,7 +185,7 @@ def test_a_restored_adapter_goes_on_bit_for_bit_and_its_checkpoint_holds_no_base
     steps = [run_step(each, step_data, PULLED, 1, number=2) for each in (undisturbed, restored)]
     assert steps[0].grad_norm == steps[1].grad_norm
     assert restored.weights_digest() == undisturbed.weights_digest()
-    weights = {name for name in saved_names(tmp_path) if name.startswith("weight/")}
+    weights = {name for name in read_saved_names(tmp_path) if name.startswith("weight/")}
     assert len(weights) == len(dict(undisturbed.named_weights()))
     assert all(".lora_" in name for name in weights)
 

@@ -34,7 +34,7 @@ from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.torch.torch_trainer import torch_trainer_of
+from offbeat.trainers.torch.torch_trainer import build_torch_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -306,7 +306,7 @@ def test_a_sweep_takes_the_optimizer_steps_of_the_recipe(tmp_path: Path) -> None
     config = load_recipe(QUICKSTART, [*overrides, "samples_per_group=2"]).config
     groups = fabricate(LengthLaw.parse("mean=8,prompt=4"), 3, 2, 32, seed=0)
     _, minibatches = share_of_minibatches(groups, config, Replicas(1), 0)
-    trainer = torch_trainer_of(TrainerSpec(config, str(tmp_path), 0, 1), SingleRank())
+    trainer = build_torch_trainer(TrainerSpec(config, str(tmp_path), 0, 1), SingleRank())
     for group in groups:
         group["generation_logprobs"] = np.zeros(len(group["response_ids"]), np.float32)
     loss, peaks, times = LossSpec.of(config), PeakMemory(ResidentMeter()), PhaseTimes()

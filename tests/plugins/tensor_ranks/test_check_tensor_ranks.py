@@ -17,7 +17,7 @@ from transformers import (
 
 from offbeat.launch.checks.torch_ranks import check_data_ranks
 from offbeat.messages.finding import Finding, Level, size
-from offbeat.trainers.trainer_plugin import parts_of
+from offbeat.trainers.trainer_plugin import find_parts
 from tests.support.recipes import make_config
 
 SIZES: dict[str, Any] = {
@@ -36,7 +36,7 @@ def findings(
 ) -> list[Finding]:
     model.save_pretrained(path)
     run = make_config(path, trainer=trainer)
-    of_parts = (part.check(run, gpu) for part in parts_of(run))
+    of_parts = (part.check(run, gpu) for part in find_parts(run))
     return [*chain(check_data_ranks(run, gpu), *of_parts)]
 
 

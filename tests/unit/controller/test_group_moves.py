@@ -9,7 +9,7 @@ from offbeat.controller.events import AnyEvent, DropReason, Event, ReturnKind
 from offbeat.controller.group_moves import MOVES, GroupEnd, GroupMove, Place
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import IllegalMove, Ledger, steps_after
-from offbeat.controller.moves_doc import updated
+from offbeat.controller.moves_doc import update_page
 from tests.support.ledger_model import receipt
 
 PAGE = Path(__file__).parents[3] / "docs" / "journal.md"
@@ -103,7 +103,7 @@ def test_a_rewind_moves_what_is_claimed_and_what_was_trained() -> None:
 
 def test_the_document_is_what_the_table_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == updated(page), "docs/journal.md: run python -m offbeat.controller.moves_doc"
+    assert page == update_page(page), "docs/journal.md: run python -m offbeat.controller.moves_doc"
 
 
 def test_every_record_that_moves_a_group_is_in_the_table() -> None:

@@ -25,7 +25,7 @@ from offbeat.models.loading import (
     load_causal_lm,
 )
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.model import unfilled_model
+from offbeat.trainers.torch.model import make_unfilled_model
 from tests.support.model_families import FAMILIES, family_model
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
@@ -165,7 +165,7 @@ def test_a_model_computes_in_float64_with_experts_too(family: str, tmp_path: Pat
     model = load_model(tmp_path, torch.float64, "cpu", trust_remote_code=False)
     prepare_model(model, max_model_len=64)
     start_trainer(tmp_path, "float64")
-    shell = unfilled_model(model.config, torch.float64, trust_remote_code=False)
+    shell = make_unfilled_model(model.config, torch.float64, trust_remote_code=False)
     assert shell.config._experts_implementation == model.config._experts_implementation  # noqa: SLF001 -- no public name
 
 

@@ -31,11 +31,11 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_load import normalised_scores
+from offbeat.trainers.expert_load import normalise_scores
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.model import freeze
-from offbeat.trainers.torch.routing import check_routers, routers_of
+from offbeat.trainers.torch.routing import check_routers, find_routers
 from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -64,7 +64,7 @@ def glm4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("glm4")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(BIASED)
-    for router in routers_of(model):
+    for router in find_routers(model):
         router.get_buffer("e_score_correction_bias").uniform_(-0.3, 0.3)
     model.save_pretrained(path)
     return path
@@ -129,7 +129,7 @@ def plain_gradients(trainer: TorchTrainer, step: Step, shares_LE: Tensor) -> dic
     model, seen, total = trainer.module, list[Tensor](), torch.zeros((), dtype=torch.float64)
     hooks = [
         each.register_forward_hook(lambda _, __, output: seen.append(output[0]))
-        for each in routers_of(model)
+        for each in find_routers(model)
     ]
     for group in step[0]:
         offsets, first = group["response_offsets"], len(group["prompt_ids"])
@@ -300,14 +300,14 @@ def test_the_scores_of_each_known_router_are_those_it_weighs_experts_by(
     config: PreTrainedConfig,
 ) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
-    routers = routers_of(model)
+    routers = find_routers(model)
     assert routers
     for router in routers:
         sigmoid = type(router).__name__.endswith("TopkRouter")
         hidden = torch.randn(9, model.config.hidden_size)
         torch.nn.init.normal_(router.get_parameter("weight"))
         logits, weights, chosen = router(hidden)
-        own = normalised_scores(logits, sigmoid=sigmoid).gather(1, chosen)
+        own = normalise_scores(logits, sigmoid=sigmoid).gather(1, chosen)
         expected = own / own.sum(-1, keepdim=True)
         assert torch.allclose(weights / weights.sum(-1, keepdim=True), expected, atol=1e-5)
 
@@ -340,7 +340,7 @@ def test_a_setting_that_would_do_nothing_to_the_model_is_refused(
 def test_a_model_of_which_every_router_is_frozen_has_nothing_to_balance() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(BIASED)
-    first, second = routers_of(model)
+    first, second = find_routers(model)
     freeze(model, ["model.layers.1.*"])
     check_routers(model, MoeConfig(bias_update_rate=0.001))
     assert not first.get_parameter("weight").requires_grad

@@ -14,9 +14,9 @@ from offbeat.trainers.expert_names import (
     TOGETHER,
     ExpertNames,
     Meta,
-    named_apart,
     regions_apart,
     regions_together,
+    split_experts,
 )
 from offbeat.weight_sync.chunks import dtype_name
 from offbeat.weight_sync.receiver import TensorRegion
@@ -165,7 +165,7 @@ def test_regions_of_experts_hold_the_elements_that_whole_tensors_hold(
         "m.experts.down_proj": torch.rand(experts, 3, rows),
         "m.norm.weight": torch.rand(3),
     }
-    apart = dict(named_apart(fused.items()))
+    apart = dict(split_experts(fused.items()))
     for names, source, wanted in (
         (regions_apart, fused, apart),
         (regions_together, apart, fused),

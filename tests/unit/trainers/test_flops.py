@@ -28,7 +28,7 @@ from transformers import (
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.plugins.megatron.architecture import architecture_flops, read_architecture
-from offbeat.trainers.batches.packing import flatten, pack, rows_of, visible_in
+from offbeat.trainers.batches.packing import flatten, pack, pack_rows, visible_in
 from offbeat.trainers.batches.planner import plan_rows
 from offbeat.trainers.flops import PassTimer, known_peak, tokens_and_pairs
 from offbeat.trainers.ranks.peers import SingleRank
@@ -169,7 +169,7 @@ def test_tokens_and_pairs_are_those_of_the_mask(*, flat: bool) -> None:
     real_RT = packed.segments_RT >= 0
     pairs = int(visible_in(packed)[real_RT].sum())
     assert tokens_and_pairs(packed) == (int(real_RT.sum()), pairs)
-    assert tokens_and_pairs(rows_of([[1, 2, 3]])) == (3, 6)
+    assert tokens_and_pairs(pack_rows([[1, 2, 3]])) == (3, 6)
 
 
 def test_experts_of_a_router_that_is_not_known_are_not_counted() -> None:

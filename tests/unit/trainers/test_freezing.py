@@ -15,7 +15,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.state import saved_names
+from offbeat.trainers.torch.state import read_saved_names
 from tests.support.chunks import in_chunk
 from tests.support.split_steps import (
     MakeTrainer,
@@ -137,7 +137,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(
     run_step(undisturbed, step_data, LOSS, 1)
     undisturbed.save_state(tmp_path)
     assert not any(
-        is_frozen(name.removeprefix("exp_avg/"), LOWER) for name in saved_names(tmp_path)
+        is_frozen(name.removeprefix("exp_avg/"), LOWER) for name in read_saved_names(tmp_path)
     )
     restored = trainer_of(dtype=dtype, freeze=LOWER)
     restored.load_state(tmp_path)

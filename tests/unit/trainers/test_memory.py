@@ -9,8 +9,8 @@ import torch
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.metric_table import METRICS
-from offbeat.trainers.batches.packing import PackedRows, rows_of
-from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
+from offbeat.trainers.batches.packing import PackedRows, pack_rows
+from offbeat.trainers.memory import PeakMemory, ResidentMeter, make_meter, with_highest
 from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 
 MIB = 2**20
@@ -98,7 +98,7 @@ def test_the_highest_of_all_ranks_is_reported_and_the_rest_is_the_first_ranks() 
 
 
 def test_the_stub_reports_nothing() -> None:
-    memory = PeakMemory(meter_of(StubTrainerConfig()))
+    memory = PeakMemory(make_meter(StubTrainerConfig()))
     work(memory, "microbatch", "finish")
     assert memory.report(1) == {}
 
@@ -144,7 +144,7 @@ class Cutting:
     def read(self) -> tuple[int, list[PackedRows]]:
         at_once = max(1, self.most // 8)
         sizes = [min(at_once, self.rows - each) for each in range(0, self.rows, at_once)]
-        return self.rows, [rows_of([list(range(8))] * size) for size in sizes]
+        return self.rows, [pack_rows([list(range(8))] * size) for size in sizes]
 
 
 def out_of_memory_at(tokens: int) -> PassRoom:

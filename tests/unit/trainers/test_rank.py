@@ -30,7 +30,7 @@ from offbeat.messages.weights import FullReason
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.backend import Advantages
 from offbeat.trainers.errors import ColumnsMissing, UntrainableModel
-from offbeat.trainers.held_columns import merged
+from offbeat.trainers.held_columns import merge_columns
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
@@ -332,7 +332,7 @@ def test_prepared_columns_come_with_their_names_and_sizes(rank: TrainerRank) -> 
 def test_a_groups_columns_are_gathered_from_all_its_payloads() -> None:
     a, b, c = (np.array([i]) for i in range(3))
     payloads = [[{"x": a}, {"x": b}], [{"y": c}]]
-    assert merged((((0, 1), (1, 0)), ((0, 0),)), payloads) == [{"x": b, "y": c}, {"x": a}]
+    assert merge_columns((((0, 1), (1, 0)), ((0, 0),)), payloads) == [{"x": b, "y": c}, {"x": a}]
 
 
 def test_the_model_is_saved_under_the_name_of_its_step(rank: TrainerRank, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from transformers import (
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
-from offbeat.trainers.ranks.assembly import source_of
+from offbeat.trainers.ranks.assembly import build_source
 from offbeat.trainers.receiver_names import (
     file_shapes,
     module_shapes,
@@ -194,7 +194,7 @@ def test_a_rank_sends_what_the_engines_of_its_run_load(
     overrides = {"generator": {"backend": backend}, "sync": {"chunk_mib": 0.01}}
     config = make_config(model=path, **overrides)
     spec = TrainerSpec(config, "run")
-    source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
+    source = build_source(spec, manifest_metas(model), lambda: named_weights(model))
     sent = {each.name for each in source.manifest.tensors}
     assert any(".experts.3." in name for name in sent) == is_apart
     own = {name for name, _ in named_weights(model)}
@@ -207,7 +207,7 @@ def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> No
     sync = {"wire_dtype": "bfloat16", "keep_float32": ["norm.weight"]}
     config = make_config(path, sync=sync)
     spec = TrainerSpec(config, "run")
-    source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
+    source = build_source(spec, manifest_metas(model), lambda: named_weights(model))
     dtypes = {each.name: each.dtype for each in source.manifest.tensors}
     assert dtypes == {
         name: "float32" if name.endswith("norm.weight") else "bfloat16" for name in dtypes

@@ -15,7 +15,7 @@ from offbeat.trainers.batches.packing import padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.forward import compute_packed_logprobs
 from offbeat.trainers.torch.proof import (
     prove_kind,
     prove_model,
@@ -103,7 +103,7 @@ def distance_if_shared(model: PreTrainedModel, groups: Sequence[Group], want: Te
         for packed in microbatches:
             assert not packed.one_branch_a_row
             with torch.no_grad():
-                got[torch.from_numpy(packed.source_N)] = packed_logprobs(model, packed, 1.0)
+                got[torch.from_numpy(packed.source_N)] = compute_packed_logprobs(model, packed, 1.0)
     except (RuntimeError, ValueError):
         return float("inf")
     return (got - want).abs().max().item()
@@ -176,7 +176,7 @@ def test_padding_brings_no_embedding_of_zeros_at_which_a_model_has_no_gradient()
     _, (packed,) = planner.cut(groups, only_trained=False)
     assert (packed.segments_RT < 0).any()
     for each in packed, padding_microbatch(packed.padding_token):
-        packed_logprobs(model, each, 1.0).sum().backward()
+        compute_packed_logprobs(model, each, 1.0).sum().backward()
     assert all(each.grad is None or each.grad.isfinite().all() for each in model.parameters())
 
 

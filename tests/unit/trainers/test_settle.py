@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from offbeat.trainers.torch.sharding import own, settled
+from offbeat.trainers.torch.sharding import own, reset_after_error
 from offbeat.trainers.torch_versions import refuse_sharding
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def test_a_model_whose_first_pass_fails_before_it_begins_computes_afterwards(
 ) -> None:
     """torch has nothing to reset then, and raised an error of its own in the place of the pass's."""
     model = sharded(mesh)
-    with pytest.raises(ZeroDivisionError), settled(model):
+    with pytest.raises(ZeroDivisionError), reset_after_error(model):
         fail()
     model(torch.ones(2, 4)).sum().backward()
     assert all(each.grad is not None for each in model.parameters())
@@ -53,7 +53,7 @@ def test_gradients_of_a_step_outlast_a_later_pass_that_fails(mesh: DeviceMesh) -
     model = sharded(mesh)
     model(torch.ones(2, 4)).sum().backward()
     before = [own(each.grad).clone() for each in model.parameters() if each.grad is not None]
-    with pytest.raises(RuntimeError, match="shapes"), settled(model), torch.no_grad():
+    with pytest.raises(RuntimeError, match="shapes"), reset_after_error(model), torch.no_grad():
         model(torch.ones(2, 5))
     after = [own(each.grad) for each in model.parameters() if each.grad is not None]
     assert len(before) == len(after) == 4

@@ -13,8 +13,8 @@ from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.state import (
     METADATA,
     load_shards,
+    read_saved_names,
     save_shards,
-    saved_names,
 )
 
 
@@ -39,7 +39,7 @@ def test_tensors_come_back_in_their_types_to_the_last_bit(tmp_path: Path) -> Non
         "random state": torch.get_rng_state(),
     }
     save_shards(tensors, tmp_path, SingleRank())
-    assert saved_names(tmp_path) == tensors.keys()
+    assert read_saved_names(tmp_path) == tensors.keys()
     again = {name: torch.zeros_like(each) for name, each in tensors.items()}
     load_shards(again, tmp_path, SingleRank())
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
@@ -82,7 +82,7 @@ def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) 
     trapped = tmp_path / "trapped"
     (tmp_path / METADATA).write_bytes(pickle.dumps(Trap(trapped)))
     with pytest.raises(OSError, match=r"posix\.mkdir does not belong in it"):
-        saved_names(tmp_path)
+        read_saved_names(tmp_path)
     assert not trapped.exists()
 
 
@@ -102,4 +102,4 @@ _METADATA_CLASS = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 def test_a_table_of_contents_that_is_none_is_an_os_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / METADATA).write_bytes(content)
     with pytest.raises(OSError, match=METADATA):
-        saved_names(tmp_path)
+        read_saved_names(tmp_path)

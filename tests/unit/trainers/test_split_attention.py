@@ -17,7 +17,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.trainers.batches.packing import PackedRows, flatten, list_tree_parts, pack, visible_in
 from offbeat.trainers.batches.planner import plan_flat_microbatches, plan_rows
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.trainers.torch.forward import chunked_head, has_plain_head
+from offbeat.trainers.torch.forward import chunk_head, has_plain_head
 from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.trainers.torch.split_attention import SPLIT, attention_by_part, split_attention
@@ -152,7 +152,7 @@ def test_places_in_chunks_have_the_values_and_gradients_of_all_at_once() -> None
     places = torch.from_numpy(packed.predicts_U)
     want = found(compute(head(hidden[0][places]), which, target))
     for size in (1, 5, 1000):
-        with chunked_head(head, packed, compute, size) as unpack:
+        with chunk_head(head, packed, compute, size) as unpack:
             got = found(unpack(head(hidden)))
         for own, other in zip(got, want, strict=True):
             torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)

@@ -14,7 +14,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.trainers.checkpoints.weight_files import opened_tensors, save_tensors
+from offbeat.trainers.checkpoints.weight_files import open_tensors, save_tensors
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -188,8 +188,8 @@ def test_a_disk_that_refuses_tensors_is_an_os_error(tmp_path: Path) -> None:
 def test_tensors_are_read_by_name(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6).reshape(2, 3).T, "b": torch.tensor(1.5)}
     save_tensors(tensors, tmp_path / "file")
-    with opened_tensors(tmp_path / "file") as opened:
+    with open_tensors(tmp_path / "file") as opened:
         assert sorted(opened.keys()) == ["a", "b"]
         assert all(torch.equal(opened.get_tensor(name), tensors[name]) for name in tensors)
-    with pytest.raises(OSError, match="cannot be read"), opened_tensors(tmp_path / "other"):
+    with pytest.raises(OSError, match="cannot be read"), open_tensors(tmp_path / "other"):
         pass

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from offbeat.messages.fences import StepKey
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.trainers.rank import trained_log
+from offbeat.trainers.rank import open_trained_log
 
 STEP = {"step": 3, "attempt": 2, "version": 3, "prompt_indices": [7, 5]}
 
@@ -26,7 +26,7 @@ def test_each_step_and_restore_is_a_line_in_the_run_directory(
     own = tmp_path / "own" if is_remote else tmp_path
     place = WriteLocation(own, RunFiles(tmp_path) if is_remote else None)
     for _ in range(2):  # a restarted process goes on in the same file
-        log = trained_log(place)
+        log = open_trained_log(place)
         log.trained(StepKey(3, 2, 9), 3, [7, 5])
         log.restored(1)
         log.close()
@@ -41,7 +41,7 @@ def test_a_line_that_cannot_be_written_is_warned_of_and_fails_no_applied_step(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trained-rank0.jsonl").symlink_to("/dev/full")
     place = WriteLocation(tmp_path, FullDisk(tmp_path) if is_remote else None)
-    log = trained_log(place)
+    log = open_trained_log(place)
     with capture_logs() as events:
         log.trained(StepKey(3, 2, 9), 3, [7, 5])
         log.restored(1)

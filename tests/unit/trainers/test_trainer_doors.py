@@ -8,9 +8,9 @@ from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.trainers.trainer_plugin import (
     choose_trainer,
+    find_parts,
     find_trainer,
     known_trainers,
-    parts_of,
     replace_parts,
 )
 from tests.support.recipes import make_config
@@ -42,14 +42,14 @@ def test_the_section_of_a_plugin_says_how_its_ranks_share_the_model() -> None:
 
 
 def test_a_recipe_without_a_part_has_the_trainer_of_its_backend() -> None:
-    assert parts_of(recipe()) == []
+    assert find_parts(recipe()) == []
     assert choose_trainer(recipe(), 0, TorchTrainer) is TorchTrainer
 
 
 @pytest.mark.plugins
 def test_a_part_replaces_parts_of_the_trainer_of_each_rank() -> None:
     config, default = recipe(encoder={}), TorchParts()
-    assert [part.key for part in parts_of(config)] == ["encoder"]
+    assert [part.key for part in find_parts(config)] == ["encoder"]
     for rank in range(2):
         parts = replace_parts(config, rank, default)
         assert parts.loader is not default.loader

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from offbeat.trainers.checkpoints.weight_files import replaced, write_weights
+from offbeat.trainers.checkpoints.weight_files import replace_directory, write_weights
 
 INDEX = "model.safetensors.index.json"
 BOUND = 400
@@ -99,6 +99,6 @@ def test_what_a_killed_process_left_of_a_directory_is_removed_by_the_next_one(
     for each in (left, other):
         each.mkdir(parents=True)
         (each / "model-00000.unfinished").write_bytes(b"half")
-    with replaced(tmp_path / "runs/step_1", like) as staged:
+    with replace_directory(tmp_path / "runs/step_1", like) as staged:
         write_weights(CountedSource(SIZES), staged)
     assert {each.name for each in (tmp_path / "runs").iterdir()} == {"step_1", other.name}
