@@ -36,7 +36,7 @@ from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.optimizer import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import ModuleSource, named_weights, on_host
+from offbeat.weight_sync.chunks import ModuleSource, iterate_weights, on_host
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
@@ -129,7 +129,7 @@ def rounded(module: nn.Module, wire: str) -> dict[str, Tensor]:
     bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
     return {
         name: each.to(dtype, copy=True).contiguous().view(bits)
-        for name, each in named_weights(module)
+        for name, each in iterate_weights(module)
     }
 
 
@@ -141,14 +141,14 @@ def changed_share(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 
 def same_bits(source: nn.Module, served: nn.Module) -> bool:
     """Return whether the served weights are the trainer's, rounded, bit by bit."""
-    dtype = {name: each.dtype for name, each in named_weights(served)}
-    held = dict(named_weights(served))
+    dtype = {name: each.dtype for name, each in iterate_weights(served)}
+    held = dict(iterate_weights(served))
     return all(
         torch.equal(
             each.to(dtype[name]).contiguous().view(torch.uint8),
             held[name].contiguous().view(torch.uint8),
         )
-        for name, each in named_weights(source)
+        for name, each in iterate_weights(source)
     )
 
 
@@ -201,7 +201,7 @@ def rounded_steps(path: str, rounding: str, rate: float, steps: int) -> list[flo
     Gradients are computed in float32 at the rounded weights: few processors multiply bfloat16 fast.
     """
     model = loaded(path, torch.float32)
-    weights, parameters = dict(named_weights(model)), dict(model.named_parameters())
+    weights, parameters = dict(iterate_weights(model)), dict(model.named_parameters())
     masters = {name: each.detach().clone() for name, each in weights.items()}
     halves = {name: each.bfloat16() for name, each in weights.items()}
     optimizer = torch.optim.AdamW(masters.values(), lr=rate, weight_decay=0.0)

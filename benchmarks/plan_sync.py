@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.busiest_sender import optimal_busiest
 from offbeat.plugins.planning.grid_text import parse_grid
-from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
+from offbeat.plugins.planning.sync_plan import SyncLayouts, make_plan
 from offbeat.weight_sync.dtypes import WirePolicy
 
 MODELS = Path(__file__).resolve().parents[1] / "tests" / "data" / "model_configs"
@@ -94,7 +94,7 @@ def main() -> None:
             ranks_per_machine=8,
             max_piece_bytes=64 << 20,
         )
-        plan, report = plan_of(layouts)
+        plan, report = make_plan(layouts)
         found = report.bytes
         optimum = "-"
         if not wanted.no_flow:

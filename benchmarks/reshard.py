@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.plugins.reshard.group import Device, PairGroup, meet, opened
+from offbeat.plugins.reshard.group import Device, PairGroup, meet, open_connection
 from offbeat.plugins.reshard.messages import Route, TransferTimeouts
 from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.plugins.reshard.sender import ReshardSender
@@ -35,7 +35,7 @@ from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.region import Placement, chunk_cuts, part_of
+from offbeat.weight_sync.region import Placement, chunk_cuts, cut_part
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.shards import HeldShards
@@ -67,13 +67,13 @@ def rank_main(
     peers = join(at, rank, "cpu", HOST)
     shape = shape_of(pair_bytes)
     metas = [TensorMeta(f"w{index}", shape, "float32") for index in range(TENSORS)]
-    own = part_of(shape, 0, chunk_cuts(shape[0], RANKS), rank)
+    own = cut_part(shape, 0, chunk_cuts(shape[0], RANKS), rank)
     held = [TensorRegion(each.name, own, torch.rand(own.shape)) for each in metas]
     columns = chunk_cuts(shape[1], RECEIVERS)
-    parts = [(part_of(shape, 1, columns, index), (index,)) for index in range(RECEIVERS)]
+    parts = [(cut_part(shape, 1, columns, index), (index,)) for index in range(RECEIVERS)]
     rows = chunk_cuts(shape[0], RANKS)
     world = [
-        [(each.name, part_of(shape, 0, rows, other)) for each in metas] for other in range(RANKS)
+        [(each.name, cut_part(shape, 0, rows, other)) for each in metas] for other in range(RANKS)
     ]
     needed = dict.fromkeys((each.name for each in metas), Placement(tuple(parts)))
     plan = plan_buckets(metas, world, chunk, needed)
@@ -104,7 +104,7 @@ def serve_bare(
 
     def serve(receiver: int) -> None:
         place = meet(server.route, f"{name}.{receiver}", 0)
-        with opened(lambda: PairGroup(place, device)) as pair:
+        with open_connection(lambda: PairGroup(place, device)) as pair:
             for tag in range(count):
                 if pair.in_flight == IN_FLIGHT:
                     pair.wait(60.0)
@@ -146,7 +146,7 @@ def receiver_main(rank: int, pair_bytes: int, chunk: int, told: Connection) -> N
 
         def take(source: int, name: str = name, routes: tuple[Route, ...] = routes) -> None:
             place = meet(routes[source], f"{name}.{rank}", 1)
-            with opened(lambda: PairGroup(place, device)) as pair:
+            with open_connection(lambda: PairGroup(place, device)) as pair:
                 for tag, room in enumerate(rooms[source]):
                     if pair.in_flight == IN_FLIGHT:
                         pair.wait(60.0)

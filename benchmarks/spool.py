@@ -69,7 +69,7 @@ async def measure(name: str, tokens: int, rounds: int, directory: Path) -> None:
 
     async def segments() -> None:
         answers[:] = await asyncio.gather(
-            *(spooling.spooled(answer, columns) for _ in range(GROUPS))
+            *(spooling.spool_group(answer, columns) for _ in range(GROUPS))
         )
 
     def write_files() -> None:

@@ -58,7 +58,7 @@ from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.transport import release_of
+from offbeat.weight_sync.transport import make_release
 
 log = structlog.stdlib.get_logger()
 AskLayout = Callable[[Fence], Awaitable[EngineLayout | None]]
@@ -263,7 +263,7 @@ class RayTrainer:
         published, *_ = await self._gathered([meta, *helping], "publish")
         if layout is not None:
             self._planned = incarnations
-        return release_of(version, published, tuple(chunks), self._delta_handles)
+        return make_release(version, published, tuple(chunks), self._delta_handles)
 
     async def _new_layout(self, fence: Fence) -> EngineLayout | None:
         """Return the layout of the engines if these ranks do not know it yet."""
@@ -301,7 +301,7 @@ class RayTrainer:
 
     def _places_of(self, rank: int, shares: Sequence[Sequence[int]]) -> list[int]:
         """Return the indices of a rank's groups in the chunk, share after share."""
-        return [place for share in self._replicas.shares_of(rank) for place in shares[share]]
+        return [place for share in self._replicas.list_shares(rank) for place in shares[share]]
 
     def _send(
         self,

@@ -284,7 +284,7 @@ class Controller:
         """Execute the operator's commands from the inbox."""
         operator = self.state.operator
         while True:
-            await self.state.waits.unlisted(operator.has_command)
+            await self.state.waits.wait_unlisted(operator.has_command)
             command = operator.next_command()
             log.info("run.command", command=type(command).__name__)
             match command:
@@ -310,7 +310,7 @@ class Controller:
         within_s = grace_s if self._config.checkpoint.interval else min(grace_s, _MOMENT_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await state.waits.unlisted(lambda: state.ledger.intent is None)
+                await state.waits.wait_unlisted(lambda: state.ledger.intent is None)
 
     def _step_done(self, measures: StepMetricsBuilder) -> None:
         metrics = self.progress.step_done(measures)

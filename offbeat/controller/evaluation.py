@@ -117,7 +117,7 @@ class Evaluation:
         pending = self._state.evaluation
         pending.requested_version, pending.newest_due = version, version
 
-    def arrived_at_version(self) -> None:
+    def request_due(self) -> None:
         """Request the evaluation that is due at the version after a recovery or rewind.
 
         If only the trainer knew that a step was applied, nobody has requested its evaluation. If a

@@ -91,7 +91,7 @@ class TimeAttribution:
         self._idle = category
         self._judge()
 
-    def computed(self, compute_s: float) -> None:
+    def add_computing(self, compute_s: float) -> None:
         """Add the time that the trainer reports to have computed in a step."""
         self._trainer_compute_s += compute_s
 

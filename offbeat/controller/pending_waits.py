@@ -191,13 +191,13 @@ class PendingWaits:
         first = next((entry for entry in wanted if not entry.background), None)
         return "" if first is None else f"{first.waiter}: {first.target}"
 
-    def waits_of(self, pump: Pump) -> str:
+    def describe_wait(self, pump: Pump) -> str:
         """Describe the wait of one pump, or return "" if it waits for nothing."""
         return next(
             (f"{each.waiter}: {each.target}" for each in self._open if each.pump is pump), ""
         )
 
-    def listed(self, now: float) -> tuple[NamedWait, ...]:
+    def list_longest(self, now: float) -> tuple[NamedWait, ...]:
         """Return the longest waits in progress, without probes of healthy engines."""
         entries = [entry for entry in self._open if not entry.background][:_SHOWN]
         return tuple(

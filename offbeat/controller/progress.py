@@ -103,7 +103,10 @@ class Progress:
 
     def _busy_metrics(self, measures: StepMetricsBuilder) -> dict[str, float]:
         trainer, engines = self._state.observer.times.lap()
-        generate_s, reward_s = measures.mean_of("generate_s"), measures.mean_of("reward_s")
+        generate_s, reward_s = (
+            measures.compute_mean("generate_s"),
+            measures.compute_mean("reward_s"),
+        )
         spent = Spent(
             trainer=trainer,
             engines=engines,
@@ -143,7 +146,7 @@ class Progress:
     def _waiting_for(self) -> str:
         """Describe the run's wait. A train pump without engines waits for an engine's start."""
         state = self._state
-        train = state.waits.waits_of(Pump.TRAIN)
+        train = state.waits.describe_wait(Pump.TRAIN)
         if train and not state.fleet.is_serving:
             train = state.waits.oldest(Component.ENGINE) or train
         return state.outage.describe() or train or state.waits.oldest()

@@ -40,7 +40,7 @@ class StepMetricsBuilder:
         self.outcome: StepResult | None = None  # once the ledger has it
 
     @contextmanager
-    def timed(self, what: str) -> Generator[None, None, None]:
+    def measure_time(self, what: str) -> Generator[None, None, None]:
         """Add the duration of the block to a timer, in seconds of the event loop's clock."""
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -116,7 +116,7 @@ class StepMetricsBuilder:
         """Return the rewards of the valid samples."""
         return [reward for rewards in self._rewards_by_group for reward in rewards]
 
-    def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
+    def compute_mean(self, what: Literal["generate_s", "reward_s"]) -> float:
         """Return the mean, over the groups, of the time in the engine or in the reward."""
         in_engine = what == "generate_s"
         return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
@@ -161,8 +161,8 @@ class StepMetricsBuilder:
             **self._per_sample(),
             **self._rewards_by_name(),
             **self._by_environment(),
-            "rollout/generate_s_mean": self.mean_of("generate_s"),
-            "rollout/reward_s_mean": self.mean_of("reward_s"),
+            "rollout/generate_s_mean": self.compute_mean("generate_s"),
+            "rollout/reward_s_mean": self.compute_mean("reward_s"),
             "time/step_s": self.wall_s,
             "time/train_s": self.train_s,
             **{f"time/{name}_s": value for name, value in self.timers.items()},

@@ -147,7 +147,7 @@ class TrainStep:
                 state.observer.reached(Failpoint.CHUNK_SENT)
             if not begun or due.is_cut_short:
                 return None
-            with measures.timed("sync"):
+            with measures.measure_time("sync"):
                 await self._sync.wait_for_snapshot()
             finish = await self._finish(calls, key.next())
             # Stay inside until it is answered: a task that fails while its group is being left
@@ -216,7 +216,7 @@ class TrainStep:
         state = self._state
         with (
             state.observer.trainer_waits(TrainerTime.WAITING_GROUPS),
-            measures.timed("wait_groups"),
+            measures.measure_time("wait_groups"),
         ):
             due = await state.waits.until(
                 Pump.TRAIN, "ready groups", lambda: state.trainer.lost or self._due()
@@ -270,12 +270,12 @@ class TrainStep:
             if group.receipt is None or group.oldest_version < oldest_allowed:
                 raise AssertionError(f"{group} was claimed past the staleness bound")
             receipts.append(group.receipt)
-        with measures.timed("advantage"):
+        with measures.measure_time("advantage"):
             advantages = await self._compute_advantages(receipts)
         measures.add(receipts, advantages, state.ledger.trainer_version)
         loss = self._loss.config
         if loss.needs_policy_logprobs or loss.needs_reference_logprobs or loss.teacher_path:
-            with measures.timed("prepare_logprobs"):
+            with measures.measure_time("prepare_logprobs"):
                 await self._prepare_logprobs(receipts)
         return self._chunk(receipts, advantages)
 

@@ -130,7 +130,7 @@ class TrainPump:
 
     async def _until_done(self) -> None:
         state = self._state
-        self._evaluation.arrived_at_version()
+        self._evaluation.request_due()
         if self._checkpoints.is_due(state.ledger.trainer_version):  # a controller died before
             await self._checkpoints.save(state.ledger.trainer_version)
         while state.step <= state.config.steps and not state.operator.is_stopping:
@@ -157,7 +157,7 @@ class TrainPump:
 
     def _report(self, measures: StepMetricsBuilder, result: StepResult) -> None:
         """Close the metrics of a step and pass them on."""
-        self._state.observer.times.computed(result.compute_s)
+        self._state.observer.times.add_computing(result.compute_s)
         sent = {
             "sync/unchanged_releases": self._sync.unchanged.count,
             **self._sync.deltas.take_figures(),
@@ -186,11 +186,11 @@ class TrainPump:
         if sync_due:
             with (
                 state.observer.trainer_waits(TrainerTime.WAITING_WEIGHTS),
-                measures.timed("sync"),
+                measures.measure_time("sync"),
             ):
                 await self._sync.request_release(version)
         if self._checkpoints.is_due(version):
-            with measures.timed("checkpoint"):
+            with measures.measure_time("checkpoint"):
                 await self._checkpoints.save(version)
         if evaluation_due:
             self._evaluation.request(version)

@@ -37,7 +37,7 @@ class Waits(PendingWaits):
 
     def named(self) -> tuple[NamedWait, ...]:
         """Return the longest waits in progress, for people."""
-        return self.listed(self._clock())
+        return self.list_longest(self._clock())
 
     async def until(
         self, pump: Pump, target: str, predicate: Callable[[], T | None], *, waiter: str = ""
@@ -54,7 +54,7 @@ class Waits(PendingWaits):
             self._observer.waited(pump, target, since)
         return value
 
-    async def unlisted(self, predicate: Callable[[], bool]) -> None:
+    async def wait_unlisted(self, predicate: Callable[[], bool]) -> None:
         """Wait until ``predicate`` holds. The watchdog does not list the wait."""
         await self._signal.wait_for(predicate)
 

@@ -139,7 +139,7 @@ class FilePrompts(RowPrompts):
         shown_of: ShownPart = dict,
     ) -> None:
         reader = _Reader(columns, problem_of or row_problem, shown_of)
-        self._store = reader.stored(files)
+        self._store = reader.store_rows(files)
         self.digest = reader.digest
         """Digest of the files' bytes."""
         self.digests = reader.digests
@@ -205,7 +205,7 @@ class _Reader:
     def digest(self) -> str:
         return self._digest.hexdigest()
 
-    def stored(self, files: Sequence[Path]) -> RowStore:
+    def store_rows(self, files: Sequence[Path]) -> RowStore:
         shown = str(files[0] if len(files) == 1 else files[0].parent)
         try:
             store = RowStore(row for path in files for row in self._rows(path))

@@ -8,7 +8,7 @@ from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.telemetry.logs import new_incarnation
-from offbeat.weight_sync.canary import invented_answers
+from offbeat.weight_sync.canary import invent_answers
 
 
 class StubEngineServer(EngineServer):
@@ -33,7 +33,7 @@ class StubEngineServer(EngineServer):
             return LoadOutcome(0.0, None)
         chunks, started_s = await incoming.bring_whole(), time.perf_counter()
         if (canary := incoming.release.manifest.canary) is not None:
-            answers = invented_answers(bytes(chunks[0]).hex())  # all weights of a stub: 16 bytes
+            answers = invent_answers(bytes(chunks[0]).hex())  # all weights of a stub: 16 bytes
             gap = self._canaries.check(canary, answers, epoch=incoming.epoch, version=version)
         await self._stub.set_version(version)
         return LoadOutcome(time.perf_counter() - started_s, gap)

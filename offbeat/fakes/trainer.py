@@ -43,7 +43,7 @@ from offbeat.transfer_queue.schema import (
     RESPONSE_OFFSETS,
     Columns,
 )
-from offbeat.weight_sync.canary import invented
+from offbeat.weight_sync.canary import invent_canary
 from offbeat.weight_sync.manifest import plan
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class StubTrainer(TrainerBackend):
     ) -> TopLogprobs:
         """Derive next tokens from the digest, as a stub engine with the same digest does."""
         del prompts, count, quantize
-        return invented(self._digest)
+        return invent_canary(self._digest)
 
     def weights_digest(self) -> str:
         return self._digest

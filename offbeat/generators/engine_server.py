@@ -29,7 +29,7 @@ from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.delta_plugin import keep_release
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.served import ServedWeights, loaded_digest
+from offbeat.weight_sync.served import ServedWeights, digest_loaded
 from offbeat.weight_sync.transport import ReleaseHandle
 
 
@@ -196,7 +196,7 @@ class EngineServer:
             problem = f"a release took the place of the loaded weights: version {self._version}"
             raise WeightSyncFailed(self._name, epoch, version, problem)
         try:
-            return await in_thread("digest", lambda: loaded_digest(self._model_path))
+            return await in_thread("digest", lambda: digest_loaded(self._model_path))
         except OSError as error:
             raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
 

@@ -176,10 +176,10 @@ class IncomingRelease:
         """
         chunks = await self.bring(to_host=True)
         if self.release.manifest.pieces:
-            from offbeat.weight_sync.region_tensors import joined_release  # noqa: PLC0415 -- torch
+            from offbeat.weight_sync.region_tensors import join_release  # noqa: PLC0415 -- torch
 
             self._fetcher.warn_of_whole_tensors(self.release.manifest, reason)
-            join = partial(joined_release, self.release, chunks)
+            join = partial(join_release, self.release, chunks)
             self.release = await in_thread("whole tensors", join)
             chunks = self.release.chunks
         return cast("tuple[Bytes, ...]", chunks)

@@ -24,7 +24,7 @@ from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.background import in_thread
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.served import ServedWeights, loaded_digest
+from offbeat.weight_sync.served import ServedWeights, digest_loaded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -238,7 +238,7 @@ class ModuleEngineServer(EngineServer):
         from offbeat.weight_sync.additions import find_release_kind
 
         try:
-            digest = loaded_digest(self._model_path)
+            digest = digest_loaded(self._model_path)
         except OSError as error:
             raise TransferRefused(epoch, "digest of the model", str(error), "readable") from error
         return find_release_kind(kind).open_base(self._module, digest)

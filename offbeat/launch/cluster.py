@@ -46,7 +46,7 @@ from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatErr
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
-from offbeat.weight_sync.transport_plugin import find_transport_of
+from offbeat.weight_sync.transport_plugin import find_transport_plugin
 
 _BELOW: Final = "/ray/session_2026-11-24_02-05-24_431724_4194304/sockets/plasma_store"
 _LONGEST_SOCKET: Final = 107
@@ -248,7 +248,7 @@ def check_room(spec: RunSpec) -> None:
     machines = [node for node in ray.nodes() if node["Alive"]]
     nodes = [machine["Resources"] for machine in machines]
     with_gpu = [each["NodeManagerAddress"] for each in machines if each["Resources"].get("GPU")]
-    if (transport := find_transport_of(spec.config.sync)) is not None:
+    if (transport := find_transport_plugin(spec.config.sync)) is not None:
         transport.check_machines(spec.config, with_gpu)
     ranks, generator = trainer_resources(spec.config), spec.config.generator
     largest_rank = (max(each.cpus for each in ranks), max(each.gpus for each in ranks))

@@ -99,7 +99,7 @@ class _RayRuntime:
         try:
             with signals.held_back():
                 self._start(spec.config)
-            with signals.installed():  # Ray installs its own handler when it starts
+            with signals.install():  # Ray installs its own handler when it starts
                 with signals.held_back():
                     check_room(spec)
                     if (sharing := sharing_of(spec, token)) is not None:

@@ -11,7 +11,7 @@ from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.telemetry.hub import change_trackers
-from offbeat.weight_sync.transport_plugin import find_transport_of
+from offbeat.weight_sync.transport_plugin import find_transport_plugin
 
 STEPS: Final = 10
 ENGINES: Final = 4
@@ -38,7 +38,7 @@ def dry(config: RunConfig) -> RunConfig:
     of demonstrations. Prompts and rewards are synthetic. The run loads no model and contacts no
     server.
     """
-    values, transport = config.model_dump(), find_transport_of(config.sync)
+    values, transport = config.model_dump(), find_transport_plugin(config.sync)
     environments = {
         name: {
             "environment": each.environment.model_dump() | _STUB_ENVIRONMENT,

@@ -351,7 +351,7 @@ class LiveRun(Run):
 
         if self._over.is_set():
             return
-        with contextlib.suppress(Interrupted), self._session.signals.installed():
+        with contextlib.suppress(Interrupted), self._session.signals.install():
             _tell(f"the program has ended, the run in {self.directory} goes on (Ctrl-C ends it)")
             self._over.wait()
         try:

@@ -149,7 +149,7 @@ class Signals:
         return self.received is not None and (self._again or not self.begun)
 
     @contextmanager
-    def installed(self) -> Generator[None, None, None]:
+    def install(self) -> Generator[None, None, None]:
         if threading.current_thread() is not threading.main_thread():
             yield  # Python installs handlers only in the main thread
             return
@@ -350,7 +350,7 @@ def _start_meanwhile(
         return check()
     checking = StartedCall(check, "the check of the model")
     try:
-        with signals.installed():
+        with signals.install():
             runtime.start(config, signals)
             return checking.result()
     except BaseException:
@@ -365,7 +365,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     opened.tell_changes(partial(_say, console))
     try:
-        with signals.installed(), new_token(directory) as token:
+        with signals.install(), new_token(directory) as token:
             summary = runtime.run(spec, token, console, signals, opened)
     except Interrupted as interrupted:
         problem = f"{interrupted} before an orderly end"

@@ -54,7 +54,7 @@ class CpuClocks:
         self._threads = list[Callable[[], float]]()
         self._lock = threading.Lock()
 
-    def clock_of(self, thread: threading.Thread) -> Callable[[], float]:
+    def make_clock(self, thread: threading.Thread) -> Callable[[], float]:
         """Return a clock of a running thread's CPU seconds, for use in any thread.
 
         It stops once the thread has ended.
@@ -85,7 +85,7 @@ class CpuClocks:
 
 def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerRank:
     """Create the trainer's rank in its thread."""
-    clock, place = cpu.clock_of(thread.thread), WriteLocation(Path(spec.run_dir))
+    clock, place = cpu.make_clock(thread.thread), WriteLocation(Path(spec.run_dir))
     if spec.config.trainer.backend == "stub":
         from offbeat.fakes.trainer import make_stub_rank  # noqa: PLC0415 -- no torch
 
@@ -103,7 +103,7 @@ def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerR
 
 def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineServer:
     """Create an engine in the thread that runs its steps."""
-    clock = cpu.clock_of(thread.thread)
+    clock = cpu.make_clock(thread.thread)
     if spec.generator.backend == "stub":
         from offbeat.fakes.engine_server import StubEngineServer  # noqa: PLC0415 -- no torch
 
@@ -121,7 +121,7 @@ def make_shared_engine(
     """Create an engine that computes with the trainer's tensors, in the thread of its steps."""
     from offbeat.local.shared_weights import start_shared_engine  # noqa: PLC0415 -- torch
 
-    return start_shared_engine(spec, trainer, thread, cpu.clock_of(thread.thread))
+    return start_shared_engine(spec, trainer, thread, cpu.make_clock(thread.thread))
 
 
 def make_worker(
@@ -165,7 +165,7 @@ class LocalParts:
         self.generators = dict[str, LocalGenerator]()
         self._ports: MadePorts | None = None
         self._cpu = CpuClocks()
-        self._cpu.clock_of(self.loop.thread)
+        self._cpu.make_clock(self.loop.thread)
 
     def make_ports(self, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
         """Create the ports of a run. ``needed`` are the spool segments to keep."""

@@ -39,7 +39,7 @@ from offbeat.trainers.rank import TrainerRank
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool_reader import SpoolReader
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.transport import release_of
+from offbeat.weight_sync.transport import make_release
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class LocalTrainer:
         def publish(rank: TrainerRank) -> WeightRelease:
             published, *handles = rank.publish_weights(fence, version)
             _, _, delta_handles = rank.about(fence)
-            return release_of(version, published, tuple(handles), delta_handles)
+            return make_release(version, published, tuple(handles), delta_handles)
 
         return await self._rank.call("publish", publish)
 

@@ -36,7 +36,7 @@ class Spooling:
         self._without = 0  # consecutive groups without a copy
         self._incarnation = ""
 
-    async def spooled(self, receipt: Receipt, columns: _Columns) -> Receipt:
+    async def spool_group(self, receipt: Receipt, columns: _Columns) -> Receipt:
         """Write the group and return its receipt, with the copy's location if it was written.
 
         After a cancellation the file holds at most bytes that no receipt names.

@@ -319,7 +319,7 @@ class EnvironmentWorker:
                 advantages=self._advantages(receipt),
             )
         if self._spooling is not None and not task.evaluation:
-            receipt = await self._spooling.spooled(receipt, columns)
+            receipt = await self._spooling.spool_group(receipt, columns)
         return receipt, columns
 
     def _advantages(self, receipt: Receipt) -> Sequence[float]:

@@ -187,7 +187,7 @@ class _Story:
         match event:
             case Opened():
                 if self.incarnations:
-                    self.at_ends.append(self.expected())
+                    self.at_ends.append(self.compute_expected())
                 resumed = bool(self.incarnations) and event.driver != self._driver
                 self.incarnations.append(
                     ControllerIncarnation(event.incarnation, resumed, event.unix_s, event.unix_s)
@@ -207,7 +207,7 @@ class _Story:
         if self.incarnations:
             self.incarnations[-1].ended_unix_s = event.unix_s
 
-    def expected(self) -> dict[str, Any]:
+    def compute_expected(self) -> dict[str, Any]:
         """Return the expected figures of a summary at the end of the last incarnation."""
         run_id = self.ledger.run_id
         summary = summarize(
@@ -278,7 +278,7 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
     why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
     ended = f"{summary.outcome}: {why}" if why else summary.outcome
     said = _figures(summary)
-    found = story.expected()
+    found = story.compute_expected()
     if said == found:
         return "agrees", ended, []
     if said in story.at_ends:

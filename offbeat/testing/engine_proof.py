@@ -35,7 +35,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
 from offbeat.testing.engines import EngineRefused
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
-from offbeat.weight_sync.chunks import GatheredSource, dtype_name, named_weights
+from offbeat.weight_sync.chunks import GatheredSource, dtype_name, iterate_weights
 from offbeat.weight_sync.manifest import release_digest
 
 FENCE: Final = Fence("proof", 1)
@@ -82,7 +82,7 @@ def prove(
                 yield server
             finally:
                 if not proof.is_stuck:  # closing would hang as well
-                    await proof.answered(server.close(), "close")
+                    await proof.await_answer(server.close(), "close")
 
         async def main() -> None:
             async with opened(spec) as server:
@@ -154,7 +154,7 @@ class _Proof:
         fix = "Keep EngineServer.generate, which asks for the version first"
         raise EngineRefused(self._subject, f"it answers {when}", fix)
 
-    async def answered(self, call: Awaitable[T], name: str) -> T:
+    async def await_answer(self, call: Awaitable[T], name: str) -> T:
         """Return the answer of a call, which must arrive within the deadline."""
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -166,12 +166,12 @@ class _Proof:
             raise EngineRefused(self._subject, problem, fix) from None
 
     async def _generate(self, server: EngineServer, request: GenerateRequest) -> GenerateResult:
-        return await self.answered(server.generate(request), "generate")
+        return await self.await_answer(server.generate(request), "generate")
 
     async def _load(self, server: EngineServer, release: WeightRelease) -> WeightsAck:
         self._epoch += 1
         call = server.load(FENCE, self._epoch, release.without_handles(), *release.handles)
-        return await self.answered(call, f"load of version {release.version}")
+        return await self.await_answer(call, f"load of version {release.version}")
 
     async def _loads(self, server: EngineServer, release: WeightRelease) -> None:
         try:
@@ -206,7 +206,9 @@ class _Proof:
         """Check two concurrent requests: shapes, versions and every logprob."""
         asked = [self._request(1.0), self._request(0.7)]
         answers = asyncio.gather(*map(server.generate, asked))
-        for request, result in zip(asked, await self.answered(answers, "generate"), strict=True):
+        for request, result in zip(
+            asked, await self.await_answer(answers, "generate"), strict=True
+        ):
             self._check_form(request, result, version)
             for sample in range(request.samples):
                 self._check_logprobs(request, result, sample, version)
@@ -258,7 +260,7 @@ class _Proof:
             await asyncio.wait(asking, timeout=0.01)
             await self._refuses(server, release, CanaryFailed, "has a wrong canary")
             is_over.set()
-            await self.answered(asyncio.gather(*asking), "generate during a failing release")
+            await self.await_answer(asyncio.gather(*asking), "generate during a failing release")
         finally:
             await self._cancel(asking)
         await self._holds_nothing(server, "that were open when it lost its weights", "lose")
@@ -282,7 +284,7 @@ class _Proof:
         for call in calls:
             call.cancel()
         if not self.is_stuck:
-            await self.answered(asyncio.wait(calls), "a cancelled generate")
+            await self.await_answer(asyncio.wait(calls), "a cancelled generate")
 
     async def _holds_nothing(self, server: EngineServer, which: str, method: str) -> EngineState:
         """Check that no samples are open."""
@@ -294,7 +296,7 @@ class _Proof:
         return state
 
     async def _state(self, server: EngineServer) -> EngineState:
-        return await self.answered(server.state(FENCE), "state")
+        return await self.await_answer(server.state(FENCE), "state")
 
     def _request(
         self,
@@ -356,12 +358,12 @@ class _Proof:
         return self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].double()
 
     def _release(self, version: int) -> WeightRelease:
-        tensors = dict(named_weights(self._model))
+        tensors = dict(iterate_weights(self._model))
         metas = [(name, tuple(each.shape), dtype_name(each)) for name, each in tensors.items()]
         source = GatheredSource(metas, lambda: iter(tensors.items()), _CHUNK_BYTES)
         chunks, digests = zip(*source.chunks(), strict=True)
         canary = self._canary()
-        manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=canary)
+        manifest = msgspec.structs.replace(source.manifest.seal(digests), canary=canary)
         digest = release_digest(manifest, digests)
         return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, canary)
 

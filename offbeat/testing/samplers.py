@@ -249,7 +249,7 @@ def prove_sampler(
                 raise SamplerRefused(target, problem, "Let admit return None when they are reached")
         for step in range(STEPS_AFTER):
             if not run.completes_a_step():
-                raise SamplerRefused(target, f"run {seed}: {run.stalled(step)}", _STALL_FIX)
+                raise SamplerRefused(target, f"run {seed}: {run.describe_stall(step)}", _STALL_FIX)
 
 
 _STALL_FIX: Final = "Let admit draw a group when the step lacks one, and select return ready groups within the bound"
@@ -287,7 +287,7 @@ class _Run:
                 return True
         return False
 
-    def stalled(self, step: int) -> str:
+    def describe_stall(self, step: int) -> str:
         """Return a sentence on the groups that a step lacks."""
         view = self._bench.view
         return (

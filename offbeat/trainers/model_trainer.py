@@ -187,7 +187,7 @@ class ModelTrainer(TrainerBackend):
     ) -> TopLogprobs:
         if quantize is None:
             return self.passes.top_logprobs(prompts, count)
-        with self.model_state.quantized(find_wire_format(quantize)):
+        with self.model_state.quantize_weights(find_wire_format(quantize)):
             return self.passes.top_logprobs(prompts, count)
 
     @property
@@ -217,12 +217,12 @@ class ModelTrainer(TrainerBackend):
     def parameters(self) -> int:
         return self.model_state.parameters
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order, tied ones once.
 
         All ranks call it together.
         """
-        return self.model_state.named_weights()
+        return self.model_state.iterate_weights()
 
     def held_regions(self) -> list[TensorRegion]:
         """Return this rank's regions of the weights, in the memory that training updates."""
@@ -250,7 +250,7 @@ class ModelTrainer(TrainerBackend):
 
     def weights_digest(self) -> str:
         """Compute one digest over names and bytes of all weights. All ranks call it together."""
-        return shared_digest(self.named_weights(), self.peers)
+        return shared_digest(self.iterate_weights(), self.peers)
 
     # --- the step --------------------------------------------------------------------------------
 

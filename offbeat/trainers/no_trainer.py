@@ -6,7 +6,7 @@ from typing import NoReturn
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import TrainerState
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 
 class NoTrainer:
@@ -38,7 +38,7 @@ class NoTrainer:
         """Do nothing, because no step is open."""
 
     async def _digest(self) -> str:
-        return await asyncio.get_running_loop().run_in_executor(None, loaded_digest, self._path)
+        return await asyncio.get_running_loop().run_in_executor(None, digest_loaded, self._path)
 
     async def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         del args, kwargs

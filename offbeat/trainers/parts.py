@@ -154,19 +154,19 @@ class ModelState(ABC):
         """Return the number of weights. Tied weights count once."""
 
     @abstractmethod
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order. Tied ones occur once."""
 
     @abstractmethod
     def metas(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
-        """Return name, whole shape and dtype of each weight, in the order of ``named_weights``."""
+        """Return name, whole shape and dtype of each weight, in the order of ``iterate_weights``."""
 
     @abstractmethod
     def held_regions(self) -> list[TensorRegion]:
         """Return this rank's regions of the weights, in the memory that training updates."""
 
     @abstractmethod
-    def quantized(self, wire_format: WireFormat) -> AbstractContextManager[None]:
+    def quantize_weights(self, wire_format: WireFormat) -> AbstractContextManager[None]:
         """Return a context that gives a format's matrices the values that engines compute with."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ _TEXT: Final = msgspec.msgpack.Decoder(str)
 class TrainedWeights(Protocol):
     """Some weights of a model, in a fixed order. They may be sharded over several ranks."""
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by name. All ranks iterate together."""
         ...
 

@@ -68,12 +68,12 @@ class TrainedLog:
     def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
         self._append, self.close = append, close
 
-    def trained(self, key: StepKey, version: int, prompt_indices: Sequence[int]) -> None:
+    def record_step(self, key: StepKey, version: int, prompt_indices: Sequence[int]) -> None:
         """Record an applied step, before its result is returned to the controller."""
         step = {"step": key.step, "attempt": key.attempt, "version": version}
         self._write(step | {"prompt_indices": list(prompt_indices)})
 
-    def restored(self, version: int) -> None:
+    def record_restore(self, version: int) -> None:
         """Record that the trainer was restored to ``version``."""
         self._write({"restored": version})
 
@@ -323,7 +323,7 @@ class TrainerRank:
         )
         if result.applied and key != before and self._log is not None:
             prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
-            self._log.trained(key, self._split.steps_applied, prompt_indices)
+            self._log.record_step(key, self._split.steps_applied, prompt_indices)
         metrics = {**result.metrics, **self._memory.report(key), **self._cpu.report(key)}
         return msgspec.structs.replace(result, metrics=metrics)
 
@@ -378,7 +378,7 @@ class TrainerRank:
         self._prompt_indices = {}
         state = self._together("restore", lambda: self._restore(at_most))
         if self._log is not None:
-            self._log.restored(state.version)
+            self._log.record_restore(state.version)
         return state
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from offbeat.trainers.expert_names import (
     Meta,
     UnjoinedExperts,
 )
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NAMED_IN_ERROR: Final = 3
@@ -81,7 +81,7 @@ def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
     with torch.device("meta"):
         module = auto_class_of(config).from_config(config, trust_remote_code=remote_code)
-    return {name: tuple(each.shape) for name, each in named_weights(module)}
+    return {name: tuple(each.shape) for name, each in iterate_weights(module)}
 
 
 def file_shapes(path: str | Path) -> Shapes:

@@ -55,13 +55,13 @@ class SavedWeights:
         self.path, self.named = path, named
         self._shapes = shapes()
 
-    def named_like(self, wanted: Shapes) -> Iterator[Named]:
+    def iterate_like(self, wanted: Shapes) -> Iterator[Named]:
         """Yield all weights, with experts together or apart as in ``wanted``."""
         metas = [(name, shape, "") for name, shape in self._shapes.items()]
         return names_that_fit(metas, wanted).named(self.named())
 
     def shapes_like(self, wanted: Shapes) -> Shapes:
-        """Return name and shape of all weights under the names of ``named_like``."""
+        """Return name and shape of all weights under the names of ``iterate_like``."""
         metas = [(name, shape, "") for name, shape in self._shapes.items()]
         named = names_that_fit(metas, wanted).metas(metas)
         return {name: shape for name, shape, _ in named}

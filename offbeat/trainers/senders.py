@@ -27,7 +27,7 @@ from offbeat.weight_sync.transport import (
     Source,
     WeightSource,
 )
-from offbeat.weight_sync.transport_plugin import find_transport_of
+from offbeat.weight_sync.transport_plugin import find_transport_plugin
 from offbeat.weight_sync.wire_format import find_wire_format
 
 
@@ -112,7 +112,7 @@ def make_sender(
         peers: All ranks.
     """
     config = spec.config.sync
-    if (transport := find_transport_of(config)) is not None:
+    if (transport := find_transport_plugin(config)) is not None:
         device = trainer_device(spec.config.trainer)
         return transport.make_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:

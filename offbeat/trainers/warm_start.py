@@ -73,7 +73,7 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
     wanted = _find_wanted(model)
     saved = _open_saved(checkpoint)
     with replace_directory(target, model) as staged:
-        named = saved.named_like(wanted)
+        named = saved.iterate_like(wanted)
         write_weights(((name_in_files(name, wanted), tensor) for name, tensor in named), staged)
 
 

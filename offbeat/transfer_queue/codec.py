@@ -140,7 +140,7 @@ def unpack(buffer: bytearray | memoryview) -> dict[str, NDArray[Any]]:
     return columns
 
 
-def digest_of(buffer: Bytes | bytearray) -> bytes:
+def read_digest(buffer: Bytes | bytearray) -> bytes:
     """Return the digest in a payload [nbytes], which identifies its content."""
     return bytes(buffer[len(MAGIC) : _DIGESTED])
 

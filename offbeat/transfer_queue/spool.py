@@ -19,7 +19,7 @@ import numpy as np
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Spooled
-from offbeat.transfer_queue.codec import CorruptPayload, digest_of, pack, unpack
+from offbeat.transfer_queue.codec import CorruptPayload, pack, read_digest, unpack
 from offbeat.transfer_queue.schema import Columns
 
 FOLDER: Final = "spool"
@@ -95,7 +95,7 @@ class SpoolWriter:
         if packed.nbytes > self._scratch.nbytes:
             self._scratch = packed
         if self._file is None:
-            self._file = self._opened()
+            self._file = self._open_segment()
         offset = self._written
         try:
             self._append(self._file, packed.data)
@@ -104,7 +104,7 @@ class SpoolWriter:
             raise
         if self._written >= self._segment_bytes:
             self.rotate()
-        return Spooled(self._segment, offset, len(packed), digest_of(packed))
+        return Spooled(self._segment, offset, len(packed), read_digest(packed))
 
     def rotate(self) -> None:
         """Start a new segment for the next writes. The current one may be removed from now on."""
@@ -112,7 +112,7 @@ class SpoolWriter:
             os.close(self._file)
             self._file = None
 
-    def _opened(self) -> int:
+    def _open_segment(self) -> int:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._number += 1
         self._segment = segment_name(self._producer, self._incarnation, self._number)
@@ -164,7 +164,7 @@ def read(directory: Path, place: Spooled) -> Columns:
         columns = unpack(packed)
     except CorruptPayload as error:
         raise problem(str(error)) from error
-    if digest_of(packed) != place.digest:
+    if read_digest(packed) != place.digest:
         raise problem("another group than the receipt's")
     return columns
 

@@ -91,7 +91,7 @@ class Holds:
                 self._let_go.append(before)
         return self.inherit(place)
 
-    def unneeded(self) -> list[str]:
+    def list_unneeded(self) -> list[str]:
         """Return segments that are no longer needed, and again after a late reply from one."""
         free = list[str]()
         while self._let_go:
@@ -102,7 +102,7 @@ class Holds:
                 free.append(segment)
         return free
 
-    def passed_over(self) -> list[PassedOver]:
+    def list_passed_over(self) -> list[PassedOver]:
         """Return the removable segments of each producer with a new segment since the last call."""
         moved, self._moved = self._moved, set[str]()
         referenced = frozenset(name for name, count in self._counts.items() if count > 0)
@@ -175,9 +175,9 @@ class SpoolReader(ABC, Generic[P]):
         if place is None:
             return None
         hold = self._holds.hold(place)
-        if unneeded := self._holds.unneeded():
+        if unneeded := self._holds.list_unneeded():
             self._thread.submit(self._remove, unneeded)
-        for left in self._holds.passed_over():
+        for left in self._holds.list_passed_over():
             self._thread.submit(self._remove_unnamed, left)
         return hold
 

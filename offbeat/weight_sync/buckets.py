@@ -43,7 +43,7 @@ class BucketPlan(msgspec.Struct, frozen=True):
         return [index for index, route in enumerate(self.routes) if rank in route.holders]
 
 
-def needed_by(routes: Sequence[BucketRoute], receiver: int) -> list[int]:
+def find_needed(routes: Sequence[BucketRoute], receiver: int) -> list[int]:
     """Return the indices of the buckets that a receiver needs."""
     return [
         index
@@ -52,7 +52,7 @@ def needed_by(routes: Sequence[BucketRoute], receiver: int) -> list[int]:
     ]
 
 
-def placement_of(held: Sequence[Sequence[NamedRegion]]) -> dict[str, Placement]:
+def collect_placements(held: Sequence[Sequence[NamedRegion]]) -> dict[str, Placement]:
     """Return the placement of every tensor, from the regions that each rank holds."""
     ranks_of = dict[str, dict[Region, list[int]]]()
     for rank, regions in enumerate(held):
@@ -90,7 +90,7 @@ def plan_buckets(
         WeightsNotCovered: The ranks hold only a part of a tensor, or nothing.
         PlanHasHole: A receiver needs a region that no rank holds.
     """
-    sources = placement_of(held)
+    sources = collect_placements(held)
     for each in tensors:
         regions = [region for region, _ in sources[each.name].parts] if each.name in sources else []
         missing = Region.whole(each.shape).elements - union_elements(regions)
@@ -114,10 +114,10 @@ def plan_buckets(
     )
     machines = RankMachines.of_size(len(held), receivers, 1)
     plan = plan_transfers(placed, machines, max_piece_bytes=bucket_bytes)
-    return _packed(tensors, plan, bucket_bytes)
+    return _pack(tensors, plan, bucket_bytes)
 
 
-def _packed(tensors: Sequence[TensorMeta], plan: TransferPlan, bucket_bytes: int) -> BucketPlan:
+def _pack(tensors: Sequence[TensorMeta], plan: TransferPlan, bucket_bytes: int) -> BucketPlan:
     senders = dict[tuple[int, Region], list[tuple[int, int]]]()
     for piece, sender, receiver, _ in plan.transfers():
         senders.setdefault((piece.tensor, piece.region), []).append((receiver, sender))
@@ -151,7 +151,7 @@ def _holders(source: Placement, region: Region) -> Ranks:
     return tuple(sorted(ranks))
 
 
-def agreed_digests(
+def agree_on_digests(
     by_rank: Sequence[Mapping[int, str]], names: Callable[[int], str]
 ) -> tuple[str, ...]:
     """Return the digest of every bucket after checking that all its holders agree.

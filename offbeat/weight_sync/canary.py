@@ -137,7 +137,7 @@ def check(
 
 
 @functools.lru_cache(maxsize=8)
-def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+def invent_canary(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Derive tokens and logprobs [P, K] from a digest, for stubs and fakes without a model."""
     tokens, logprobs = list[tuple[int, ...]](), list[tuple[float, ...]]()
     for place in range(PROMPTS):
@@ -150,7 +150,7 @@ def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[floa
     return tuple(tokens), tuple(logprobs)
 
 
-def invented_answers(digest: str) -> list[CanaryAnswer]:
+def invent_answers(digest: str) -> list[CanaryAnswer]:
     """Return the canary answers of a stub engine for weights with this digest."""
-    tokens, logprobs = invented(digest)
+    tokens, logprobs = invent_canary(digest)
     return [CanaryAnswer(ids[0], values[0]) for ids, values in zip(tokens, logprobs, strict=True)]

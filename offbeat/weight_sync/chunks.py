@@ -26,7 +26,7 @@ from offbeat.weight_sync.manifest import (
     Manifest,
     PieceSpec,
     TensorSpec,
-    digest_of,
+    digest_bytes,
     on_host,
     plan,
 )
@@ -100,7 +100,7 @@ class ReleasePart(NamedTuple):
     chunk: int
 
 
-def parts_of(manifest: Manifest) -> Iterator[ReleasePart]:
+def split_release(manifest: Manifest) -> Iterator[ReleasePart]:
     """Yield the parts of a release, chunk by chunk, in order."""
     for piece in manifest.pieces:
         spec = _piece(manifest, piece)
@@ -149,9 +149,9 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) 
             pieces, last = _pieces(flat, run), run.end
             if gaps := pieces[1::2]:
                 torch._foreach_zero_(gaps)
-            views += _shaped(pieces, run)
+            views += _shape(pieces, run)
         torch._foreach_copy_(views, [tensors[name] for name in chunk.names])
-    return digest_of(into)
+    return digest_bytes(into)
 
 
 def tensor_views(chunk: WeightChunk, data: BucketMemory) -> list[tuple[str, Tensor]]:
@@ -160,7 +160,7 @@ def tensor_views(chunk: WeightChunk, data: BucketMemory) -> list[tuple[str, Tens
     The views keep the memory alive. They must not be written if ``data`` is read-only.
     """
     flat = _as_tensor(data)
-    views = [view for run in chunk.runs for view in _shaped(_pieces(flat, run), run)]
+    views = [view for run in chunk.runs for view in _shape(_pieces(flat, run), run)]
     return list(zip(chunk.names, views, strict=True))
 
 
@@ -181,7 +181,7 @@ def _pieces(flat: Tensor, run: ChunkSlice) -> list[Tensor]:
     return list(flat[run.start : run.end].view(run.dtype).split(run.cuts))
 
 
-def _shaped(pieces: list[Tensor], run: ChunkSlice) -> list[Tensor]:
+def _shape(pieces: list[Tensor], run: ChunkSlice) -> list[Tensor]:
     return [
         piece if len(shape) == 1 else piece.view(shape)
         for piece, shape in zip(pieces[::2], run.shapes, strict=True)
@@ -204,7 +204,7 @@ def _as_tensor(data: BucketMemory) -> Tensor:
     return torch.from_numpy(data if data.flags.writeable else np.asarray(_Alias(data)))
 
 
-def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iterate_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and persistent buffers in a fixed order, tied ones once by their first name.
 
     Two names are tied if they have the same elements of the same memory, in the same dtype.
@@ -214,8 +214,8 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, state[name].detach()
 
 
-def tied_names(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each weight, by its name in ``named_weights`` and in its order."""
+def find_tied_names(module: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each weight, by its name in ``iterate_weights`` and in its order."""
     return _first_names(module.state_dict(keep_vars=True))
 
 
@@ -315,6 +315,6 @@ class ModuleSource(GatheredSource):
         self, module: nn.Module, chunk_bytes: int, policy: WirePolicy | None = None
     ) -> None:
         metas = (
-            (name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(module)
+            (name, tuple(each.shape), dtype_name(each)) for name, each in iterate_weights(module)
         )
-        super().__init__(metas, lambda: named_weights(module), chunk_bytes, policy)
+        super().__init__(metas, lambda: iterate_weights(module), chunk_bytes, policy)

@@ -99,7 +99,7 @@ class FullPacker:
     """Packs releases without deltas."""
 
     def pack(self, source: "ShardSource", room: "BucketRoom") -> PackedShard:
-        return PackedShard(list(source.packed(room)), {}, ShardChanges())
+        return PackedShard(list(source.pack_buckets(room)), {}, ShardChanges())
 
     def agree(self, *_: object) -> tuple[None, None]:
         """Return neither delta nor reason, because no delta was requested."""

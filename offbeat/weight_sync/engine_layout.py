@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.buckets import NamedRegion, placement_of
+from offbeat.weight_sync.buckets import NamedRegion, collect_placements
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest, TensorMeta
 from offbeat.weight_sync.region import Placement, Region, union_elements
@@ -33,7 +33,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
 
     def needs(self, rank: int) -> Needs:
         """Return the regions that a rank needs, none for a tensor that its loader skips."""
-        return needs_of(self.tensors, self.ranks[rank])
+        return find_needs(self.tensors, self.ranks[rank])
 
     def placement(self, tensors: Iterable[TensorMeta]) -> dict[str, Placement]:
         """Return which ranks need which regions of a release's tensors.
@@ -41,7 +41,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
         If a tensor's regions do not fit its shape, every rank needs it whole. Engines then refuse
         it by name and shape, as on other transports.
         """
-        recorded, known = placement_of(self.ranks), frozenset(self.tensors)
+        recorded, known = collect_placements(self.ranks), frozenset(self.tensors)
         everybody, nobody = tuple(range(len(self.ranks))), Placement(())
         wholes = dict[tuple[int, ...], Placement]()
         found = dict[str, Placement]()
@@ -55,7 +55,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
         return found
 
 
-def needs_of(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
+def find_needs(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
     """Return a rank's needs for these tensors, given its regions of them."""
     found = {name: list[Region]() for name in tensors}
     for name, region in regions:
@@ -63,7 +63,7 @@ def needs_of(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
     return found
 
 
-def needed_buckets(epoch: int, manifest: Manifest, needs: Needs) -> tuple[int, ...]:
+def find_needed_buckets(epoch: int, manifest: Manifest, needs: Needs) -> tuple[int, ...]:
     """Return the buckets that hold any region that a rank needs, in rising order.
 
     Raises:

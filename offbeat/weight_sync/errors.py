@@ -169,7 +169,7 @@ class LayoutRefused(OffbeatError):
         """Return this error with the name of the faulty side or tensor."""
         return LayoutRefused(self.what, self.got, self.want, where)
 
-    def named(self, keys: Mapping[str, str]) -> "LayoutRefused":
+    def name_key(self, keys: Mapping[str, str]) -> "LayoutRefused":
         """Return this error with the size named by the key that the user sets."""
         return LayoutRefused(keys.get(self.what, self.what), self.got, self.want, self.where)
 

@@ -18,7 +18,7 @@ from offbeat.weight_sync.chunks import (
     as_bytes,
     dtype_name,
     pack,
-    parts_of,
+    split_release,
     tensor_views,
     walk,
 )
@@ -52,7 +52,7 @@ def fingerprint_release(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Pa
         KeyError: A tensor is missing.
     """
     digests, fingerprints = list[str](), list[TensorFingerprint]()
-    sent = {part.name: tensors[part.tensor][part.region.slices] for part in parts_of(manifest)}
+    sent = {part.name: tensors[part.tensor][part.region.slices] for part in split_release(manifest)}
     for chunk in walk(manifest):
         digest, of_chunk = fingerprint_chunk(chunk, sent)
         digests.append(digest)
@@ -137,7 +137,7 @@ def tensor_difference(
 
 
 def _regions(shape: tuple[int, ...], dtype: str) -> list[Region]:
-    return Region.whole(shape).sliced(REGION_BYTES // ITEMSIZE[dtype])
+    return Region.whole(shape).slice_rows(REGION_BYTES // ITEMSIZE[dtype])
 
 
 def _differing_form(

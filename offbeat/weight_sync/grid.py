@@ -135,15 +135,15 @@ class ModelGrid:
         """Return the encoder rank that holds a part of a tensor rank's share of the vision tower."""
         return (self.ranks_without_encoders + part * self.encoder_tensor + tensor_rank,)
 
-    def stage_of(self, layer: int, layers: int) -> int:
+    def find_stage(self, layer: int, layers: int) -> int:
         """Return the pipeline stage of a layer.
 
         Raises:
             LayoutRefused: The stages do not add up to the model's layers.
         """
-        return _stage_of(layer, self._layer_counts(layers))
+        return _find_stage(layer, self._layer_counts(layers))
 
-    def layers_of(self, stage: int, layers: int) -> range:
+    def list_layers(self, stage: int, layers: int) -> range:
         """Return the layers of a pipeline stage.
 
         Raises:
@@ -170,7 +170,7 @@ def _equal_stages(layers: int, stages: int) -> tuple[int, ...]:
 
 
 @cache
-def _stage_of(layer: int, counts: tuple[int, ...]) -> int:
+def _find_stage(layer: int, counts: tuple[int, ...]) -> int:
     for stage, count in enumerate(counts):
         if layer < count:
             return stage

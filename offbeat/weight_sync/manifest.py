@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True):
         mine, others = (self.digest, self.chunk_nbytes), (other.digest, other.chunk_nbytes)
         return mine == others and self.tensors == other.tensors and self.pieces == other.pieces
 
-    def sealed(self, chunk_digests: Sequence[str]) -> "Manifest":
+    def seal(self, chunk_digests: Sequence[str]) -> "Manifest":
         """Return the manifest of one release, with the digests that a receiver checks."""
         return msgspec.structs.replace(self, chunk_digests=tuple(chunk_digests))
 
@@ -143,6 +143,6 @@ def on_host(data: "BucketMemory") -> Bytes:
     return data if isinstance(data, np.ndarray) else data.cpu().numpy()
 
 
-def digest_of(data: "BucketMemory") -> str:
+def digest_bytes(data: "BucketMemory") -> str:
     """Return the digest of the bytes."""
     return xxhash.xxh3_128_hexdigest(on_host(data).data)

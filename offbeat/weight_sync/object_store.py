@@ -29,7 +29,7 @@ class ObjectStoreSender:
         del version, layout
         packed = self._packer.pack(self._source, lambda _, nbytes: np.empty(nbytes, np.uint8))
         chunks = {each.bucket: each.data for each in packed.buckets}
-        manifest = self._source.manifest.sealed([each.digest for each in packed.buckets])
+        manifest = self._source.manifest.seal([each.digest for each in packed.buckets])
         digest = release_digest(manifest, manifest.chunk_digests)
         delta, reason = self._packer.agree([packed.changes], manifest, digest, str)
         if delta is not None:

@@ -17,13 +17,13 @@ from offbeat.weight_sync.chunks import (
     BucketMemory,
     WeightChunk,
     dtype_name,
-    named_weights,
+    iterate_weights,
     tensor_views,
     walk,
 )
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
-from offbeat.weight_sync.manifest import Manifest, digest_of
+from offbeat.weight_sync.manifest import Manifest, digest_bytes
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.transaction import TensorSpecs, Transaction
 
@@ -124,7 +124,7 @@ class Receiver:
         Raises:
             TransferRefused: It is not the next chunk, or was altered on its way.
         """
-        if not self.transaction.arrived(epoch, index, data.nbytes, digest_of(data)):
+        if not self.transaction.arrived(epoch, index, data.nbytes, digest_bytes(data)):
             return False
         views, target = tensor_views(self._chunks[index], data), self._target
         if self._pieces and isinstance(target, RegionTarget):
@@ -159,7 +159,7 @@ class ModuleTarget:
     """Target for a plain module. New weights are staged and copied at the commit."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors: Mapping[str, Tensor] = dict(named_weights(module))
+        self._tensors: Mapping[str, Tensor] = dict(iterate_weights(module))
         self._specs: TensorSpecs = {
             name: (tuple(tensor.shape), dtype_name(tensor))
             for name, tensor in self._tensors.items()

@@ -69,7 +69,7 @@ class Region(NamedTuple):
             for start, stop, origin in zip(self.start, self.stop, outer.start, strict=True)
         )
 
-    def sliced(self, max_elements: int) -> list["Region"]:
+    def slice_rows(self, max_elements: int) -> list["Region"]:
         """Cut along the first axis into regions of at most ``max_elements``, or of one row each."""
         rows = self.shape[0] if self.start else 1
         if self.elements <= max_elements or rows <= 1:
@@ -88,7 +88,7 @@ def chunk_cuts(length: int, parts: int) -> list[int]:
     return [min(length, size * part) for part in range(parts + 1)]
 
 
-def part_of(shape: Shape, axis: int, cuts: Sequence[int], part: int) -> Region:
+def cut_part(shape: Shape, axis: int, cuts: Sequence[int], part: int) -> Region:
     """Return the region between two neighbouring cuts of one axis."""
     start, stop = [0] * len(shape), list(shape)
     start[axis], stop[axis] = cuts[part], cuts[part + 1]

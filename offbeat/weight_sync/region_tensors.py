@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.chunks import BucketMemory, tensor_views, walk
-from offbeat.weight_sync.manifest import Manifest, TensorMeta, digest_of, plan, release_digest
+from offbeat.weight_sync.manifest import Manifest, TensorMeta, digest_bytes, plan, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.transaction import Transaction
 
@@ -33,7 +33,7 @@ class RegionTensors:
         for piece in manifest.pieces:
             if piece.chunk in at:
                 self._pieces[at[piece.chunk]].append((piece.tensor, piece.region))
-        self._groups = groups_of(manifest)
+        self._groups = find_groups(manifest)
 
     def tensors(self, arrived: Sequence[BucketMemory]) -> list[Iterator[tuple[str, Tensor]]]:
         """Return iterators over the named tensors of each group, which create tensors lazily.
@@ -56,25 +56,25 @@ class RegionTensors:
     ) -> Iterator[tuple[str, Tensor]]:
         for index in group:
             if parts := found.get(index):
-                yield self._specs[index].name, _joined(self._specs[index].shape, parts)
+                yield self._specs[index].name, _join(self._specs[index].shape, parts)
 
 
-def grouped(manifest: Manifest) -> Manifest:
+def group_tensors(manifest: Manifest) -> Manifest:
     """Return a release's tensors in chunks of about a bucket's size, the same for every rank."""
     metas = (TensorMeta(each.name, each.shape, each.dtype) for each in manifest.tensors)
     return plan(metas, max(manifest.chunk_nbytes, default=1))
 
 
-def groups_of(manifest: Manifest) -> list[list[int]]:
-    """Return the indices of the tensors in each chunk of ``grouped``."""
-    layout = grouped(manifest)
+def find_groups(manifest: Manifest) -> list[list[int]]:
+    """Return the indices of the tensors in each chunk of ``group_tensors``."""
+    layout = group_tensors(manifest)
     groups: list[list[int]] = [[] for _ in layout.chunk_nbytes]
     for index, spec in enumerate(layout.tensors):
         groups[spec.chunk].append(index)
     return groups
 
 
-def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> Tensor:
+def _join(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> Tensor:
     (region, values), *others = parts
     if not others and region == Region.whole(shape):
         return values
@@ -84,7 +84,7 @@ def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> T
     return whole
 
 
-def joined_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> WeightRelease:
+def join_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> WeightRelease:
     """Copy the regions of buckets into whole tensors and return them as a sealed release.
 
     Raises:
@@ -94,7 +94,7 @@ def joined_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> W
     manifest, transaction = release.manifest, Transaction("this process")
     transaction.begin(1, manifest, {t.name: (t.shape, t.dtype) for t in manifest.tensors})
     for index, data in enumerate(buckets):
-        transaction.arrived(1, index, data.nbytes, digest_of(data))
+        transaction.arrived(1, index, data.nbytes, digest_bytes(data))
     transaction.verify(release.digest)
     metas = (TensorMeta(t.name, t.shape, t.dtype, t.source_dtype) for t in manifest.tensors)
     layout = plan(metas, max(manifest.chunk_nbytes, default=1))
@@ -112,7 +112,7 @@ def joined_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> W
                 piece = next(pieces)
                 name = manifest.tensors[piece.tensor].name
                 places[name][piece.region.slices].copy_(values)
-    sealed = layout.sealed([digest_of(data) for data in memory])
+    sealed = layout.seal([digest_bytes(data) for data in memory])
     sealed = msgspec.structs.replace(sealed, canary=manifest.canary)
     digest = release_digest(sealed, sealed.chunk_digests)
     return msgspec.structs.replace(release, digest=digest, manifest=sealed, chunks=tuple(memory))

@@ -44,7 +44,7 @@ class ServedWeights(msgspec.Struct, frozen=True):
 _BLOCK_BYTES = 4 * 2**20
 
 
-def loaded_digest(model_path: str) -> str:
+def digest_loaded(model_path: str) -> str:
     """Return the xxh3-128 digest over names and bytes of the weight files of a directory.
 
     Each serving process reads the files itself. So two machines with different files under the same

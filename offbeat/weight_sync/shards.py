@@ -53,7 +53,7 @@ class HeldShards:
                 name = plan.manifest.tensors[piece.tensor].name
                 self._pieces.setdefault(piece.chunk, []).append((name, piece.region))
 
-    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
+    def pack_buckets(self, room: BucketRoom) -> Iterator[PackedBucket]:
         held = dict[str, list[TensorRegion]]()
         for each in self._held():
             held.setdefault(each.name, []).append(each)

@@ -151,7 +151,7 @@ class _Planner:
             self._parts[key] = [
                 (part, part.elements * tensor.itemsize, (held_by, needed_by))
                 for region, held_by, needed_by in _atoms(tensor)
-                for part in (region.sliced(most) if tensor.split else [region])
+                for part in (region.slice_rows(most) if tensor.split else [region])
             ]
         return self._parts[key]
 

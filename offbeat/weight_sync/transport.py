@@ -79,7 +79,7 @@ class ShardSource(Protocol):
         """Return holders and senders of all buckets."""
         ...
 
-    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
+    def pack_buckets(self, room: BucketRoom) -> Iterator[PackedBucket]:
         """Yield the buckets of this rank, packed into the arrays ``room(bucket, bytes)``."""
         ...
 
@@ -110,7 +110,7 @@ def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple
     return published._replace(handles=(), delta=header), *published.handles, *changes
 
 
-def release_of(
+def make_release(
     version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
 ) -> WeightRelease:
     """Return a release with handles that arrived separately. The delta's handles come last."""
@@ -186,7 +186,7 @@ class WholeShards:
         """Do nothing, because whole tensors serve any layout."""
         del layout
 
-    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
+    def pack_buckets(self, room: BucketRoom) -> Iterator[PackedBucket]:
         chunks = self._source.chunks(cast("Room", room))  # packs into any memory
         for index, (data, digest) in enumerate(chunks):
             yield PackedBucket(index, data, digest)
@@ -208,7 +208,7 @@ class InPlaceSender:
         They are valid only until the weights change.
         """
         del version, layout
-        manifest = self._source.manifest.sealed(list(self._source.digests()))
+        manifest = self._source.manifest.seal(list(self._source.digests()))
         digest = release_digest(manifest, manifest.chunk_digests)
         return PublishedRelease(manifest, digest, ())
 

@@ -155,7 +155,7 @@ def find_transport(name: str) -> TransportPlugin:
     return cast("TransportPlugin", find_plugin("transport", name))
 
 
-def find_transport_of(sync: "SyncConfig") -> TransportPlugin | None:
+def find_transport_plugin(sync: "SyncConfig") -> TransportPlugin | None:
     """Return the plug-in of a recipe's transport, or None if the core has the transport.
 
     Raises:

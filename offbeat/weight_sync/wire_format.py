@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offbeat.weight_sync.receiver import TensorRegion
 
 
-def policy_of(sync: BaseSyncConfig) -> WirePolicy:
+def make_policy(sync: BaseSyncConfig) -> WirePolicy:
     """Return the wire formats that a recipe requests."""
     return WirePolicy(sync.wire_dtype, sync.keep_float32, sync.quantize)
 

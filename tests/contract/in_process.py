@@ -28,7 +28,7 @@ from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.rank import TrainerRank
 from offbeat.transfer_queue.schema import Columns
-from offbeat.weight_sync.transport import release_of
+from offbeat.weight_sync.transport import make_release
 
 T = TypeVar("T")
 Places = tuple[tuple[tuple[int, int], ...], ...]
@@ -79,7 +79,7 @@ class InProcessTrainer:
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         _, _, deltas = self.rank.about(fence)
         published, *handles = self.rank.publish_weights(fence, version)
-        return release_of(version, published, tuple(handles), deltas)
+        return make_release(version, published, tuple(handles), deltas)
 
     async def save(self, fence: Fence, step: int) -> None:
         self.rank.save(fence, step)

@@ -15,7 +15,7 @@ from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.plugins.reshard.wire import BucketWire
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
@@ -47,7 +47,7 @@ class Layers(nn.Module):
 def send(make_wire: MakeWire, wire: str, device: str, width: int, asked: Connection) -> None:
     """Publish the weights of a seed, each time one is asked for."""
     module = Layers(width, 0).to(device)
-    named = list(named_weights(module))
+    named = list(iterate_weights(module))
     held = [TensorRegion(name, Region.whole(tuple(w.shape)), w) for name, w in named]
     metas = [TensorMeta(name, tuple(w.shape), dtype_name(w)) for name, w in named]
     plan = plan_buckets(metas, [[(each.name, each.region) for each in held]], BUCKET_BYTES)

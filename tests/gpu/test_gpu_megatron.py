@@ -94,6 +94,6 @@ def test_a_step_of_megatron_updates_as_a_plain_loop_in_float64(
     before = plain.read_saved_weights(model, tmp_path / "before")
     plain.train_step(model, step)
     after = plain.read_saved_weights(model, tmp_path / "after")
-    error = plain.worst_update_error(dict(trainer.named_weights()), after, before)
+    error = plain.worst_update_error(dict(trainer.iterate_weights()), after, before)
     measured("error of a step of megatron-core, relative to the largest update", error, "", kind)
     assert error < BOUND

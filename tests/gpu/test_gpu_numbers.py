@@ -82,7 +82,7 @@ def test_a_split_step_updates_as_a_plain_loop_in_float64(
     model = plain.load_in_float64(path)
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     plain.train_step(model, step)
-    got = dict(trainer.weights.named())
+    got = dict(trainer.weights.iterate())
     error = plain.worst_update_error(got, dict(model.named_parameters()), before)
     measured("error of a step, relative to the largest update", error, "", dtype)
     assert error < UPDATE_BOUNDS[dtype]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.plugins.float8.precision import is_quantized
 from offbeat.plugins.float8.quantize import quantize
-from offbeat.weight_sync.chunks import ModuleSource, named_weights
+from offbeat.weight_sync.chunks import ModuleSource, iterate_weights
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
@@ -58,8 +58,8 @@ def test_a_sync_between_two_modules_on_the_device_changes_no_byte(
         receiver.verify(release.digest)
         receiver.commit(epoch)
         seconds = {"pack": packed_s - started_s, "load": synchronise(device) - packed_s}
-    held = dict(named_weights(served))
-    for name, tensor in named_weights(sent):
+    held = dict(iterate_weights(served))
+    for name, tensor in iterate_weights(sent):
         assert bits(tensor).equal(bits(held[name])), name
     size = release.manifest.nbytes
     for what, spent_s in seconds.items():
@@ -68,7 +68,7 @@ def test_a_sync_between_two_modules_on_the_device_changes_no_byte(
 
 
 def test_blocks_are_quantized_on_the_device_as_on_the_cpu(device: str, measured: Measured) -> None:
-    weights = dict(named_weights(Layers(WIDTH[device], 3)))
+    weights = dict(iterate_weights(Layers(WIDTH[device], 3)))
     matrices = {n: w for n, w in weights.items() if is_quantized(n, tuple(w.shape))}
     assert len(matrices) == 12
     there = {name: weight.to(device) for name, weight in matrices.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.plugins.reshard.choose_wire import make_wire
 from offbeat.plugins.reshard.cuda_memory import CudaMemory
 from offbeat.plugins.reshard.receiver import ReshardReceiver
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.gpu.conftest import Measured
 from tests.support.wire_contract import check_memory
@@ -66,8 +66,8 @@ def test_every_byte_of_a_reshard_arrives_from_another_process(
                 receiver.apply(epoch, index, data)
             receiver.verify(digest)
             receiver.commit(epoch)
-            held = dict(named_weights(served))
-            for name, want in named_weights(Layers(width, 10 + epoch)):
+            held = dict(iterate_weights(served))
+            for name, want in iterate_weights(Layers(width, 10 + epoch)):
                 assert bits(held[name]).equal(bits(want)), name
     how = f"{nbytes / MIB:.0f} MiB of bfloat16 between two processes, digests included, median of 2"
     measured(f"wire {wire}", nbytes / MIB / statistics.median(seconds[1:]), "MiB/s", how)

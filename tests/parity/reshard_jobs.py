@@ -12,11 +12,11 @@ from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.weight_sync.buckets import NamedRegion, needed_by, plan_buckets
+from offbeat.weight_sync.buckets import NamedRegion, find_needed, plan_buckets
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
-from offbeat.weight_sync.region import Placement, Region, chunk_cuts, part_of
+from offbeat.weight_sync.region import Placement, Region, chunk_cuts, cut_part
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import TensorSpecs
 from tests.support.release_parts import part_of_release
@@ -66,7 +66,7 @@ def parts_of(shape: tuple[int, ...], index: int) -> list[Region]:
         return [Region.whole(shape)] * RECEIVERS
     axis = index % len(shape)
     return [
-        part_of(shape, axis, chunk_cuts(shape[axis], RECEIVERS), each) for each in range(RECEIVERS)
+        cut_part(shape, axis, chunk_cuts(shape[axis], RECEIVERS), each) for each in range(RECEIVERS)
     ]
 
 
@@ -99,7 +99,7 @@ def resharded(
         target = ShardTarget(wire, mine)
         receiver = Receiver(target)
         got = ReshardReceiver("engine", peers.rank).receive(route, 1, manifest)
-        part = part_of_release(manifest, needed_by(route.buckets, peers.rank))
+        part = part_of_release(manifest, find_needed(route.buckets, peers.rank))
         receiver.begin(1, part)
         for index, data in enumerate(got.buckets):
             receiver.apply(1, index, data)

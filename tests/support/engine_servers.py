@@ -71,7 +71,7 @@ def release_with_canary(
     asked = canary.prompts(trainer.vocabulary) if prompts is None else prompts
     dtype = str(trainer.module.dtype).removeprefix("torch.")
     made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
-    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
+    manifest = msgspec.structs.replace(source.manifest.seal(digests), canary=made)
     digest = release_digest(manifest, digests)
     return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
 

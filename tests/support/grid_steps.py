@@ -56,7 +56,7 @@ def dealt(
         for each in prompt_indices
     }
     parts = shares(sizes, replicas.data)
-    return [each for share in replicas.shares_of(rank) for each in parts[share]]
+    return [each for share in replicas.list_shares(rank) for each in parts[share]]
 
 
 def feed(

@@ -7,7 +7,7 @@ import msgspec
 from offbeat.generators.engine_server import EngineServer
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.transport import PublishedRelease, release_of
+from offbeat.weight_sync.transport import PublishedRelease, make_release
 
 FENCE: Final = Fence("run", 1)
 
@@ -27,4 +27,4 @@ async def load_full(server: EngineServer, epoch: int, release: WeightRelease) ->
 def released(version: int, published: PublishedRelease) -> WeightRelease:
     """Return a release of a sender in this process, whose handles were not sent separately."""
     changes: tuple[Any, ...] = () if published.delta is None else published.delta.chunks
-    return release_of(version, published, (*published.handles, *changes), len(changes))
+    return make_release(version, published, (*published.handles, *changes), len(changes))

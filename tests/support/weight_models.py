@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 
 class Model(nn.Module):
@@ -22,7 +22,7 @@ class Model(nn.Module):
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in named_weights(model)}
+    return {name: tensor.clone() for name, tensor in iterate_weights(model)}
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -28,10 +28,10 @@ from vllm.model_executor.model_loader.utils import initialize_model
 
 from offbeat.plugins.vllm.worker_fetch import record_worker
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets
+from offbeat.weight_sync.engine_layout import EngineLayout, find_needed_buckets
 from offbeat.weight_sync.manifest import Bytes, TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.region_tensors import RegionTensors
 from offbeat.weight_sync.shards import HeldShards
 
@@ -84,7 +84,7 @@ def fetched(
         [
             TensorRegion(name, part, t[part.slices])
             for name, t in given.items()
-            if (part := part_of(tuple(t.shape), 0, chunk_cuts(t.shape[0], 2), rank)).elements
+            if (part := cut_part(tuple(t.shape), 0, chunk_cuts(t.shape[0], 2), rank)).elements
         ]
         for rank in range(2)
     ]
@@ -96,9 +96,9 @@ def fetched(
         source = HeldShards(plan, rank, lambda own=own: own)
         packed |= {
             bucket: data
-            for bucket, data, _ in source.packed(lambda _, nbytes: np.empty(nbytes, np.uint8))
+            for bucket, data, _ in source.pack_buckets(lambda _, nbytes: np.empty(nbytes, np.uint8))
         }
-    buckets = needed_buckets(1, plan.manifest, layout.needs(0))
+    buckets = find_needed_buckets(1, plan.manifest, layout.needs(0))
     made = RegionTensors(plan.manifest, buckets).tensors([packed[at] for at in buckets])
     yield from chain.from_iterable(made)
 

@@ -17,7 +17,7 @@ from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
 from offbeat.weight_sync.chunks import ModuleSource
-from offbeat.weight_sync.manifest import Manifest, digest_of, release_digest
+from offbeat.weight_sync.manifest import Manifest, digest_bytes, release_digest
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
 CHUNK_BYTES = 200_000  # eight chunks
@@ -74,7 +74,7 @@ def released(
     canary: Canary | None = None,
 ) -> WeightRelease:
     """A release of exactly these bytes."""
-    sealed = manifest.sealed([digest_of(chunk) for chunk in chunks])
+    sealed = manifest.seal([digest_bytes(chunk) for chunk in chunks])
     digest = release_digest(sealed, sealed.chunk_digests)
     sealed = msgspec.structs.replace(sealed, canary=canary)
     return WeightRelease(version, digest, sealed, tuple(chunks), sealed.nbytes, canary)

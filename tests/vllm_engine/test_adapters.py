@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
-from offbeat.plugins.lora.release import merged
+from offbeat.plugins.lora.release import merge_matrix
 from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 RANK, ALPHA = 4, 8.0
 LONG_PROMPT = tuple(2 + i % 60 for i in range(256))
@@ -41,7 +41,7 @@ def adapted(version: int, base: str, path: Path = TINY, *, b_scale: float = 0.1)
                     f"base_model.model.{name}.lora_A.weight": a,
                     f"base_model.model.{name}.lora_B.weight": b,
                 }
-                module.weight.copy_(merged(module.weight, a, b, ALPHA / RANK))
+                module.weight.copy_(merge_matrix(module.weight, a, b, ALPHA / RANK))
     metas = [(name, tuple(each.shape), "float32") for name, each in adapters.items()]
     how = Adapter(base, RANK, ALPHA, "lora")
     source = GatheredSource(metas, lambda: iter(adapters.items()), 50_000, adapter=how)
@@ -52,7 +52,7 @@ def adapted(version: int, base: str, path: Path = TINY, *, b_scale: float = 0.1)
 @pytest.fixture(scope="module")
 def base(shared: Shared) -> str:
     """Digest of the model that the adapters are of."""
-    return loaded_digest(shared.spec.model.path)
+    return digest_loaded(shared.spec.model.path)
 
 
 async def serve_adapters(actor: TakenOver, base: str, epoch: int, version: int) -> Weights:

@@ -13,7 +13,7 @@ from offbeat.messages.weights import FullReason, WeightRelease, WeightsAck
 from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.transport import release_of, with_handles_apart
+from offbeat.weight_sync.transport import make_release, with_handles_apart
 
 
 class Line:
@@ -37,7 +37,7 @@ class Line:
         count, published = self.sender.delta_handles, self.sender.publish(self.version)
         manifest = msgspec.structs.replace(published.manifest, canary=canary_of(self.model))
         first, *handles = with_handles_apart(published._replace(manifest=manifest), count)
-        return release_of(self.version, first, tuple(handles), count)
+        return make_release(self.version, first, tuple(handles), count)
 
     async def is_served(self, actor: Engine, release: WeightRelease, ack: WeightsAck) -> None:
         """By every digest, by the bits that workers compute with, and by logprobs."""

@@ -13,7 +13,7 @@ from shared_engine import PROMPT, Engine, Shared, ask, load, running
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
 from offbeat.trainers.expert_names import APART
-from offbeat.weight_sync.chunks import GatheredSource, dtype_name, named_weights
+from offbeat.weight_sync.chunks import GatheredSource, dtype_name, iterate_weights
 
 DRAFTER = "model.layers.2."
 
@@ -60,8 +60,10 @@ def weights(model: Path, version: int) -> Weights:
         model, local_files_only=True, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     move_to(version, module)
-    metas = [(n, tuple(each.shape), dtype_name(each)) for n, each in named_weights(module)]
-    source = GatheredSource(APART.metas(metas), lambda: APART.named(named_weights(module)), 200_000)
+    metas = [(n, tuple(each.shape), dtype_name(each)) for n, each in iterate_weights(module)]
+    source = GatheredSource(
+        APART.metas(metas), lambda: APART.named(iterate_weights(module)), 200_000
+    )
     packed = [chunk.copy() for chunk, _ in source.chunks()]
     assert not any(spec.name.startswith(DRAFTER) for spec in source.manifest.tensors)
     return Weights(module, released(version, source.manifest, packed, canary_of(module)))

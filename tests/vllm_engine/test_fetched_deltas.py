@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from offbeat.messages.failures import BaseRefused, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.verify_weights.legs import compare_served
-from offbeat.weight_sync.engine_layout import needed_buckets
+from offbeat.weight_sync.engine_layout import find_needed_buckets
 from offbeat.weight_sync.transport import PublishedRelease
 
 
@@ -97,7 +97,7 @@ def test_workers_fetch_changes_alone_and_serve_what_the_trainer_holds(
             await is_served(actor, model, ack, new)
             assert new.delta is not None
             parts = new.delta.manifest.chunk_nbytes
-            buckets = [needed_buckets(version, new.manifest, each) for each in needs]
+            buckets = [find_needed_buckets(version, new.manifest, each) for each in needs]
             assert sent == sum(parts[at] for each in buckets for at in each)
             assert sent < whole / 10
             engine.note(f"{len(needs)} workers: {sent} bytes of changes, {whole} of the release")

@@ -6,7 +6,7 @@ from shared_engine import Shared, TakenOver, ask, load
 
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 
 def initial(version: int, digest: str = "") -> WeightRelease:
@@ -18,7 +18,7 @@ def test_what_was_loaded_is_served_under_the_version_that_the_controller_names(
     shared: Shared,
 ) -> None:
     async def story(actor: TakenOver) -> None:
-        digest = loaded_digest(shared.spec.model.path)
+        digest = digest_loaded(shared.spec.model.path)
         ack = await load(actor, 1, initial(0, digest))
         assert (ack.version, ack.digest) == (0, digest)
         answered = await ask(actor, "asked", samples=2, tokens=5)

@@ -11,7 +11,7 @@ from shared_engine import Engine, Shared, TakenOver, load
 from offbeat.messages.weights import WeightRelease
 from offbeat.plugins.verify_weights.legs import LegResult, compare_served
 from offbeat.weight_sync.chunks import tensor_views, walk
-from offbeat.weight_sync.manifest import digest_of
+from offbeat.weight_sync.manifest import digest_bytes
 
 ATTENTION, MLP = "model.layers.1.self_attn.", "model.layers.1.mlp."
 
@@ -107,8 +107,8 @@ def changed(actor: Engine, served: Weights, name: str) -> None:
     data = updates.area._memory[start : start + chunk.nbytes]  # noqa: SLF001 -- the same
     dict(tensor_views(chunk, data))[name][3, 5] += 1
     digests = list(manifest.chunk_digests)
-    digests[chunk.index] = digest_of(data)
-    updates._loaded = loaded._replace(manifest=manifest.sealed(digests))  # noqa: SLF001 -- the same
+    digests[chunk.index] = digest_bytes(data)
+    updates._loaded = loaded._replace(manifest=manifest.seal(digests))  # noqa: SLF001 -- the same
 
 
 def test_the_head_that_is_tied_to_an_embedding_is_read_back_as_well(tied: Shared) -> None:

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbeat.plugins.planning.declared import placed
+from offbeat.plugins.planning.declared import place_tensors
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.grid import ModelGrid
@@ -94,7 +94,7 @@ def declared_regions(model: Path, ranks: int) -> list[dict[str, list[Region]]]:
     """What `plan-sync` says that each rank needs, by the names of the tensors alone."""
     tensors, sizes = model_tensors(model, WirePolicy())
     target = ModelGrid(tensor=ranks, vocabulary_multiple=VOCABULARY_MULTIPLE // ranks)
-    needed = placed(tensors, sizes, ModelGrid(), target)
+    needed = place_tensors(tensors, sizes, ModelGrid(), target)
     return [{each.name: sorted(each.target.at(rank)) for each in needed} for rank in range(ranks)]
 
 

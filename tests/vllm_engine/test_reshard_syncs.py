@@ -39,7 +39,7 @@ from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 from offbeat.plugins.vllm.server import start
 from offbeat.weight_sync.chunks import ModuleSource
-from offbeat.weight_sync.engine_layout import needed_buckets
+from offbeat.weight_sync.engine_layout import find_needed_buckets
 
 FLOAT32_BYTES = 4
 PYTHON = Path(__file__).parents[2] / ".venv" / "bin" / "python"
@@ -112,7 +112,7 @@ def test_workers_fetch_what_the_plan_has_for_them_and_compute_what_whole_tensors
             assert np.array_equal(fetched.token_ids, whole.token_ids)
             assert np.array_equal(fetched.logprobs, whole.logprobs)
             manifest, sent = release.manifest, sum(trainer.sent())
-            buckets = [needed_buckets(epoch, manifest, each) for each in ranks]
+            buckets = [find_needed_buckets(epoch, manifest, each) for each in ranks]
             assert sent == sum(manifest.chunk_nbytes[at] for each in buckets for at in each)
             content = sum(
                 piece.region.elements * FLOAT32_BYTES

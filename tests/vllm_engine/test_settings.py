@@ -11,8 +11,8 @@ from offbeat.messages.finding import Level
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.plugins.vllm.arguments import (
     check_engine_args,
+    collect_fields,
     engine_arguments,
-    fields_of,
     logprobs_mode,
 )
 from offbeat.plugins.vllm.checks import check_vllm
@@ -35,7 +35,7 @@ def recipe(**engine_args: Any) -> RunConfig:
 
 
 def test_every_argument_we_set_exists_in_the_installed_vllm(tmp_path: Path) -> None:
-    known = fields_of(load_library().AsyncEngineArgs)
+    known = collect_fields(load_library().AsyncEngineArgs)
     assert engine_arguments(spec_in(tmp_path)).keys() <= known.keys()
 
 
@@ -69,7 +69,7 @@ def test_the_recipe_sets_further_arguments_and_parallel_sizes(tmp_path: Path) ->
     ],
 )
 def test_an_argument_that_cannot_be_set_is_refused_with_what_to_do(name: str, said: str) -> None:
-    known = fields_of(load_library().AsyncEngineArgs)
+    known = collect_fields(load_library().AsyncEngineArgs)
     with pytest.raises(EngineArgsRefused, match=said) as refused:
         check_engine_args({name: 1}, known)
     assert refused.value.args == (name, refused.value.problem, refused.value.fix)

@@ -319,7 +319,7 @@ class EmbeddedEngine:
         self.tokens += len(self._rows)
         ended = dict.fromkeys(self._rows.find_rows_at_limit(now), "length")
         ended |= dict.fromkeys(self._rows_at_a_stop_string(tokens_R), STOPPED_AT_STRING)
-        ended |= dict.fromkeys(self._rows.stopped(tokens_R), "stop")
+        ended |= dict.fromkeys(self._rows.find_stopped(tokens_R), "stop")
         return self._retire(ended)
 
     def _rows_at_a_stop_string(self, tokens_R: Tensor) -> list[int]:

@@ -266,7 +266,7 @@ class RunningRows:
             return []
         return (self._limits[: len(self)] <= tick).nonzero()[:, 0].tolist()
 
-    def stopped(self, tokens_R: Tensor) -> list[int]:
+    def find_stopped(self, tokens_R: Tensor) -> list[int]:
         """Return the rows that drew one of their stop tokens."""
         if not self._stops.shape[1]:
             return []

@@ -77,7 +77,7 @@ from offbeat.telemetry.logs import pause_collections
 from offbeat.trainers.trainer_plugin import find_parts, find_trainer
 from offbeat.weight_sync.delta_plugin import find_delta
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.transport_plugin import find_transport_of
+from offbeat.weight_sync.transport_plugin import find_transport_plugin
 
 _ORDER = (Level.ERROR, Level.WARNING, Level.OK)
 _COLOURS = {
@@ -199,7 +199,7 @@ def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator
     """Yield the findings of deltas and of the transport about a recipe on this machine."""
     if config.sync.delta and config.generator.has_engines:
         yield from find_delta().check(config)
-    transport = find_transport_of(config.sync)
+    transport = find_transport_plugin(config.sync)
     if transport is not None:
         yield from transport.check(config, environ)
 

@@ -73,7 +73,7 @@ async def serve_episodes(child: ChildSide) -> None:
                 cancelled.discard(number)
                 send(reply)
 
-    while (message := await _received(reader)) is not None:
+    while (message := await _receive(reader)) is not None:
         match message:
             case RewardCall():
                 running[message.number] = tasks.begin(message.number, play(message))
@@ -83,7 +83,7 @@ async def serve_episodes(child: ChildSide) -> None:
                     loop.call_soon(episode.cancel)  # after its first step: a reply is due
 
 
-async def _received(reader: asyncio.StreamReader) -> RewardCall | CancelCall | None:
+async def _receive(reader: asyncio.StreamReader) -> RewardCall | CancelCall | None:
     """Return the next message, or None after the parent closed the socket."""
     try:
         header = await reader.readexactly(LENGTH.size)
@@ -157,14 +157,14 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
     The response passed to the reward function is here an ``AgentClient`` as JSON.
     """
 
-    async def scored(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
+    async def score(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
         try:
             value = await run(row, msgspec.json.decode(client, type=AgentClient), **options)
         except EnvironmentUnavailable as error:
             return unavailable(describe(error))
         return _reward_in(value)
 
-    return scored
+    return score
 
 
 def _reward_in(value: object) -> object:

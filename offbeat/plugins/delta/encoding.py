@@ -28,7 +28,7 @@ _BLOCK: Final = 1 << 20  # words compared at once
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def changed_words(data: Bytes) -> int:
+def count_changed_words(data: Bytes) -> int:
     """Return the number of changed words of an encoded chunk."""
     return int(data[: _HEADER * 8].view(np.uint64)[1])
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
-from offbeat.plugins.delta.encoding import changed_words, encode, whole
+from offbeat.plugins.delta.encoding import count_changed_words, encode, whole
 from offbeat.plugins.delta.kept_release import (
     MOST_SHARE,
     delta_manifest,
     rebuilt_chunk,
     word_bytes,
 )
-from offbeat.weight_sync.buckets import agreed_digests
+from offbeat.weight_sync.buckets import agree_on_digests
 from offbeat.weight_sync.delta_plugin import BucketChange, PackedShard, ShardChanges
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, digest_of, on_host, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest, digest_bytes, on_host, release_digest
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ class ShardDeltas:
         """Pack a release into the arrays ``room(bucket, bytes)``."""
         base, self._base = self._base, None
         if base is None or base.layout != source.manifest.digest:
-            return PackedShard(list(source.packed(room)), {}, ShardChanges())
+            return PackedShard(list(source.pack_buckets(room)), {}, ShardChanges())
         widths, packed = word_bytes(source.manifest), list[PackedBucket]()
         parts, changes = dict[int, Bytes](), dict[int, BucketChange]()
         left = MOST_SHARE * source.manifest.nbytes
-        for each in source.packed(room):
+        for each in source.pack_buckets(room):
             packed.append(each)
             old, width = base.buckets.pop(each.bucket), widths[each.bucket]
             if left >= 0:
-                part, words = _encoded(on_host(old), on_host(each.data), width)
+                part, words = _encode_bucket(on_host(old), on_host(each.data), width)
                 left -= part.nbytes
                 parts[each.bucket] = part
-                changes[each.bucket] = BucketChange(digest_of(part), part.nbytes, words)
+                changes[each.bucket] = BucketChange(digest_bytes(part), part.nbytes, words)
             del old  # its memory may be lent to the next bucket
         return PackedShard(packed, parts, ShardChanges(base.digest, changes, left < 0))
 
@@ -89,19 +89,19 @@ class ShardDeltas:
         digest: str,
         names: Callable[[int], str],
     ) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta of all ranks, or the reason for none, as ``agreed_delta``."""
-        return agreed_delta(by_rank, release, digest, names)
+        """Return the delta of all ranks, or the reason for none, as ``agree_on_delta``."""
+        return agree_on_delta(by_rank, release, digest, names)
 
 
-def _encoded(old: Bytes, new: Bytes, width: int) -> tuple[Bytes, int]:
+def _encode_bucket(old: Bytes, new: Bytes, width: int) -> tuple[Bytes, int]:
     """Return the encoded changes of a bucket, and the number of changed words."""
     part = encode(old, new, width)
     if part is None:
         return whole(new), new.nbytes // width
-    return part, changed_words(part)
+    return part, count_changed_words(part)
 
 
-def agreed_delta(
+def agree_on_delta(
     by_rank: Sequence[ShardChanges], release: Manifest, digest: str, names: Callable[[int], str]
 ) -> tuple[WeightDelta | None, FullReason | None]:
     """Return the delta of all ranks, without handles, or the reason for none; equal on all ranks.
@@ -120,7 +120,7 @@ def agreed_delta(
         return None, FullReason.NO_BASE
     if any(each.is_too_large for each in by_rank):
         return None, FullReason.TOO_LARGE
-    digests = agreed_digests(
+    digests = agree_on_digests(
         [{bucket: c.digest for bucket, c in each.buckets.items()} for each in by_rank], names
     )
     changes = {bucket: c for each in by_rank for bucket, c in each.buckets.items()}
@@ -159,7 +159,7 @@ def rebuilt_buckets(
         for bucket, old, part in zip(buckets, base, parts, strict=True):
             into = np.empty(release.chunk_nbytes[bucket], np.uint8)
             rebuilt_chunk(epoch, bucket, on_host(old), on_host(part), into)
-            want, got = release.chunk_digests[bucket], digest_of(into)
+            want, got = release.chunk_digests[bucket], digest_bytes(into)
             if got != want:
                 raise TransferRefused(epoch, f"digest of rebuilt bucket {bucket}", got, want)
             yield into

@@ -5,7 +5,7 @@ discards a message of an earlier, aborted exchange. Any other difference is an e
 
 ``Exchange`` runs the rounds of messages about media between the sides of a grid, for any backend.
 
-``matched`` finds the media that a lane reads among the media of its encoder rank. It uses only
+``match_media`` finds the media that a lane reads among the media of its encoder rank. It uses only
 numpy. Media are identified by a digest of their arrays. So features only reach a lane that reads
 the same media, for any distribution of groups.
 """
@@ -107,7 +107,7 @@ class Traffic:
     seconds: float = 0.0  # spent in receive, including the wait for the sender
 
 
-def shared_values(
+def share_values(
     values: Tensor | None, holder: int, group: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
     """Broadcast values [blocks, F, H] from one rank of a group to all its ranks.
@@ -188,7 +188,7 @@ class MergedMedia(msgspec.Struct, frozen=True, eq=False):
     counts: tuple[int, ...]  # by lane
 
 
-def digest_of(media: Media) -> str:
+def digest_media(media: Media) -> str:
     """Return the digest of the media of a prompt."""
     digest = xxhash.xxh3_128()
     for name, each in sorted(media.items()):
@@ -208,7 +208,7 @@ def media_read(microbatches: Iterable[PackedRows]) -> list[Media]:
     return [media for each in placed for media in each.media]
 
 
-def matched(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> MergedMedia:
+def match_media(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> MergedMedia:
     """Return an encoder rank's media in the order named by its lanes.
 
     Args:
@@ -219,7 +219,7 @@ def matched(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> 
     Raises:
         ProvenanceMismatch: ``own`` and the named media differ.
     """
-    there = {digest_of(media): media for media in own}
+    there = {digest_media(media): media for media in own}
     wanted = [digest for lane in named for digest in lane]
     missing, surplus = set(wanted) - there.keys(), there.keys() - set(wanted)
     if missing or surplus:
@@ -286,8 +286,8 @@ class Exchange:
         not answer a report, and the rank raises without one. The controller then receives this
         error immediately, not the timeouts of the others.
         """
-        side = self.grid.side_of(self.peers.rank)
-        if len(self.grid.ranks_of(side)) == 1:
+        side = self.grid.find_side(self.peers.rank)
+        if len(self.grid.list_ranks(side)) == 1:
             return run_on_all_ranks(self.peers, during, work)
         made = work()
         self.wait_for_all(during)
@@ -304,7 +304,7 @@ class Exchange:
         """Begin an exchange and return the digests of the media that each lane reads."""
         self._count += 1
         named = self.peers.all_gather(list(digests), _NAMES)
-        return [named[self.grid.receiver_of(lane)] for lane in range(self.grid.data)]
+        return [named[self.grid.find_receiver(lane)] for lane in range(self.grid.data)]
 
     def header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
         """Return the header of a lane's message, without the shape and dtype of its values."""

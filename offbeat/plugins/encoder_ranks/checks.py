@@ -26,8 +26,8 @@ from offbeat.messages.finding import Finding, error, size
 from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
 from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
-from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of
-from offbeat.plugins.encoder_ranks.tower_plan import plans_of
+from offbeat.plugins.encoder_ranks.sides import Inventory, make_inventory
+from offbeat.plugins.encoder_ranks.tower_plan import make_plans
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import Side
 from offbeat.trainers.torch.activation_bytes import count_sharded_bytes
@@ -59,7 +59,7 @@ def largest_of_side(
         references: Number of frozen copies next to the model.
         plan: Kind of division by module name, for the side's divided matrices.
     """
-    tensor = grid.tensor_ranks_of(side)
+    tensor = grid.count_tensor_ranks(side)
     buffers = {each.name: each for each in inventory.buffers if each.side is side}
     trained = {name for name, each in inventory.trained if each is side}
     return count_sharded_bytes(
@@ -70,7 +70,7 @@ def largest_of_side(
         ),
         sum(prod(each.shape) * each.dtype.itemsize for each in buffers.values()),
         dtype,
-        data=len(grid.ranks_of(side)) // tensor,
+        data=len(grid.list_ranks(side)) // tensor,
         tensor=tensor,
         plan=plan,
         references=references,
@@ -165,11 +165,11 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
         return
 
     grid = side_grid(trainer)
-    if (model := _marked_model(config)) is None:
+    if (model := _mark_model(config)) is None:
         return
     try:
-        inventory = inventory_of(model, has_experts=find_trainer(trainer.backend) is not None)
-        sides = _Sides(model.config, grid, inventory, plans_of(model, grid))
+        inventory = make_inventory(model, has_experts=find_trainer(trainer.backend) is not None)
+        sides = _Sides(model.config, grid, inventory, make_plans(model, grid))
     except UntrainableModel as refused:
         yield error(_MODEL, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
@@ -187,7 +187,7 @@ class _Sides(NamedTuple):
     plans: dict[Side, dict[str, str]]  # divided matrices of each side
 
 
-def _marked_model(config: RunConfig) -> PreTrainedModel | None:
+def _mark_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the model without memory, with frozen weights marked.
 
     Return None if it reads no media, or if ``check_model_proof`` reports its problem.
@@ -213,7 +213,7 @@ def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> F
         )
 
     held = held_in(getattr(torch, config.model.dtype))
-    ranks = sides.grid.ranks_of(side)
+    ranks = sides.grid.list_ranks(side)
     first, last = min(ranks), max(ranks)
     weights = "weights, with those of the reference," if references else "weights"
     of = "vision tower" if side is Side.TOWER else "language model"

@@ -23,10 +23,10 @@ from offbeat.plugins.encoder_ranks.bridge import (
     MergedMedia,
     dtype_code,
     gradient_dtype,
-    matched,
+    match_media,
 )
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch
-from offbeat.plugins.encoder_ranks.tower_proof import example, stacked
+from offbeat.plugins.encoder_ranks.tower_proof import example, stack_features
 from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows, check_media
 from offbeat.trainers.parts import LossOf, Passes, RankFacts
@@ -209,7 +209,7 @@ class EncoderPasses(Passes[Media]):
     @property
     def _is_sender(self) -> bool:
         """Return whether this rank exchanges the messages of its encoder."""
-        return self._grid.sender_of(self._peers.rank) == self._peers.rank
+        return self._grid.find_sender(self._peers.rank) == self._peers.rank
 
     def _encode(self, name: str, media: Sequence[Media], *, trained: bool) -> None:
         """Encode media for lanes with a column's model, and add gradients if trained.
@@ -221,7 +221,7 @@ class EncoderPasses(Passes[Media]):
         named = self.exchange.name_media([])
         if not any(named):
             return
-        lanes = self._grid.shares_of(self._peers.rank)
+        lanes = self._grid.list_shares(self._peers.rank)
         (batch, own), count = run_and_reduce_max(
             self._peers, "the media", lambda: self._microbatches(media, named)
         )
@@ -237,7 +237,7 @@ class EncoderPasses(Passes[Media]):
             parts = self._parts(batch, made)
             for lane, part in zip(lanes, parts, strict=True):
                 if part.shape[1] and self._is_sender:
-                    to = self._grid.receiver_of(lane)
+                    to = self._grid.find_receiver(lane)
                     self.exchange.bridge.send(
                         self.exchange.header(Kind.FEATURES, lane, named), part, to
                     )
@@ -258,7 +258,7 @@ class EncoderPasses(Passes[Media]):
     ) -> tuple[tuple[MergedMedia, list[Media]], int]:
         """Return the media that this rank's lanes named, their microbatches, and a count."""
         rank = self._peers.rank
-        batch = matched(rank, [named[lane] for lane in self._grid.shares_of(rank)], media)
+        batch = match_media(rank, [named[lane] for lane in self._grid.list_shares(rank)], media)
         if not batch.media:
             return (batch, []), 0
         whole = self.facts.media_rules.merge(batch.media)
@@ -272,7 +272,7 @@ class EncoderPasses(Passes[Media]):
     def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
         """Compute the features [blocks, F, H] of media in one pass of the tower."""
         with torch.set_grad_enabled(has_graph):
-            made = stacked(self.facts.media_rules.encode(model, (media,)))
+            made = stack_features(self.facts.media_rules.encode(model, (media,)))
         wanted = self.facts.media_rules.count_features(media)
         if made.shape[1] != wanted:
             raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
@@ -298,7 +298,7 @@ class EncoderPasses(Passes[Media]):
         """
         gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0
-        for lane, part in zip(self._grid.shares_of(self._peers.rank), parts, strict=True):
+        for lane, part in zip(self._grid.list_shares(self._peers.rank), parts, strict=True):
             blocks, count, hidden = part.shape
             if count and self._is_sender:
                 due = replace(
@@ -308,7 +308,7 @@ class EncoderPasses(Passes[Media]):
                     hidden=hidden,
                     dtype=dtype_code(gradient_dtype(made.dtype)),
                 )
-                sender = self._grid.receiver_of(lane)
+                sender = self._grid.find_receiver(lane)
                 try:
                     gradient[:, at : at + count] = self.exchange.bridge.receive(due, sender)
                 except BridgeMismatch as mismatch:

@@ -22,10 +22,10 @@ from offbeat.models.media_passes import Features
 from offbeat.plugins.encoder_ranks.bridge import (
     Exchange,
     Kind,
-    digest_of,
+    digest_media,
     gradient_dtype,
     media_read,
-    shared_values,
+    share_values,
 )
 from offbeat.trainers.backend import LogprobRequest, TopLogprobs
 from offbeat.trainers.batches.packing import Batch, PackedRows
@@ -59,7 +59,7 @@ class LaneFeatures:
     def of(self, media: tuple[Media, ...]) -> Features:
         """Return the features of media, in their order."""
         assert self.leaf is not None  # noqa: S101 -- a lane with media has received features
-        parts = [self.leaf[:, self._spans[digest_of(each)]] for each in media]
+        parts = [self.leaf[:, self._spans[digest_media(each)]] for each in media]
         embedded_FH, *deep = torch.cat(parts, dim=1).unbind()
         return Features(embedded_FH, tuple(deep))
 
@@ -144,20 +144,20 @@ class LanePasses(Passes[PackedRows]):
 
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         asked = canary_media(self.facts.media_rules, prompts)
-        with self._exchanged([each for each in asked if each is not None], trained=False):
+        with self._exchange([each for each in asked if each is not None], trained=False):
             return self._passes.top_logprobs(prompts, count)
 
     def logprobs(
         self, column: str, count: int, microbatches: Sequence[PackedRows], request: LogprobRequest
     ) -> NDArray[np.float32]:
         self.load(column, request.get("teacher"))  # before the exchange, on all ranks
-        with self._exchanged(media_read(microbatches), trained=False):
+        with self._exchange(media_read(microbatches), trained=False):
             return self._passes.logprobs(column, count, microbatches, request)
 
     def add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec
     ) -> None:
-        with self._exchanged(media_read(microbatches), trained=self._trained) as agree:
+        with self._exchange(media_read(microbatches), trained=self._trained) as agree:
             add = partial(self._passes.add_gradients, microbatches, loss_of, loss)
             if not agree:
                 add()
@@ -166,7 +166,7 @@ class LanePasses(Passes[PackedRows]):
             self.exchange.pass_on_all_ranks("microbatch", add)
 
     @contextmanager
-    def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
+    def _exchange(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
         """Receive features for the passes inside the block, then send their gradients.
 
         All ranks of the world enter together. The yielded value is whether any lane sends
@@ -174,7 +174,7 @@ class LanePasses(Passes[PackedRows]):
         """
         self._received = None
         rules = self.facts.media_rules
-        counts = {digest_of(each): rules.count_features(each) for each in media}
+        counts = {digest_media(each): rules.count_features(each) for each in media}
         named = self.exchange.name_media(list(counts))
         if not any(named):
             yield False
@@ -182,9 +182,9 @@ class LanePasses(Passes[PackedRows]):
         for during in ("the media", "the tower"):
             self.exchange.wait_for_all(during)
         values = run_on_all_ranks(
-            self._peers, "the features", lambda: self._received_values(counts, named)
+            self._peers, "the features", lambda: self._receive_values(counts, named)
         )
-        received = LaneFeatures(counts, self._shared(counts, values), trained=trained)
+        received = LaneFeatures(counts, self._share(counts, values), trained=trained)
         self._received = received
         try:
             yield trained
@@ -201,9 +201,9 @@ class LanePasses(Passes[PackedRows]):
     def _is_receiver(self) -> bool:
         """Return whether this rank exchanges messages for its lane."""
         rank = self._peers.rank
-        return rank == self._grid.receiver_of(self._grid.share_of(rank))
+        return rank == self._grid.find_receiver(self._grid.find_share(rank))
 
-    def _received_values(
+    def _receive_values(
         self, counts: dict[str, int], named: Sequence[Sequence[str]]
     ) -> Tensor | None:
         """Receive the features [blocks, F, H] of this rank's lane.
@@ -212,22 +212,22 @@ class LanePasses(Passes[PackedRows]):
         """
         if not counts or not self._is_receiver:
             return None
-        lane = self._grid.share_of(self._peers.rank)
+        lane = self._grid.find_share(self._peers.rank)
         header = self.exchange.header(Kind.FEATURES, lane, named)
         due = replace(header, features=sum(counts.values()))
-        return self.exchange.bridge.receive(due, self._grid.encoder_of(lane))
+        return self.exchange.bridge.receive(due, self._grid.find_encoder(lane))
 
-    def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
+    def _share(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
         """Share the received features of the lane and return the features that this rank reads."""
         if not counts or self._group is None:
             return values
-        receiver = self._grid.receiver_of(self._grid.share_of(self._peers.rank))
-        return shared_values(values, receiver, self._group, self.facts.device)
+        receiver = self._grid.find_receiver(self._grid.find_share(self._peers.rank))
+        return share_values(values, receiver, self._group, self.facts.device)
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         """Send gradients [blocks, F, H] of the lane's features, if this rank is the receiver."""
         if not self._is_receiver:
             return
-        lane = self._grid.share_of(self._peers.rank)
+        lane = self._grid.find_share(self._peers.rank)
         header = self.exchange.header(Kind.GRADIENTS, lane, named)
-        self.exchange.bridge.send(header, gradient, self._grid.encoder_of(lane))
+        self.exchange.bridge.send(header, gradient, self._grid.find_encoder(lane))

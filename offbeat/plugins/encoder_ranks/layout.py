@@ -21,30 +21,30 @@ class Grid(Replicas):
 
     dtensor_ranks: int = 1  # ranks of a lane that divide matrices as DTensors (torch trainer)
 
-    def side_of(self, rank: int) -> Side:
+    def find_side(self, rank: int) -> Side:
         """Return the side that a rank holds."""
         return Side.LANGUAGE if rank < self.language_ranks else Side.TOWER
 
-    def ranks_of(self, side: Side) -> tuple[int, ...]:
+    def list_ranks(self, side: Side) -> tuple[int, ...]:
         """Return the ranks that hold a side, beginning with their leader."""
         if side is Side.LANGUAGE:
             return tuple(range(self.language_ranks))
         return tuple(range(self.language_ranks, self.ranks))
 
-    def receiver_of(self, lane: int) -> int:
+    def find_receiver(self, lane: int) -> int:
         """Return the rank of a lane that receives its features and sends their gradients."""
         return lane * self.neighbours
 
-    def encoder_of(self, lane: int) -> int:
+    def find_encoder(self, lane: int) -> int:
         """Return the rank that sends a lane's features and receives their gradients."""
         encoder = lane // (self.data // self.encoders)
         return self.language_ranks + encoder * self.encoder_tensor
 
-    def sender_of(self, rank: int) -> int:
+    def find_sender(self, rank: int) -> int:
         """Return the encoder rank that exchanges messages for an encoder rank's encoder."""
         return rank - (rank - self.language_ranks) % self.encoder_tensor
 
-    def tensor_ranks_of(self, side: Side) -> int:
+    def count_tensor_ranks(self, side: Side) -> int:
         """Return the number of ranks that divide the matrices of a side as DTensors."""
         return self.encoder_tensor if side is Side.TOWER else self.dtensor_ranks
 

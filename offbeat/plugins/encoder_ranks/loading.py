@@ -21,8 +21,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.models.media_rules import media_rules
 from offbeat.plugins.encoder_ranks.bridge import prove_sides
 from offbeat.plugins.encoder_ranks.layout import Grid, side_grid
-from offbeat.plugins.encoder_ranks.sides import Inventory, inventory_of, no_features
-from offbeat.plugins.encoder_ranks.tower_plan import plans_of
+from offbeat.plugins.encoder_ranks.sides import Inventory, make_inventory, no_features
+from offbeat.plugins.encoder_ranks.tower_plan import make_plans
 from offbeat.plugins.encoder_ranks.tower_proof import NOT_APART, example_features, prove_tower
 from offbeat.plugins.tensor_ranks.tensor_proof import copies_gap
 from offbeat.trainers.ranks.peers import run_on_all_ranks
@@ -41,7 +41,7 @@ def side_mesh(device: str, grid: Grid, timeout_s: float) -> RankMesh:
     ``timeout_s``: timeout of a side's collectives. torch's own default, half an hour, ignores the
     world's timeout.
     """
-    sides = [(grid.ranks_of(each), grid.tensor_ranks_of(each)) for each in Side]
+    sides = [(grid.list_ranks(each), grid.count_tensor_ranks(each)) for each in Side]
     return mesh_of_side(device, sides, timeout_s)
 
 
@@ -52,13 +52,13 @@ class GridWeights(Weights):
         """``held``: the weights of this rank's side."""
         self._inventory, self._held, self._grid, self._rank = inventory, held, grid, rank
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights on rank 0. On other ranks, the other side's weights have no memory.
 
         All ranks iterate together and to the end.
         """
-        side, speaker = self._grid.side_of(self._rank), self._grid.ranks_of(Side.TOWER)[0]
-        mine, parts = self._held.named(), self.local_tensors().values()
+        side, speaker = self._grid.find_side(self._rank), self._grid.list_ranks(Side.TOWER)[0]
+        mine, parts = self._held.iterate(), self.local_tensors().values()
         device = own(next(iter(parts))).device
         for each in self._inventory.weights:
             if each.side is side:
@@ -107,7 +107,7 @@ class GridLoader(ModelLoader):
     def __init__(self, path: Path, trainer: TorchTrainerConfig, *given: Any, **named: Any) -> None:  # noqa: ANN401 -- of ``ModelLoader``
         super().__init__(path, trainer, *given, **named)
         self._grid = side_grid(trainer)
-        self.side = self._grid.side_of(self.peers.rank)
+        self.side = self._grid.find_side(self.peers.rank)
         self.mesh = self.axes = side_mesh(trainer.device, self._grid, self.peers.timeout_s)
         self._inventory: Inventory | None = None  # of the trained model
 
@@ -130,7 +130,7 @@ class GridLoader(ModelLoader):
                 return None
             rules = media_rules(whole.config)
             if not rules.reads_media:
-                inventory_of(whole)  # refuses it
+                make_inventory(whole)  # refuses it
             return example_features(whole, rules)
 
         made = run_on_all_ranks(self.peers, "the proof of the tower", compute)
@@ -144,8 +144,8 @@ class GridLoader(ModelLoader):
 
     def cut(self, model: PreTrainedModel) -> Weights:
         # The reference is a copy of the trained model with the same names
-        inventory = self._inventory = self._inventory or inventory_of(model)
-        plans = plans_of(model, self._grid)  # of both sides, so that all ranks refuse together
+        inventory = self._inventory = self._inventory or make_inventory(model)
+        plans = make_plans(model, self._grid)  # of both sides, so that all ranks refuse together
         keep_side(model, self.side)
         held = self.cut_over(self.mesh, model, plans[self.side])
         if self.side is Side.TOWER:
@@ -162,7 +162,7 @@ class GridLoader(ModelLoader):
         settle(model)
         if self.mesh.tensor is None:
             return NOT_APART
-        packed = witness.packed(model)
+        packed = witness.pack_witness(model)
         made = compute_packed_logprobs(model, packed, 1.0, self.dtype, features_of=no_features)
         return copies_gap(model, made.sum(), self.mesh)
 

@@ -17,7 +17,7 @@ from offbeat.models.media_rules import media_rules
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
 from offbeat.trainers.sides import Side, tower_modules
 from offbeat.trainers.torch.routing import find_routers
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 _FIX = "Leave trainer.encoder out"
 _COPIES: Final = 3  # copies per trained weight in a checkpoint: the weight and AdamW's moments
@@ -59,7 +59,7 @@ class Inventory:
         return any(each is side for _, each in self.trained)
 
 
-def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Inventory:
+def make_inventory(model: PreTrainedModel, *, has_experts: bool = False) -> Inventory:
     """Return the inventory of a whole model, with or without memory.
 
     Args:
@@ -77,27 +77,27 @@ def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Invent
         raise UntrainableModel(kind, problem, f"{_FIX}, or set trainer.backend to megatron")
     towers = tower_modules(model)
 
-    def side_of(name: str) -> Side:
+    def find_side(name: str) -> Side:
         in_tower = any(name.startswith(f"{each}.") for each in towers)
         return Side.TOWER if in_tower else Side.LANGUAGE
 
     sides_of_weight = dict[int, set[Side]]()
     for name, each in model.named_parameters(remove_duplicate=False):
-        sides_of_weight.setdefault(id(each), set()).add(side_of(name))
+        sides_of_weight.setdefault(id(each), set()).add(find_side(name))
         if len(sides_of_weight[id(each)]) > 1:
             problem = f"ties {name} to a weight of its vision tower"
             raise UntrainableModel(kind, problem, _FIX)
-    trained = [(name, side_of(name)) for name, p in model.named_parameters() if p.requires_grad]
+    trained = [(name, find_side(name)) for name, p in model.named_parameters() if p.requires_grad]
     if trained and all(side is Side.TOWER for _, side in trained):
         problem = "trains nothing of its language model, which trainer.freeze matches as a whole"
         raise UntrainableModel(kind, problem, _FIX)
     return Inventory(
         tuple(
-            Held(name, tuple(each.shape), each.dtype, side_of(name))
-            for name, each in named_weights(model)
+            Held(name, tuple(each.shape), each.dtype, find_side(name))
+            for name, each in iterate_weights(model)
         ),
         tuple(
-            Held(name, tuple(each.shape), each.dtype, side_of(name))
+            Held(name, tuple(each.shape), each.dtype, find_side(name))
             for name, each in model.named_buffers()
         ),
         tuple(trained),

@@ -95,7 +95,7 @@ def tower_division(model: PreTrainedModel) -> TowerDivision:
         kind = model.config.model_type
         problem = f"has a vision tower that no rule divides: {kind} is not {', '.join(_FAMILIES)}"
         raise UntrainableModel(name, problem, f"Set {SETTING} to 1")
-    plan = dict(_divided(model, layers))
+    plan = dict(_find_divided(model, layers))
     for each in _problems(model, layers, plan):
         problem = f"has a vision tower that cannot be divided: {each}"
         raise UntrainableModel(name, problem, f"Set {SETTING} to 1")
@@ -117,18 +117,18 @@ def tower_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
     return plan
 
 
-def plans_of(model: PreTrainedModel, grid: Grid) -> dict[Side, dict[str, str]]:
+def make_plans(model: PreTrainedModel, grid: Grid) -> dict[Side, dict[str, str]]:
     """Return how each side's ranks divide matrices as DTensors, by module name of the model.
 
     Raises:
         UntrainableModel: As ``tower_plan`` and ``tensor_plan``.
     """
-    language, tower = (grid.tensor_ranks_of(side) for side in (Side.LANGUAGE, Side.TOWER))
+    language, tower = (grid.count_tensor_ranks(side) for side in (Side.LANGUAGE, Side.TOWER))
     decoder = {} if language == 1 else tensor_plan(model, language, holds_tower=False)
     return {Side.LANGUAGE: decoder, Side.TOWER: tower_plan(model, tower)}
 
 
-def _divided(model: PreTrainedModel, layers: _Layers) -> Iterator[tuple[str, str]]:
+def _find_divided(model: PreTrainedModel, layers: _Layers) -> Iterator[tuple[str, str]]:
     """Yield name and kind of the divided modules in a tower's layers."""
     of_layer = re.compile(rf"{layers.named}\.(?P<within>.+)")
     for name, _ in model.named_modules():

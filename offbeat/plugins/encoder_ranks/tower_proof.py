@@ -25,7 +25,7 @@ def example(rules: MediaRules) -> Media:
     return rules.example(np.random.default_rng(0))
 
 
-def stacked(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
+def stack_features(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
     """Stack features and the features of deeper layers as one tensor [blocks, F, H]."""
     embedded_FH, deep = made
     return torch.stack([embedded_FH, *deep])
@@ -34,7 +34,7 @@ def stacked(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
 @torch.no_grad()
 def example_features(model: PreTrainedModel, rules: MediaRules) -> Tensor:
     """Return a model's features [blocks, F, H] of an example."""
-    return stacked(rules.encode(model, (example(rules),)))
+    return stack_features(rules.encode(model, (example(rules),)))
 
 
 def prove_tower(
@@ -55,7 +55,7 @@ def prove_tower(
         UntrainableModel: The features differ.
     """
     with torch.set_grad_enabled(mesh.tensor is not None):
-        made = stacked(rules.encode(model, (example(rules),)))
+        made = stack_features(rules.encode(model, (example(rules),)))
     apart = NOT_APART
     if mesh.tensor is not None and made.requires_grad:
         apart = copies_gap(model, made.square().sum(), mesh)

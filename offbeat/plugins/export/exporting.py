@@ -98,7 +98,8 @@ class MlflowSink:
             ) from error  # fmt: skip
         self._mlflow_run_id = run.info.run_id
         parameters = [
-            Param(_named(key), str(value)[:_LONGEST_VALUE]) for key, value in self._recipe.items()
+            Param(_make_name(key), str(value)[:_LONGEST_VALUE])
+            for key, value in self._recipe.items()
         ]
         for start in range(0, len(parameters), _PARAMETERS_PER_REQUEST):
             batch = parameters[start : start + _PARAMETERS_PER_REQUEST]
@@ -109,7 +110,7 @@ class MlflowSink:
 
         at_ms = int(record.time_s * 1000)
         self._pending += [
-            Metric(_named(name), value, at_ms, record.version)
+            Metric(_make_name(name), value, at_ms, record.version)
             for name, value in record.metrics.items()
         ]
         while len(self._pending) >= _PER_REQUEST:
@@ -127,7 +128,7 @@ class MlflowSink:
         del self._pending[:_PER_REQUEST]
 
 
-def _named(name: str) -> str:
+def _make_name(name: str) -> str:
     return _NOT_IN_A_NAME.sub(lambda found: f"_{ord(found.group()):x}_", name)
 
 

@@ -50,9 +50,9 @@ class Float8Blocks(WireFormat):
         Raises:
             PrecisionRefused: For all tensors together that cannot have this format.
         """
-        from offbeat.plugins.float8.precision import quantized_metas
+        from offbeat.plugins.float8.precision import list_quantized_metas
 
-        return quantized_metas(metas, policy)
+        return list_quantized_metas(metas, policy)
 
     def tensors(self, named: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
         """Yield tensors in the order and form of ``metas``.
@@ -60,9 +60,9 @@ class Float8Blocks(WireFormat):
         Raises:
             UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
         """
-        from offbeat.plugins.float8.quantize import quantized_tensors
+        from offbeat.plugins.float8.quantize import quantize_tensors
 
-        return quantized_tensors(named)
+        return quantize_tensors(named)
 
     def regions(
         self, held: "Iterable[TensorRegion]", shapes: "Mapping[str, Shape]"
@@ -73,9 +73,9 @@ class Float8Blocks(WireFormat):
             UnalignedBlocks: A region of a matrix to quantize cuts a block.
             UnquantizableWeights: It holds an infinity or a NaN.
         """
-        from offbeat.plugins.float8.quantize import quantized_regions
+        from offbeat.plugins.float8.quantize import quantize_regions
 
-        return quantized_regions(held, shapes)
+        return quantize_regions(held, shapes)
 
     def held(
         self, held: "Iterable[NamedRegion]", shapes: "Mapping[str, Shape]"
@@ -85,9 +85,9 @@ class Float8Blocks(WireFormat):
         Raises:
             UnalignedBlocks: For all regions together that cut a block.
         """
-        from offbeat.plugins.float8.quantize import quantized_held
+        from offbeat.plugins.float8.quantize import list_quantized_held
 
-        return quantized_held(held, shapes)
+        return list_quantized_held(held, shapes)
 
     def rounded(self, name: str, matrix: "Tensor") -> "Tensor":
         """Return a matrix with its values after quantization, in its own dtype.
@@ -95,15 +95,15 @@ class Float8Blocks(WireFormat):
         Raises:
             UnquantizableWeights: A block holds an infinity or a NaN.
         """
-        from offbeat.plugins.float8.quantize import rounded
+        from offbeat.plugins.float8.quantize import round_matrix
 
-        return rounded(name, matrix)
+        return round_matrix(name, matrix)
 
     def trained_pass(self, model: "nn.Module") -> AbstractContextManager[None]:
         """Return a context in which a model computes like engines with quantized matrices."""
-        from offbeat.plugins.float8.trained_pass import quantized_matrices
+        from offbeat.plugins.float8.trained_pass import quantize_matrices
 
-        return quantized_matrices(model)
+        return quantize_matrices(model)
 
     def engine_config(self, tensors: "Iterable[tuple[str, Shape]]") -> dict[str, object]:
         """Return the ``quantization_config`` of an engine that loads these blocks."""

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, cast
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.region import Region, Shape, chunk_cuts, part_of
+from offbeat.weight_sync.region import Region, Shape, chunk_cuts, cut_part
 
 FP8: Final = "float8_e4m3fn"
 FP8_BLOCK: Final = "fp8_block"
@@ -85,7 +85,7 @@ class PrecisionRefused(OffbeatError):
         for each in self.pairs:
             kinds.setdefault((each.trainer, each.engine, each.problem), []).append(each.name)
         said = [
-            f"{trainer} to {engine} {problem}: {_listed(names)}"
+            f"{trainer} to {engine} {problem}: {_list_names(names)}"
             for (trainer, engine, problem), names in kinds.items()
         ]
         return f"{len(self.pairs)} tensors cannot be sent: {'; '.join(said)}"
@@ -96,7 +96,7 @@ def is_quantized(name: str, shape: Shape) -> bool:
     return len(shape) == 2 and bool(_MATRIX.fullmatch(name)) and not _TOWER.search(name)  # noqa: PLR2004
 
 
-def unquantized_modules(tensors: Iterable[tuple[str, Shape]]) -> list[str]:
+def find_unquantized_modules(tensors: Iterable[tuple[str, Shape]]) -> list[str]:
     """Return the modules with a matrix that ``fp8_block`` leaves unchanged, sorted."""
     return sorted(
         name.removesuffix(".weight")
@@ -121,7 +121,7 @@ def scale_region(region: Region, shape: Shape) -> Region | None:
     return Region(start, scale_shape(region.stop))
 
 
-def quantized_metas(
+def list_quantized_metas(
     metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy
 ) -> Iterator[TensorMeta]:
     """Yield every tensor of a release in its wire format: a quantized matrix, then its scales.
@@ -144,7 +144,7 @@ def quantized_metas(
     yield from found
 
 
-def scheme_of(quantization: object) -> str:
+def find_scheme(quantization: object) -> str:
     """Return the name of a model config's ``quantization_config``.
 
     Returns:
@@ -175,7 +175,7 @@ def quantization_config(tensors: Iterable[tuple[str, Shape]]) -> dict[str, objec
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": unquantized_modules(tensors),
+        "modules_to_not_convert": find_unquantized_modules(tensors),
     }
 
 
@@ -184,7 +184,7 @@ def conversion_problem(dtype: str) -> str:
     return "" if dtype in _QUANTIZABLE else "is not converted"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -209,7 +209,7 @@ class MatrixCuts:
     shards: int = 1  # of the rows of a tensor rank, as torch.chunk cuts them
 
 
-def refused_pairs(
+def find_refused_pairs(
     tensors: Iterable[tuple[str, Shape, str]],
     trainer: str,
     scheme: str,
@@ -222,7 +222,7 @@ def refused_pairs(
     Args:
         tensors: Name, shape and dtype of each tensor of the model's files.
         trainer: Dtype in which the trainer holds weights.
-        scheme: Quantization of the engines' weights, named as by ``scheme_of``.
+        scheme: Quantization of the engines' weights, named as by ``find_scheme``.
         engine: Cuts of matrices in an engine.
         senders: Cuts of matrices in the trainer, if each rank sends its own part.
     """
@@ -279,7 +279,7 @@ def _cut_block(name: str, shape: Shape, cuts: MatrixCuts) -> str:
     if cuts.shards > 1 and not is_expert:  # experts of a layer are one tensor, cut between experts
         mine = shape[0] // ranks if _BY_ROWS.fullmatch(name) else shape[0], shape[1]
         rows = chunk_cuts(mine[0], cuts.shards)
-        parts = (part_of(mine, 0, rows, at) for at in range(cuts.shards))
+        parts = (cut_part(mine, 0, rows, at) for at in range(cuts.shards))
         if any(part.elements and scale_region(part, mine) is None for part in parts):
             return f"{mine[0]} rows over {cuts.shards} ranks"
     return ""

@@ -89,7 +89,7 @@ def dequantize(quantized: Quantized, dtype: torch.dtype) -> Tensor:
     return quantized.values.to(dtype) * factors
 
 
-def rounded(name: str, weight: Tensor) -> Tensor:
+def round_matrix(name: str, weight: Tensor) -> Tensor:
     """Return a matrix with its values after quantization, in its own dtype.
 
     Raises:
@@ -98,7 +98,7 @@ def rounded(name: str, weight: Tensor) -> Tensor:
     return dequantize(quantize(name, weight), torch.float32).to(weight.dtype)
 
 
-def quantized_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def quantize_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors in the order and form of ``quantized_metas``, before the rounding of packing.
 
     Raises:
@@ -131,10 +131,10 @@ def _slab(name: str, weight: Tensor, first_row: int) -> Quantized:
     return Quantized(values.view(padded.shape)[:rows, :columns], scales_RC)
 
 
-def quantized_regions(
+def quantize_regions(
     held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
 ) -> Iterator[TensorRegion]:
-    """Yield the regions of one rank, like ``quantized_tensors`` for whole tensors.
+    """Yield the regions of one rank, like ``quantize_tensors`` for whole tensors.
 
     Args:
         held: Regions, under the names of the release.
@@ -159,10 +159,10 @@ def quantized_regions(
         yield TensorRegion(each.name + SCALE_SUFFIX, scaled, scales)
 
 
-def quantized_held(
+def list_quantized_held(
     held: Iterable[tuple[str, Region]], shapes: Mapping[str, Shape]
 ) -> list[tuple[str, Region]]:
-    """Return names and regions of ``quantized_regions`` without computing a value.
+    """Return names and regions of ``quantize_regions`` without computing a value.
 
     Raises:
         UnalignedBlocks: For all regions together that cut a block.

@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from offbeat.plugins.float8.precision import is_quantized
-from offbeat.plugins.float8.quantize import rounded
+from offbeat.plugins.float8.quantize import round_matrix
 from offbeat.trainers.expert_names import APART, split_experts
 from offbeat.trainers.torch.exchanged_weights import exchange_weights
 from offbeat.weight_sync.region import Shape
@@ -31,11 +31,11 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
     made = weight.detach().clone()
     for each, matrix in split_experts([(name, made)]):
         if is_quantized(each, tuple(matrix.shape)):
-            matrix.copy_(rounded(each, matrix))
+            matrix.copy_(round_matrix(each, matrix))
     return made
 
 
-def quantized_matrices(model: nn.Module) -> AbstractContextManager[None]:
+def quantize_matrices(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which a model computes like engines with quantized matrices.
 
     Gradients are off. All ranks enter it together.

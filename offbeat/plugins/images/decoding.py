@@ -15,7 +15,7 @@ _MOST_ELONGATED: Final = 200
 """Maximum ratio of longest to shortest side: the limit of Qwen-VL's own processor."""
 
 
-def decoded(name: str, content: bytes, max_pixels: int) -> Image.Image:
+def decode_picture(name: str, content: bytes, max_pixels: int) -> Image.Image:
     """Return an upright RGB picture, the same as transformers loads from a file.
 
     Raises:

@@ -9,7 +9,7 @@ from offbeat.messages.groups import Prompt
 from offbeat.messages.media import Media, media_bytes
 from offbeat.plugins.images.digits import drawn, is_drawn
 from offbeat.plugins.images.errors import BadPicture
-from offbeat.plugins.images.rows import names_pictures, picture_bytes, pictures_of, shown
+from offbeat.plugins.images.rows import get_pictures, names_pictures, picture_bytes, shown
 from offbeat.plugins.images.section import ImagesConfig
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class PictureEncoder:
         if not names_pictures(prompt.data):
             return None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self.encoded, prompt)
+        return await loop.run_in_executor(self._thread, self.encode_now, prompt)
 
-    def encoded(self, prompt: Prompt) -> EncodedPrompt:
+    def encode_now(self, prompt: Prompt) -> EncodedPrompt:
         """Encode a prompt synchronously, in the thread of ``encode`` or for checks before a run."""
-        named = pictures_of(prompt.data)
+        named = get_pictures(prompt.data)
         if len(named) > (most := self._images.max_pictures):
             problem = f"is one of {len(named)}; environment.images.max_pictures is {most}"
             raise BadPicture(shown(named[most]), problem)
@@ -64,7 +64,7 @@ class PictureEncoder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _picture(self, prompt: Prompt, picture: object) -> "Image":
-        from offbeat.plugins.images.decoding import decoded  # noqa: PLC0415 - loads Pillow
+        from offbeat.plugins.images.decoding import decode_picture  # noqa: PLC0415 - loads Pillow
 
         if is_drawn(picture):
             return drawn(picture)
@@ -72,7 +72,7 @@ class PictureEncoder:
             content = picture_bytes(prompt, picture, int(self._images.max_file_mib * _MIB))
         except OSError as error:
             raise EnvironmentUnavailable(f"picture {shown(picture)!r:.200}: {error}") from error
-        return decoded(shown(picture), content, self._images.max_pixels)
+        return decode_picture(shown(picture), content, self._images.max_pixels)
 
     def _check_bytes(self, prompt: Prompt, media: Media) -> None:
         nbytes = media_bytes(media)
@@ -82,4 +82,4 @@ class PictureEncoder:
                 f"takes {nbytes / _MIB:.4g} MiB as the model reads it, with all pictures of its "
                 f"prompt; environment.images.max_mib is {most:g}"
             )
-            raise BadPicture(shown(pictures_of(prompt.data)[0]), problem)
+            raise BadPicture(shown(get_pictures(prompt.data)[0]), problem)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.messages.text import printable
-from offbeat.plugins.images.rows import named_pictures
+from offbeat.plugins.images.rows import name_pictures
 
 _COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")
 _NAMED: Final = 8  # maximum pictures listed by name
@@ -37,7 +37,7 @@ class LoggedPictures(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPictures]:
+def read_logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPictures]:
     """Return the logged pictures of a group, one entry per attempt that is in a file.
 
     A file that cannot be read is skipped, because it may still be written.
@@ -79,4 +79,4 @@ def _names(rest_of_row: str | None) -> list[str]:
         return []
     if not isinstance(row, Mapping):
         return []
-    return [printable(each) for each in named_pictures(row)[:_NAMED]]
+    return [printable(each) for each in name_pictures(row)[:_NAMED]]

@@ -141,9 +141,9 @@ class Images:
 
     def read_logged(self, run_dir: Path, prompt_index: int) -> "list[LoggedPictures]":
         """Return the pictures of a group from the rollout files, by attempt."""
-        from offbeat.plugins.images.logged_pictures import logged_pictures
+        from offbeat.plugins.images.logged_pictures import read_logged_pictures
 
-        return logged_pictures(run_dir, prompt_index)
+        return read_logged_pictures(run_dir, prompt_index)
 
     def check_model(self, config: "RunConfig", model: "PreTrainedModel") -> "Iterator[Finding]":
         """Check that the model reads the pictures of the prompts."""

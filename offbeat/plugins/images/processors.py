@@ -61,11 +61,11 @@ class PictureProcessor(abc.ABC):
         outside = text.replace(self.place, " ")
         if stray := [token for token in self._placeholders if token in outside]:
             raise StrayPlaceholder(stray[0])
-        ids, media = self._processed(text, list(pictures), add_specials=isinstance(prompt, str))
+        ids, media = self._process(text, list(pictures), add_specials=isinstance(prompt, str))
         return EncodedPrompt(tuple(ids), media)
 
     @abc.abstractmethod
-    def _processed(
+    def _process(
         self, text: str, pictures: list[Image.Image], *, add_specials: bool
     ) -> tuple[list[int], Media]: ...
 
@@ -83,7 +83,7 @@ class _Pixels(PictureProcessor):
         self._processor, self.place = processor, place
         self._placeholders = placeholders
 
-    def _processed(
+    def _process(
         self, text: str, pictures: list[Image.Image], *, add_specials: bool
     ) -> tuple[list[int], Media]:
         made = self._processor(
@@ -116,7 +116,7 @@ class _Patches(PictureProcessor):
         super().__init__(tokenizer, tokenizer)
         self._images = images
 
-    def _processed(
+    def _process(
         self, text: str, pictures: list[Image.Image], *, add_specials: bool
     ) -> tuple[list[int], Media]:
         made = self._images(images=pictures, return_tensors="np")

@@ -145,7 +145,7 @@ def _of_source(
             break
         if not names_pictures(prompt.data):
             continue
-        encoded = _encoded(encoder, tokens, prompt)
+        encoded = _try_encode(encoder, tokens, prompt)
         if isinstance(encoded, tuple):
             refused.add(prompt.row, *encoded)
             continue
@@ -175,12 +175,12 @@ def _of_source(
     )
 
 
-def _encoded(
+def _try_encode(
     encoder: PictureEncoder, tokens: MediaTokens, prompt: Prompt
 ) -> EncodedPrompt | tuple[str, str]:
     """Encode a prompt with its pictures, or return the kind and text of the problem."""
     try:
-        encoded = encoder.encoded(prompt)
+        encoded = encoder.encode_now(prompt)
     except (BadPicture, WrongPlaces, StrayPlaceholder, EnvironmentUnavailable) as bad:
         return type(bad).__name__, str(bad)
     except Exception as raised:  # noqa: BLE001 - a chat template or a processor may raise anything

@@ -41,31 +41,31 @@ _NON_TEXT_PARTS: Final = (
 
 def names_pictures(row: Mapping[str, object]) -> bool:
     """Return whether a row names pictures. A row with null or an empty list is text."""
-    return any(_named(row, key) is not None for key in PICTURE_KEYS)
+    return any(_read_value(row, key) is not None for key in PICTURE_KEYS)
 
 
-def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
+def get_pictures(row: Mapping[str, object]) -> Sequence[object]:
     """Return a row's entries for pictures, in order, or an empty sequence."""
-    single, several = (_named(row, key) for key in PICTURE_KEYS)
+    single, several = (_read_value(row, key) for key in PICTURE_KEYS)
     if single is not None:
         return [single]
     return cast("Sequence[object]", several or [])
 
 
-def named_pictures(row: Mapping[str, object]) -> list[str]:
+def name_pictures(row: Mapping[str, object]) -> list[str]:
     """Return printable names of the pictures of a row."""
-    named: object = pictures_of(row)
+    named: object = get_pictures(row)
     return [shown(each) for each in cast("list[Any]", named)] if isinstance(named, list) else []
 
 
 def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     """Return the problem with a row's pictures without reading files, or None."""
-    single, several = (_named(row, key) for key in PICTURE_KEYS)
+    single, several = (_read_value(row, key) for key in PICTURE_KEYS)
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
     if several is not None and not isinstance(several, list):
         return f"'images' is {several!r:.80}; it is a list of pictures"
-    pictures = pictures_of(row)
+    pictures = get_pictures(row)
     if len(pictures) > most:
         return f"has {len(pictures)} pictures; environment.images.max_pictures is {most}"
     if problem := _problem_of_messages(row.get("messages")):
@@ -98,7 +98,7 @@ def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
     return None
 
 
-def _named(row: Mapping[str, object], key: str) -> object:
+def _read_value(row: Mapping[str, object], key: str) -> object:
     """Return a row's value of a picture key, or None for an empty list, as in mixed data."""
     value = row.get(key)
     return None if value == [] else value
@@ -142,7 +142,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     """
     name = shown(picture)
     if (content := _content(picture)) is not None:
-        return _decoded(name, content, max_bytes)
+        return _decode_base64(name, content, max_bytes)
     if problem := _problem_of_name(picture):
         raise BadPicture(name, problem)
     if not prompt.folder:
@@ -152,7 +152,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     if not path.is_relative_to(folder):
         raise BadPicture(name, f"lies outside of {folder}, the folder of the data file")
     try:
-        with open(path, "rb", opener=_opened) as file:
+        with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise BadPicture(name, "is no regular file")
@@ -208,7 +208,7 @@ def _path(picture: object) -> object:
     return cast("dict[str, object]", picture).get("path") if isinstance(picture, dict) else picture
 
 
-def _decoded(name: str, content: str, max_bytes: int) -> bytes:
+def _decode_base64(name: str, content: str, max_bytes: int) -> bytes:
     if len(content) * 3 // 4 > max_bytes + 2:  # 2 for padding
         raise BadPicture(name, f"is too large; at most {max_bytes} bytes are read")
     try:
@@ -217,7 +217,7 @@ def _decoded(name: str, content: str, max_bytes: int) -> bytes:
         raise BadPicture(name, f"is no base64: {error}") from error
 
 
-def _opened(path: str, flags: int) -> int:
+def _open(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 

@@ -35,7 +35,7 @@ def thumbnails(media: Media | None) -> list[Thumbnail]:
         return []
     pictures = Pictures.of(media)
     is_pixels = pictures.kind is MediaKind.PIXELS
-    arrays = _pixels(pictures) if is_pixels else _joined_patches(pictures)
+    arrays = _pixels(pictures) if is_pixels else _join_patches(pictures)
     return [_small(array) for array, _ in zip(arrays, range(THUMBNAILS), strict=False)]
 
 
@@ -63,7 +63,7 @@ def _pixels(pictures: Pictures) -> Iterator[NDArray[Any]]:
         start = end
 
 
-def _joined_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
+def _join_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
     """Yield the first frame of each picture, or nothing if the patches have another layout."""
     grids = pictures.sizes.tolist()
     length = len(pictures.values) // sum(map(math.prod, grids))

@@ -19,16 +19,16 @@ from offbeat.plugins.lora.lora import (
     ADAPTER_FOLDER,
     AdapterWeights,
     MergedWeights,
-    adapted_modules,
-    base_of,
+    find_adapted_modules,
+    find_base,
     identity,
     inject,
+    name_side,
     part_of_parameter,
     save_adapter,
-    side_of,
     without_adapters,
 )
-from offbeat.plugins.lora.release import merged
+from offbeat.plugins.lora.release import merge_matrix
 from offbeat.plugins.lora.section import KIND, LoraConfig, lora_section
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.parts import TrainedWeights, torch_dtype
@@ -40,27 +40,32 @@ from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.torch_trainer import Exported, TrainedParameters
 from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.manifest import Adapter
-from offbeat.weight_sync.served import loaded_digest
-from offbeat.weight_sync.wire_format import policy_of
+from offbeat.weight_sync.served import digest_loaded
+from offbeat.weight_sync.wire_format import make_policy
 
 
 @contextmanager
-def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
+def merge_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
     """Compute inside the block with ``W + scaling * B A``, rounded once to the dtype of ``W``.
 
     Gradients are off. All ranks enter it together.
     """
 
     def exchange(path: str) -> tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]:
-        first, second = (model.get_submodule(side_of(path, side)) for side in "AB")
+        first, second = (model.get_submodule(name_side(path, side)) for side in "AB")
 
         def make(whole: Tensor) -> Tensor:
             a, b = (gather_whole(each.get_parameter("weight")) for each in (first, second))
-            return merged(whole, a, b, scaling)
+            return merge_matrix(whole, a, b, scaling)
 
-        return model.get_submodule(path), model.get_submodule(base_of(model, path)), "weight", make
+        return (
+            model.get_submodule(path),
+            model.get_submodule(find_base(model, path)),
+            "weight",
+            make,
+        )
 
-    with exchange_weights(map(exchange, adapted_modules(model))), without_adapters(model):
+    with exchange_weights(map(exchange, find_adapted_modules(model))), without_adapters(model):
         yield
 
 
@@ -85,7 +90,7 @@ class Adapters(TrainedParameters):
         """Return base and scale of the adapters. All ranks make the first call together."""
         path, is_first = str(self.model_path), self.peers.rank == 0
         mine = run_on_all_ranks(
-            self.peers, "the model's digest", lambda: loaded_digest(path) if is_first else ""
+            self.peers, "the model's digest", lambda: digest_loaded(path) if is_first else ""
         )
         base = self.peers.broadcast(mine, _DIGEST)
         return Adapter(base, self._lora.rank, self._lora.alpha, KIND)
@@ -115,13 +120,13 @@ class Adapters(TrainedParameters):
     def export(self) -> Exported:
         """Return the merged model, with ``adapter/`` in its directory for PEFT."""
         is_first = self.peers.rank == 0
-        adapters = [(name, each.cpu()) for name, each in self.weights.named() if is_first]
+        adapters = [(name, each.cpu()) for name, each in self.weights.iterate() if is_first]
 
         def beside(staged: Path) -> None:
             folder = staged / ADAPTER_FOLDER
             save_adapter(adapters, self._model, self._lora, self.model_path, folder)
 
-        return self.merged.named(), beside
+        return self.merged.iterate(), beside
 
     def restore(self) -> bool:
         self._fill(self._initial)
@@ -151,7 +156,7 @@ class Adapters(TrainedParameters):
         dtypes = [torch_dtype(dtype) for _, _, dtype in self.weights.metas()]
         if all(each.itemsize >= torch.float32.itemsize for each in dtypes):
             return nullcontext()
-        return merged_matrices(self._model, self.adapter.scaling)
+        return merge_matrices(self._model, self.adapter.scaling)
 
     def as_base(self) -> AbstractContextManager[None]:
         return without_adapters(self._model)
@@ -173,8 +178,8 @@ def make_source(spec: TrainerSpec, adapters: Adapters) -> GatheredSource:
     sync = spec.config.sync
     if sync.adapter == "merged":
         whole = adapters.merged
-        return build_source(spec, whole.metas(), whole.named)
+        return build_source(spec, whole.metas(), whole.iterate)
     weights, chunk_bytes = adapters.weights, int(sync.chunk_mib * 2**20)
     return GatheredSource(
-        weights.metas(), weights.named, chunk_bytes, policy_of(sync), adapters.adapter
+        weights.metas(), weights.iterate, chunk_bytes, make_policy(sync), adapters.adapter
     )

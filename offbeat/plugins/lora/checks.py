@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.plugins.lora.lora import check_targets, targeted_modules
+from offbeat.plugins.lora.lora import check_targets, find_target_modules
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.errors import UntrainableModel
 
@@ -36,7 +36,7 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
     yield ok(
         _SUBJECT, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}: {count:,} parameters"
     )
-    targeted = targeted_modules(model, lora)
+    targeted = find_target_modules(model, lora)
     yield from _rank_is_low(targeted, lora.rank)
     if not lora.target_modules:
         yield from _experts_are_left_out(model, targeted)
@@ -44,7 +44,7 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
 
 def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
     """Return the number of elements of all adapters: ``rank * (in + out)`` per targeted matrix."""
-    sides = targeted_modules(model, lora).values()
+    sides = find_target_modules(model, lora).values()
     return sum(lora.rank * (each.in_features + each.out_features) for each in sides)
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from offbeat.doors import import_object
-from offbeat.plugins.lora.release import AdapterPart, merged
+from offbeat.plugins.lora.release import AdapterPart, merge_matrix
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.errors import PartPackageMissing, UntrainableModel
@@ -68,7 +68,7 @@ def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
     library, name = _peft(), type(model).__name__
     check_targets(model, lora)
     # peft's "all-linear" includes the fused experts of some families, which are not linear modules.
-    targeted = lora.target_modules or [*targeted_modules(model, lora)]
+    targeted = lora.target_modules or [*find_target_modules(model, lora)]
     try:
         library.inject_adapter_in_model(
             _config(library, targeted or "all-linear", lora, ""),
@@ -78,12 +78,12 @@ def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
     except ValueError as error:  # no module is linear
         raise UntrainableModel(name, f"takes no adapters ({error})", _NAME_OTHERS) from error
     model.eval()
-    for module in adapted_modules(model).values():
+    for module in find_adapted_modules(model).values():
         for part in (module.lora_A, module.lora_B):
             part.to(dtype=module.base_layer.weight.dtype)
 
 
-def adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
+def find_adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
     """Return the modules that have an adapter, by name in the base model."""
     kind = _peft(".tuners.lora").LoraLayer
     return {name: each for name, each in model.named_modules() if isinstance(each, kind)}
@@ -111,7 +111,7 @@ def identity(model: PreTrainedModel, lora: LoraConfig, base: str) -> Identity:
 
 def targets(model: PreTrainedModel) -> list[str]:
     """Return the last parts of the names of all adapted modules."""
-    return sorted({name.rpartition(".")[2] for name in adapted_modules(model)})
+    return sorted({name.rpartition(".")[2] for name in find_adapted_modules(model)})
 
 
 class AdapterWeights:
@@ -123,7 +123,7 @@ class AdapterWeights:
         self._every, self._parts = every, parts
         self._dtypes = {name: getattr(torch, dtype) for name, _, dtype in every.metas()}
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole matrices by name. All ranks iterate together."""
         for name, each in self.local_tensors().items():
             whole = each.full_tensor() if isinstance(each, DTensor) else each
@@ -159,16 +159,16 @@ class MergedWeights:
             if not part_of_parameter(name):
                 yield name.replace(_BASE, "."), shape, dtype
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by name, in the order of ``metas``. All ranks iterate together."""
         held = list[tuple[str, Tensor]]()  # a matrix, awaiting its adapter, and later ones
         sides = dict[str, Tensor]()
-        for name, each in self._every.named():
+        for name, each in self._every.iterate():
             if part := part_of_parameter(name):
                 sides[part.side] = each
                 if len(sides) == len(_SIDES):
                     first, base = held[0]
-                    yield first, merged(base, sides["A"], sides["B"], self._scaling)
+                    yield first, merge_matrix(base, sides["A"], sides["B"], self._scaling)
                     yield from held[1:]
                     held, sides = [], {}
             elif held or name.endswith(f"{_BASE}weight"):
@@ -224,7 +224,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
 def _check_own_matrices(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Check that no two targets share a matrix: a release has it once, but their sums differ."""
     paths_by_matrix = dict[Tensor, list[str]]()
-    for path, module in targeted_modules(model, lora).items():
+    for path, module in find_target_modules(model, lora).items():
         paths_by_matrix.setdefault(module.weight, []).append(path)
     for path, *others in paths_by_matrix.values():
         if others:
@@ -232,7 +232,7 @@ def _check_own_matrices(model: PreTrainedModel, lora: LoraConfig) -> None:
             raise UntrainableModel(type(model).__name__, problem, _NAME_OTHERS)
 
 
-def targeted_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.Linear]:
+def find_target_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.Linear]:
     """Return the linear modules that ``inject`` adapts, by name. The model may be without memory.
 
     peft is not needed. Targets that ``check_targets`` refuses are left out.
@@ -260,18 +260,18 @@ def _is_targeted(path: str, target: str) -> bool:
 
 
 def _linear_names_said(model: PreTrainedModel) -> str:
-    every = targeted_modules(model, LoraConfig(rank=1))
+    every = find_target_modules(model, LoraConfig(rank=1))
     names = sorted({path.rpartition(".")[2] for path in every})
     return f"{_NAME_OTHERS}: {', '.join(names)}" if names else _NAME_OTHERS
 
 
-def base_of(model: nn.Module, module: str) -> str:
+def find_base(model: nn.Module, module: str) -> str:
     """Return the name of the module that holds a linear module's matrix: itself, if not adapted."""
     children = dict(model.get_submodule(module).named_children())
     return f"{module}.{_BASE_LAYER}" if _BASE_LAYER in children else module
 
 
-def side_of(module: str, side: str) -> str:
+def name_side(module: str, side: str) -> str:
     """Return the name of side A or B of a linear module's adapter, which is a module."""
     return f"{module}{_MODULES[side]}"
 

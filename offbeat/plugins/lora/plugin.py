@@ -84,12 +84,12 @@ class Lora(TrainerPart):
 
     def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
         """Return the modules of an adapted linear module."""
-        from offbeat.plugins.lora.lora import base_of, side_of
+        from offbeat.plugins.lora.lora import find_base, name_side
 
-        base = base_of(model, module)
+        base = find_base(model, module)
         if base == module:
             return None
-        return AddedModules(base, side_of(module, "A"), side_of(module, "B"))
+        return AddedModules(base, name_side(module, "A"), name_side(module, "B"))
 
     def name_in_files(self, parameter: str) -> str | None:
         """Return the name of an adapter's parameter in PEFT's files, or None for other ones."""

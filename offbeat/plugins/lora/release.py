@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack, tensor_difference
 from offbeat.weight_sync.manifest import Manifest
@@ -48,7 +48,7 @@ def part_named(name: str) -> AdapterPart | None:
     return AdapterPart(match["module"], match["side"]) if match else None
 
 
-def merged(base_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
+def merge_matrix(base_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
     """Return ``base + scaling * b @ a``, computed in at least float32 and rounded once.
 
     O and I are the outputs and inputs of the matrix, R is the rank. No argument changes.
@@ -86,7 +86,7 @@ class BaseWeights:
     def __init__(self, module: nn.Module, digest: str) -> None:
         """``digest``: digest of the files from which the module was loaded."""
         self.digest = digest
-        self._served = dict(named_weights(module))
+        self._served = dict(iterate_weights(module))
         self._kept = dict[str, Tensor]()  # matrices that adapters were added to
 
     def matrix(self, module: str) -> tuple[tuple[int, ...], str] | None:
@@ -133,7 +133,7 @@ class AdapterTarget:
         self._base, self._adapter = base, manifest.adapter
         self._arrived = dict[str, Tensor]()  # copies of the adapters of the open transfer
         self._served = dict[str, Tensor]()  # of the last committed one
-        self._specs = _expected(base, manifest)
+        self._specs = _list_expected(base, manifest)
         self._half = dict[str, tuple[str, Tensor]]()  # by module: side and matrix that came first
         self._staged = dict[str, Tensor]()  # merged matrices by module
 
@@ -154,7 +154,7 @@ class AdapterTarget:
                 continue
             a_RI, b_OR = (tensor, first[1]) if part.side == "A" else (first[1], tensor)
             base_OI = self._base.of(part.module)
-            self._staged[part.module] = merged(base_OI, a_RI, b_OR, self._adapter.scaling)
+            self._staged[part.module] = merge_matrix(base_OI, a_RI, b_OR, self._adapter.scaling)
 
     def commit(self) -> None:
         """Overwrite the weights in place, so that references to the tensors stay valid."""
@@ -174,7 +174,7 @@ class AdapterTarget:
             if part is None or part.side != "A":
                 continue
             b_OR = self._served[AdapterPart(part.module, "B").file_name]
-            want_OI = merged(base.of(part.module), a_RI, b_OR, self._adapter.scaling)
+            want_OI = merge_matrix(base.of(part.module), a_RI, b_OR, self._adapter.scaling)
             served_OI = base.served(part.module)
             difference = tensor_difference(f"{part.module}.weight", want_OI, served_OI)
             found += [] if difference is None else [difference]
@@ -197,7 +197,7 @@ def check_base(epoch: int, base: AdapterBase, manifest: Manifest) -> None:
         )
 
 
-def _expected(base: AdapterBase, manifest: Manifest) -> TensorSpecs:
+def _list_expected(base: AdapterBase, manifest: Manifest) -> TensorSpecs:
     """Return both matrices of every adapter of a module in the base, in the required shapes."""
     assert manifest.adapter is not None  # noqa: S101 -- this target is made for such manifests
     rank, specs = manifest.adapter.rank, dict[str, tuple[tuple[int, ...], str]]()

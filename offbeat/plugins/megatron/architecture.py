@@ -225,7 +225,7 @@ def read_architecture(path: str | Path) -> Architecture:
         qk_norm=family in _WITH_QK_NORM or bool(values.get("use_qk_norm")),
         experts=experts,
         expert_intermediate=values["moe_intermediate_size"] if experts else 0,
-        shared_intermediate=_shared_intermediate(values) if experts else 0,
+        shared_intermediate=_find_shared_intermediate(values) if experts else 0,
         shared_gate=not is_sigmoid,
         shared_name="shared_experts" if is_sigmoid else "shared_expert",
         dense_layers=dense,
@@ -290,7 +290,7 @@ def _experts(config: PretrainedConfig) -> int:
     return config.n_routed_experts if config.model_type in _SIGMOID_ROUTERS else 0
 
 
-def _shared_intermediate(values: dict[str, Any]) -> int:
+def _find_shared_intermediate(values: dict[str, Any]) -> int:
     if values["model_type"] in _SIGMOID_ROUTERS:
         return values["moe_intermediate_size"] * (values["n_shared_experts"] or 0)
     return values.get("shared_expert_intermediate_size", 0)

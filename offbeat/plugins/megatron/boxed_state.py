@@ -24,7 +24,7 @@ from transformers import AutoConfig
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.freezing import FrozenWeights
 from offbeat.plugins.megatron.gathering import TensorGather
-from offbeat.plugins.megatron.hf_files import as_in_files, load_boxes, view_of
+from offbeat.plugins.megatron.hf_files import as_in_files, load_boxes, view_box
 from offbeat.plugins.megatron.mapping import TensorBox, is_router_bias
 from offbeat.plugins.megatron.optimizer import RankState
 from offbeat.plugins.megatron.state import WEIGHTS, SavedShares, save_share
@@ -81,7 +81,7 @@ class BoxedState(ModelState):
         shapes = self.gathering.shapes.items()
         return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.gathering.all_tensors(self.local_weights)
 
     def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -93,14 +93,14 @@ class BoxedState(ModelState):
 
     def held_regions(self) -> list[TensorRegion]:
         weights = self._held()
-        return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
+        return [TensorRegion(box.tensor, box.region, view_box(weights, box)) for box in self.boxes]
 
     def _held(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights in the memory that training updates."""
         return self.local_weights
 
     @contextmanager
-    def quantized(self, wire_format: WireFormat) -> Generator[None]:
+    def quantize_weights(self, wire_format: WireFormat) -> Generator[None]:
         """Round each matrix that releases quantize to the engines' values. All ranks call it.
 
         Inside the block, this rank's share of these matrices is in memory twice.
@@ -111,16 +111,16 @@ class BoxedState(ModelState):
                 mine.setdefault(box.tensor, []).append(box)
         names = {box.parameter for boxes in mine.values() for box in boxes}
         kept = {name: weights[name].detach().clone() for name in names}
-        whole, cut = self.gathering.aligned_and_cut(wire_format)
+        whole, cut = self.gathering.split_aligned(wire_format)
         try:
             for name in whole:
                 for box in mine.get(name, ()):
-                    view = view_of(weights, box)
+                    view = view_box(weights, box)
                     view.copy_(wire_format.rounded(name, view))
             for name, tensor in self.gathering.in_batches(cut, weights):
                 values = wire_format.rounded(name, tensor)
                 for box in mine.get(name, ()):
-                    view_of(weights, box).copy_(values[box.region.slices])
+                    view_box(weights, box).copy_(values[box.region.slices])
             yield
         finally:
             for name, values in kept.items():
@@ -137,7 +137,7 @@ class BoxedState(ModelState):
         write_on_first_rank(self.peers, "the export", self._weights_of_files(), write)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
-        named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
+        named = ((self._file_names.get(name, name), each) for name, each in self.iterate_weights())
         if not self.architecture.experts:
             return named
         return as_in_files(named, file_shapes(self.model_path))
@@ -175,7 +175,7 @@ class BoxedState(ModelState):
     def save(self, directory: Path) -> None:
         state = self.optimizer
         kinds = {WEIGHTS: self.local_weights, **state.state()}
-        owned = self.gathering.owned()
+        owned = self.gathering.list_owned()
         whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
         save_share(directory, dist.get_rank(), owned, kinds, state.steps, whole)
 

@@ -21,9 +21,9 @@ from offbeat.plugins.megatron.architecture import (
     read_architecture,
 )
 from offbeat.plugins.megatron.freezing import frozen_weights
-from offbeat.plugins.megatron.layout import ParallelLayout, grid_of
+from offbeat.plugins.megatron.layout import ParallelLayout, make_grid
 from offbeat.plugins.megatron.layout_rules import broken_rules, fitting_sizes
-from offbeat.plugins.megatron.mapping import ROUTER_BIAS, TOWER, padded_vocabulary
+from offbeat.plugins.megatron.mapping import ROUTER_BIAS, TOWER, pad_vocabulary
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.trainer_plugin import RankBytes
@@ -82,11 +82,11 @@ def _rank_bytes(
 def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
     """Return the shapes of a rank's parameters by the library's names."""
     tensor, shapes = layout.grid.tensor, dict[str, Shape]()
-    rows = padded_vocabulary(a, layout) // tensor
+    rows = pad_vocabulary(a, layout) // tensor
     if layout.is_first_stage:
         shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
         shapes |= {f"{TOWER}{name}": shape for name, shape in a.tower}
-    for index, layer in enumerate(layout.grid.layers_of(layout.pipeline_rank, a.layers)):
+    for index, layer in enumerate(layout.grid.list_layers(layout.pipeline_rank, a.layers)):
         shapes |= _layer(f"decoder.layers.{index}.", a, layout, has_experts=a.has_experts(layer))
     if layout.is_last_stage:
         shapes["decoder.final_layernorm.weight"] = (a.hidden,)
@@ -97,7 +97,7 @@ def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
 
 def rank_buffers(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
     """Return the shapes of a rank's router biases by the library's names."""
-    here = enumerate(layout.grid.layers_of(layout.pipeline_rank, a.layers))
+    here = enumerate(layout.grid.list_layers(layout.pipeline_rank, a.layers))
     return {
         f"decoder.layers.{index}.{ROUTER_BIAS}": (a.experts,)
         for index, layer in here
@@ -160,7 +160,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
     except UntrainableModel as refused:
         yield error("model", f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
-    grid = grid_of(trainer)
+    grid = make_grid(trainer)
     broken = list(broken_rules(architecture, grid, sequence_parallel=trainer.sequence_parallel))
     if broken:
         reasons = "; ".join(
@@ -196,7 +196,7 @@ def held_by_megatron_rank(
     """
     return largest_rank(
         architecture,
-        grid_of(trainer),
+        make_grid(trainer),
         config.model.dtype,
         sharded=_shares_optimizer(config, trainer),
         frozen=_frozen(config.model.path, trainer),

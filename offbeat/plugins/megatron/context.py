@@ -2,7 +2,7 @@
 
 Every rank computes its own tokens (``token_share``). They attend to the keys and values of all
 tokens, which are gathered in every layer and put into the order of the row. Values that the loss
-reads are summed over the ranks (``summed``). So a loss over whole sequences does not depend on how
+reads are summed over the ranks (``sum_over_ranks``). So a loss over whole sequences does not depend on how
 rows were cut.
 
 Legend: O tokens of this rank in a row, T tokens of a row, B rows, H heads, D dimension of a head.
@@ -26,7 +26,7 @@ from offbeat.plugins.megatron.token_share import list_column_ranges, order_parts
 from offbeat.trainers.torch.logprobs import AddedUp, sum_over
 
 
-def summed(values: Tensor, group: ProcessGroup) -> Tensor:
+def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
     """Return the sum over ranks of partial values, of which every rank then reads the whole.
 
     Every rank computes the same from the sum. So the gradient of its own part is the gradient of

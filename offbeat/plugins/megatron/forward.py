@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.config.sections.loss import Normalize
-from offbeat.plugins.megatron.context import summed
+from offbeat.plugins.megatron.context import sum_over_ranks
 from offbeat.plugins.megatron.groups import context_group, tensor_group
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.model import PackedRotary
@@ -204,7 +204,7 @@ class Forward:
         if self.layout.grid.context == 1:
             return own
         whole = own.new_zeros(len(like), *own.shape[1:])
-        return summed(whole.index_copy(0, self._tensor(places), own), context_group())
+        return sum_over_ranks(whole.index_copy(0, self._tensor(places), own), context_group())
 
     def _loss_weights(self, share: TokenShare, trains: Normalize | None) -> Tensor | None:
         """Return tokens' weights [R, O] in the routers' losses, or None if no router is trained.

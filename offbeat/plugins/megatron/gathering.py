@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.plugins.megatron.errors import IncompleteWeights
-from offbeat.plugins.megatron.hf_files import view_of
+from offbeat.plugins.megatron.hf_files import view_box
 from offbeat.plugins.megatron.mapping import ROUTER_BIAS, TensorBox, is_router_bias
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.weight_sync.region import Region, Shape
@@ -56,12 +56,12 @@ class TensorGather:
                 problem = f"has {prod(self.shapes[name])} elements, the ranks hold {covered}"
                 raise IncompleteWeights("this world of ranks", name, problem)
 
-    def owned(self) -> list[TensorBox]:
+    def list_owned(self) -> list[TensorBox]:
         """Return the boxes this rank owns. Every element of the model is in one box of one rank."""
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]
 
-    def aligned_and_cut(self, wire_format: WireFormat) -> tuple[list[str], list[str]]:
+    def split_aligned(self, wire_format: WireFormat) -> tuple[list[str], list[str]]:
         """Return the matrices that releases quantize, in two lists: with aligned pieces, or not.
 
         Pieces of the first list can be quantized separately. Equal on all ranks.
@@ -96,7 +96,7 @@ class TensorGather:
             sizes = [box.region.elements for box in boxes]
             flat = torch.empty(sum(sizes), dtype=dtypes[boxes[0].tensor], device=some.device)
             if owner == self._rank:
-                torch.cat([view_of(values, box).reshape(-1) for box in boxes], out=flat)
+                torch.cat([view_box(values, box).reshape(-1) for box in boxes], out=flat)
             dist.broadcast(flat, src=owner)
             for box, part in zip(boxes, flat.split(sizes), strict=True):
                 whole[box.tensor][box.region.slices] = part.view(box.region.shape)

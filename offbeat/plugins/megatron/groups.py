@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from offbeat.config.limits import encoder_ranks
 from offbeat.plugins.megatron.errors import UnsupportedLayout
-from offbeat.plugins.megatron.layout import ParallelLayout, grid_of
+from offbeat.plugins.megatron.layout import ParallelLayout, make_grid
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.ranks.peers import Peers
 
@@ -32,12 +32,12 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
         # The library needs groups even in a world of one rank.
         backend = "gloo" if config.device == "cpu" else "nccl"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    grid, world = grid_of(config), dist.get_world_size() - encoder_ranks(config)
+    grid, world = make_grid(config), dist.get_world_size() - encoder_ranks(config)
     if grid.ranks != world:
         want = f"{world} ranks over tensor x context x pipeline = {grid.model_ranks}"
         data = f"{want}: {world / grid.model_ranks:g}"
         raise UnsupportedLayout("trainer.data_parallel", str(grid.data), data)
-    with _world_of(world):
+    with _limit_world(world):
         megatron_groups.initialize_model_parallel(
             tensor_model_parallel_size=grid.tensor,
             pipeline_model_parallel_size=grid.pipeline,
@@ -53,17 +53,17 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
 
 
 @contextmanager
-def _world_of(ranks: int) -> Generator[None]:
+def _limit_world(ranks: int) -> Generator[None]:
     """Hide all but the first ranks from the library, which asks torch and uses all ranks.
 
     All ranks of the world create every group, including ranks that are in none.
     """
     of_world = dist.get_world_size
 
-    def counted(group: ProcessGroup | None = None) -> int:
+    def count_ranks(group: ProcessGroup | None = None) -> int:
         return ranks if group is None else of_world(group)
 
-    dist.get_world_size = counted
+    dist.get_world_size = count_ranks
     try:
         yield
     finally:

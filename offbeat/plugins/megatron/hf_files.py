@@ -59,7 +59,7 @@ class FusedPlace:
         return values[0].mT if self.is_turned else values[0]
 
 
-def fused_place(
+def find_fused_place(
     name: str, whole: Shape, region: Region, shapes: Mapping[str, Shape]
 ) -> FusedPlace | None:
     """Return the place of an expert's region in the files, or None if not in a fused tensor.
@@ -119,7 +119,7 @@ class HfWeights:
             IncompleteWeights: The tensor is missing or has another shape.
         """
         name = self._file_names.get(box.tensor, box.tensor)
-        fused = fused_place(name, box.whole, box.region, self._fused)
+        fused = find_fused_place(name, box.whole, box.region, self._fused)
         if fused is not None:
             return fused.of(self._opened[fused.tensor].get_slice(fused.tensor)[fused.region.slices])
         if name not in self._opened:
@@ -168,10 +168,10 @@ def load_boxes(
         each.zero_()
     with hf_weights(path, file_names) as weights:
         for box in boxes:
-            filled = view_of(parameters, box).copy_(weights.read(box))
+            filled = view_box(parameters, box).copy_(weights.read(box))
             check_finite(path, box.tensor, filled)
 
 
-def view_of(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:
+def view_box(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:
     """Return a view of the box's elements in the local parameter that holds them."""
     return parameters[box.parameter][box.local.slices]

@@ -6,7 +6,7 @@ from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.weight_sync.grid import ModelGrid
 
 
-def grid_of(trainer: MegatronTrainerConfig) -> ModelGrid:
+def make_grid(trainer: MegatronTrainerConfig) -> ModelGrid:
     """Return the parallel sizes of a recipe's trainer.
 
     Raises:

@@ -10,7 +10,7 @@ from itertools import product
 
 from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.errors import UnsupportedLayout
-from offbeat.plugins.megatron.layout import grid_of
+from offbeat.plugins.megatron.layout import make_grid
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
@@ -72,7 +72,7 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
             want = f"a divisor of the model's {a.layers} layers"
         yield UnsupportedLayout("trainer.pipeline_parallel", str(grid.pipeline), want)
         return
-    if len(grid.layers_of(0, a.layers)) < a.deep_layers:
+    if len(grid.list_layers(0, a.layers)) < a.deep_layers:
         want = (
             f"fewer stages: the first has to have the {a.deep_layers} layers to whose outputs "
             "features of pictures are added"
@@ -134,7 +134,7 @@ def _candidates(a: Architecture, given: MegatronTrainerConfig) -> Iterator[Megat
 
 def _fits(a: Architecture, trainer: MegatronTrainerConfig) -> bool:
     try:
-        grid = grid_of(trainer)
+        grid = make_grid(trainer)
     except LayoutRefused:
         return False
     return not any(broken_rules(a, grid, sequence_parallel=trainer.sequence_parallel))

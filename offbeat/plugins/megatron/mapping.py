@@ -57,7 +57,7 @@ Rule = Callable[[Shape], list[TensorBox]]
 """Local shape -> boxes."""
 
 
-def boxes_of(
+def make_boxes(
     parameters: Mapping[str, Shape], architecture: Architecture, layout: ParallelLayout
 ) -> list[TensorBox]:
     """Return the boxes of one rank's parameters, in the order of the parameters.
@@ -82,7 +82,7 @@ def is_router_bias(tensor: str) -> bool:
     return tensor.endswith(_BIAS)
 
 
-def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
+def pad_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
     """Return the rows of the embedding over all ranks, padded to an equal number on each."""
     ranks = layout.grid.tensor
     return -(-architecture.vocabulary // ranks) * ranks
@@ -115,7 +115,7 @@ def _rule(name: str, a: Architecture, layout: ParallelLayout) -> Rule:
         return top[name]
     if (found := _LAYER.fullmatch(name)) is None:
         raise UnmappedParameter(name, "has no Hugging Face name")
-    layer = layout.grid.layers_of(layout.pipeline_rank, a.layers)[int(found[1])]
+    layer = layout.grid.list_layers(layout.pipeline_rank, a.layers)[int(found[1])]
     return _layer_rule(name, found[2], f"{a.decoder}.layers.{layer}.", a, layout)
 
 
@@ -133,10 +133,10 @@ def _layer_rule(
         "self_attention.q_layernorm.weight": partial(_direct, name, f"{attention}q_norm.weight"),
         "self_attention.k_layernorm.weight": partial(_direct, name, f"{attention}k_norm.weight"),
         "self_attention.linear_proj.weight": partial(_row, name, f"{attention}o_proj.weight", part),
-        "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", part),
+        "mlp.linear_fc1.weight": partial(_split_gated, name, f"{prefix}mlp.", part),
         "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", part),
         "mlp.shared_experts.linear_fc1.weight": partial(
-            _gated, name, f"{prefix}mlp.{a.shared_name}.", part
+            _split_gated, name, f"{prefix}mlp.{a.shared_name}.", part
         ),
         "mlp.shared_experts.linear_fc2.weight": partial(
             _row, name, f"{prefix}mlp.{a.shared_name}.down_proj.weight", part
@@ -155,7 +155,7 @@ def _layer_rule(
     inside = f"{prefix}mlp.experts.{expert}."
     part = MatrixPart(layout.expert_tensor_rank, layout.grid.expert_tensor_ranks)
     experts: dict[str, Rule] = {
-        "linear_fc1.weight": partial(_gated, name, inside, part),
+        "linear_fc1.weight": partial(_split_gated, name, inside, part),
         "linear_fc2.weight": partial(_row, name, f"{inside}down_proj.weight", part),
     }
     if found[2] not in experts:
@@ -175,7 +175,7 @@ def _row(parameter: str, tensor: str, part: MatrixPart, shape: Shape) -> list[Te
     return [TensorBox(tensor, whole, region, parameter, Region.whole(shape))]
 
 
-def _gated(parameter: str, prefix: str, part: MatrixPart, shape: Shape) -> list[TensorBox]:
+def _split_gated(parameter: str, prefix: str, part: MatrixPart, shape: Shape) -> list[TensorBox]:
     rows, columns = shape[0] // 2, shape[1]
     whole, half = (rows * part.of, columns), (rows, columns)
     return [

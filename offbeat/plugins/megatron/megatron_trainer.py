@@ -38,12 +38,12 @@ from offbeat.plugins.megatron.gradients import Gradients
 from offbeat.plugins.megatron.groups import layout_group, start_groups
 from offbeat.plugins.megatron.hf_files import load_boxes
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.mapping import TOWER, TensorBox, boxes_of
+from offbeat.plugins.megatron.mapping import TOWER, TensorBox, make_boxes
 from offbeat.plugins.megatron.model import (
     build_model,
+    collect_weights,
     in_data_parallel,
     transformer_config,
-    weights_of,
 )
 from offbeat.plugins.megatron.optimizer import (
     BufferUpdates,
@@ -54,7 +54,7 @@ from offbeat.plugins.megatron.optimizer import (
 from offbeat.plugins.megatron.passes import MegatronPasses
 from offbeat.plugins.megatron.router import ExpertRouter
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.tower import FeatureSource, attach_tower, features_by, tower_of
+from offbeat.plugins.megatron.tower import FeatureSource, attach_tower, features_by, find_tower
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
@@ -93,7 +93,7 @@ class ModelSide:
     ) -> FeatureSource | None:
         """Return the source of the features of media, or None on a rank that embeds no tokens."""
         del layout
-        tower = tower_of(model)
+        tower = find_tower(model)
         return None if tower is None else features_by(tower, rules)
 
     def whole_norm(self, norm: float, denominator: float) -> float:
@@ -193,11 +193,11 @@ class MegatronTrainer(ModelTrainer):
             overlap=self._parts.overlap_grad_reduce,
             sharded=kind.sharded,
         )
-        self._forward = self._forward_of(self.ddp, self.model)
+        self._forward = self._make_forward(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
-        self.gathering = TensorGather(self._boxes_of(self.model), self.peers)
+        self.gathering = TensorGather(self._make_boxes(self.model), self.peers)
         self.side.meet(self.architecture)
-        owned = [box for box in self.gathering.owned() if is_trained(box, self.frozen)]
+        owned = [box for box in self.gathering.list_owned() if is_trained(box, self.frozen)]
         config = self._config.optimizer
         self.optimizer = kind(self.ddp, config, owned)
         self.updates = BufferUpdates(self.gradients, self.optimizer, config, self.side.whole_norm)
@@ -209,7 +209,7 @@ class MegatronTrainer(ModelTrainer):
             self.frozen,
             self.gathering,
             self.optimizer,
-            lambda: weights_of(self.model),
+            lambda: collect_weights(self.model),
             self._expert_load,
         )
 
@@ -258,7 +258,7 @@ class MegatronTrainer(ModelTrainer):
 
     def _routers(self) -> Iterator[tuple[int, ExpertRouter]]:
         """Yield the routers of this stage, with their index among all layers of experts."""
-        here = self.layout.grid.layers_of(self.layout.pipeline_rank, self.architecture.layers)
+        here = self.layout.grid.list_layers(self.layout.pipeline_rank, self.architecture.layers)
         indices = [
             self.architecture.expert_layers.index(each)
             for each in here
@@ -280,22 +280,24 @@ class MegatronTrainer(ModelTrainer):
         model = build_model(self.architecture, config, self.layout, self._seed)
         if self.architecture.tower and self.layout.is_first_stage:
             attach_tower(model, self.model_path, self._dtype)
-        load_boxes(weights_of(model), self._boxes_of(model), self.model_path, self._file_names)
+        load_boxes(
+            collect_weights(model), self._make_boxes(model), self.model_path, self._file_names
+        )
         return model
 
-    def _boxes_of(self, model: GPTModel) -> list[TensorBox]:
-        shapes = {name: tuple(each.shape) for name, each in weights_of(model).items()}
-        return boxes_of(shapes, self.architecture, self.layout)
+    def _make_boxes(self, model: GPTModel) -> list[TensorBox]:
+        shapes = {name: tuple(each.shape) for name, each in collect_weights(model).items()}
+        return make_boxes(shapes, self.architecture, self.layout)
 
-    def _forward_of(self, wrapped: nn.Module, model: GPTModel) -> Forward:
+    def _make_forward(self, wrapped: nn.Module, model: GPTModel) -> Forward:
         features_of = self.side.find_features(model, self.layout, self.architecture.media_rules)
         return Forward(wrapped, model, self.layout, self.architecture.vocabulary, features_of)
 
     def _load_reference(self) -> Forward:
         model = self._build(self._description()).requires_grad_(requires_grad=False)
-        named = self.gathering.all_tensors(weights_of(model))
+        named = self.gathering.all_tensors(collect_weights(model))
         self._check_initial(shared_digest(named, self.peers))
-        return self._forward_of(model, model)
+        return self._make_forward(model, model)
 
 
 def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, WeightSource]:
@@ -304,7 +306,7 @@ def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, W
     metas = list(trainer.model_state.metas())
     if shards := build_shards(spec, metas, trainer.held_regions, peers):
         return trainer, shards
-    return trainer, build_source(spec, metas, trainer.named_weights)
+    return trainer, build_source(spec, metas, trainer.iterate_weights)
 
 
 def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:

@@ -47,7 +47,7 @@ from offbeat.plugins.megatron.attention import SegmentAttention
 from offbeat.plugins.megatron.context import ContextAttention
 from offbeat.plugins.megatron.layout import ParallelLayout
 from offbeat.plugins.megatron.layout_rules import broken_rules
-from offbeat.plugins.megatron.mapping import ROUTER_BIAS, padded_vocabulary
+from offbeat.plugins.megatron.mapping import ROUTER_BIAS, pad_vocabulary
 from offbeat.plugins.megatron.router import ExpertRouter, weigh_tokens
 from offbeat.weight_sync.grid import ModelGrid
 
@@ -64,18 +64,18 @@ class Norm(nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue] -- read by name
 
 
-def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
+def make_block_spec(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
     """Return the specification of the layers of one stage, without Transformer Engine."""
-    here = layout.grid.layers_of(layout.pipeline_rank, architecture.layers)
+    here = layout.grid.list_layers(layout.pipeline_rank, architecture.layers)
     layers = [
-        _layer_of(architecture, layout, has_experts=architecture.has_experts(layer))
+        _make_layer_spec(architecture, layout, has_experts=architecture.has_experts(layer))
         for layer in here
     ]
     block = TransformerBlockSubmodules(layers, layer_norm=ModuleSpec(module=Norm))
     return ModuleSpec(module=TransformerBlock, submodules=block)
 
 
-def _layer_of(
+def _make_layer_spec(
     architecture: Architecture, layout: ParallelLayout, *, has_experts: bool
 ) -> ModuleSpec:
     layer: ModuleSpec = get_gpt_layer_local_spec(
@@ -266,8 +266,8 @@ def build_model(
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=block_of(architecture, layout),
-        vocab_size=padded_vocabulary(architecture, layout),
+        transformer_layer_spec=make_block_spec(architecture, layout),
+        vocab_size=pad_vocabulary(architecture, layout),
         max_sequence_length=architecture.max_positions,
         pre_process=layout.is_first_stage,
         post_process=layout.is_last_stage,
@@ -284,7 +284,7 @@ def build_model(
     return model.to(torch.cuda.current_device())
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return this rank's parameters by the library's names, and the biases of its routers."""
     biases = {name: each for name, each in model.named_buffers() if name.endswith(ROUTER_BIAS)}
     return {name: each.detach() for name, each in model.named_parameters()} | biases

@@ -37,7 +37,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.models.plain import HALF
 from offbeat.plugins.megatron.gradients import Gradients
 from offbeat.plugins.megatron.groups import layout_group, tensor_group
-from offbeat.plugins.megatron.hf_files import view_of
+from offbeat.plugins.megatron.hf_files import view_box
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe, UpdateResult
 from offbeat.trainers.torch.optimizer import is_applicable, make_adamw, sum_squares
@@ -145,7 +145,7 @@ class MainGradAdamW(RankOptimizer):
         """Return the norm over owned boxes, in which replicas and tied embeddings count once."""
         gradients = {name: _gradient(each) for name, each in self._parameters.items()}
         device = next(iter(gradients.values())).device
-        return norm_over_layout([view_of(gradients, box) for box in self._owned], device)
+        return norm_over_layout([view_box(gradients, box) for box in self._owned], device)
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
         limit = self._config.max_grad_norm
@@ -252,7 +252,7 @@ _EXPERTS: Final = ("expert_parallel_buffers", "intra_expt_dp_group", "expt_tp_pp
 """Attribute with the gradients' buffers, and process groups of replicas and of a model's parts."""
 
 
-def distributed_adamw(ddp: DistributedDataParallel, config: LibraryConfig) -> ChainedOptimizer:
+def make_distributed_adamw(ddp: DistributedDataParallel, config: LibraryConfig) -> ChainedOptimizer:
     """Return the optimizer of the dense layers, chained with the experts' optimizer, if any.
 
     Only ranks of the layout call it. The library's own ``get_megatron_optimizer`` gathers the
@@ -342,7 +342,7 @@ class ShardedAdamW(RankOptimizer):
         dtype = next(iter(self._parameters.values())).dtype
         beta1, beta2 = config.betas
         # One for matrices and vectors of dense layers, possibly one for experts
-        self._library = distributed_adamw(
+        self._library = make_distributed_adamw(
             ddp,
             LibraryConfig(
                 optimizer="adam",

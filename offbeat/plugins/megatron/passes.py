@@ -45,7 +45,7 @@ from offbeat.trainers.ranks.peers import Peers, WorldBroken, run_on_all_ranks, s
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, Columns
 
 
-def aligned(
+def align_microbatches(
     microbatches: Sequence[PackedRows], config: TransformerConfig, layout: ParallelLayout
 ) -> list[PackedRows]:
     """Return the microbatches padded, with empty ones appended, so that no rank waits for another.
@@ -74,7 +74,7 @@ def aligned(
     for each in [*microbatches, *[_empty(token)] * (count - len(shapes))]:
         own_rows, own_tokens = each.input_ids_RT.shape
         shape = (rows, tokens) if gathers else (own_rows, own_tokens)
-        even.append(_padded(each, *shape, multiple))
+        even.append(_pad(each, *shape, multiple))
     return even
 
 
@@ -85,7 +85,7 @@ def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:
     return most.tolist()
 
 
-def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
+def _pad(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
     """Pad to ``rows`` rows of ``tokens`` tokens, rounded up to ``multiple``. It is never read."""
     tokens = -(-tokens // multiple) * multiple
     if packed.input_ids_RT.shape == (rows, tokens):
@@ -156,7 +156,7 @@ class MegatronPasses(Passes[PackedRows]):
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
         what, own = run_on_all_ranks(self.peers, during, read)
-        return what, aligned(own, self.forward.config, self.forward.layout)
+        return what, align_microbatches(own, self.forward.config, self.forward.layout)
 
     def count_work(self, microbatches: Sequence[PackedRows]) -> tuple[int, float]:
         return count_work(microbatches, self.flops)
@@ -190,7 +190,7 @@ class MegatronPasses(Passes[PackedRows]):
     @torch.no_grad()
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         canaries = canary_rows(prompts, self.facts.media_rules)
-        (rows,) = aligned([canaries], self.forward.config, self.forward.layout)
+        (rows,) = align_microbatches([canaries], self.forward.config, self.forward.layout)
         with self._no_message_unread():
             kept = self.forward.top_logprobs(rows, count)
         return share_top_logprobs(kept, self.peers)

@@ -67,9 +67,9 @@ class MegatronPlugin(TrainerPlugin):
         Raises:
             LayoutRefused: They contradict each other.
         """
-        from offbeat.plugins.megatron.layout import grid_of
+        from offbeat.plugins.megatron.layout import make_grid
 
-        return grid_of(of_kind(MegatronTrainerConfig, config.trainer))
+        return make_grid(of_kind(MegatronTrainerConfig, config.trainer))
 
     def held_by_rank(self, config: "RunConfig") -> "RankBytes":
         """Return the bytes of the largest rank of the recipe's model.

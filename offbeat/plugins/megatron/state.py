@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.plugins.megatron.errors import IncompleteWeights
-from offbeat.plugins.megatron.hf_files import view_of
+from offbeat.plugins.megatron.hf_files import view_box
 from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.trainers.checkpoints.weight_files import open_tensors, save_tensors
 from offbeat.weight_sync.region import Region, Shape
@@ -45,7 +45,9 @@ def save_share(
         OSError: The disk failed.
     """
     tensors = {
-        f"{kind}/{box.tensor}@{','.join(map(str, box.region.start))}": view_of(values, box).detach()
+        f"{kind}/{box.tensor}@{','.join(map(str, box.region.start))}": view_box(
+            values, box
+        ).detach()
         for kind, values in kinds.items()
         for box in boxes
         if box.parameter in values
@@ -76,7 +78,7 @@ class SavedShares:
                 if key.startswith(_WHOLE):
                     self._whole[key.removeprefix(_WHOLE)] = read
                 elif key != _STEPS:
-                    kind, name, start = _parsed(key)
+                    kind, name, start = _parse_key(key)
                     self._saved.setdefault((kind, name), []).append((start, read))
         return self
 
@@ -132,7 +134,7 @@ class SavedShares:
                 for piece in [read()]
             ]
             for box in theirs:
-                missing = _fill(view_of(values, box), box.region, pieces)
+                missing = _fill(view_box(values, box), box.region, pieces)
                 if missing:
                     problem = f"lacks {missing} elements of its {kind}"
                     raise IncompleteWeights(str(self._directory), name, problem)
@@ -148,7 +150,7 @@ def _fill(target: Tensor, region: Region, pieces: Iterable[tuple[Region, Tensor]
     return missing
 
 
-def _parsed(key: str) -> tuple[str, str, Shape]:
+def _parse_key(key: str) -> tuple[str, str, Shape]:
     kind, _, rest = key.partition("/")
     name, _, start = rest.rpartition("@")
     return kind, name, tuple(map(int, start.split(",")))

@@ -35,7 +35,7 @@ class TokenShare:
     own_N: Ints  # indices of those in the microbatch's wanted tokens
 
 
-def columns_of(tokens: int, rank: int, ranks: int) -> Ints:
+def find_columns(tokens: int, rank: int, ranks: int) -> Ints:
     """Return the columns of one rank, for rows with a multiple of two tokens per rank."""
     return np.concatenate(
         [np.arange(*each.indices(tokens)) for each in list_column_ranges(tokens, rank, ranks)]
@@ -43,18 +43,18 @@ def columns_of(tokens: int, rank: int, ranks: int) -> Ints:
 
 
 def list_column_ranges(tokens: int, rank: int, ranks: int) -> list[slice]:
-    """Return the columns of ``columns_of`` as slices."""
+    """Return the columns of ``find_columns`` as slices."""
     part = tokens // (PARTS_PER_RANK * ranks)
-    return [slice(each * part, (each + 1) * part) for each in _parts_of(rank, ranks)]
+    return [slice(each * part, (each + 1) * part) for each in _find_parts(rank, ranks)]
 
 
 def order_parts(ranks: int) -> list[int]:
     """Return the place of each part of a row if the parts are ordered by rank."""
-    gathered = [part for rank in range(ranks) for part in _parts_of(rank, ranks)]
+    gathered = [part for rank in range(ranks) for part in _find_parts(rank, ranks)]
     return sorted(range(len(gathered)), key=gathered.__getitem__)
 
 
-def _parts_of(rank: int, ranks: int) -> tuple[int, int]:
+def _find_parts(rank: int, ranks: int) -> tuple[int, int]:
     return rank, PARTS_PER_RANK * ranks - 1 - rank
 
 
@@ -63,7 +63,7 @@ def token_share(packed: PackedRows, rank: int = 0, ranks: int = 1) -> TokenShare
     if ranks == 1:
         return _everything(packed)
     tokens = packed.input_ids_RT.shape[1]
-    columns_O = columns_of(tokens, rank, ranks)
+    columns_O = find_columns(tokens, rank, ranks)
     column_of = np.full(tokens, -1)
     column_of[columns_O] = np.arange(len(columns_O))
     row_U, column_U = np.divmod(packed.predicts_U, tokens)
@@ -133,7 +133,7 @@ def media_share(
     column_of = np.full(tokens, -1)
     columns_S = np.arange(tokens)
     if layout.grid.context > 1:
-        columns_S = columns_of(tokens, layout.context_rank, layout.grid.context)
+        columns_S = find_columns(tokens, layout.context_rank, layout.grid.context)
     if sequence_parallel:
         columns_S = columns_S.reshape(layout.grid.tensor, -1)[layout.tensor_rank]
     column_of[columns_S] = np.arange(len(columns_S))
@@ -146,5 +146,5 @@ def axes_share(axes_3RT: Ints, layout: ParallelLayout) -> Ints:
     """Return the positions [3, R, O] of the tokens of one context-parallel rank."""
     if layout.grid.context == 1:
         return axes_3RT
-    columns_O = columns_of(axes_3RT.shape[2], layout.context_rank, layout.grid.context)
+    columns_O = find_columns(axes_3RT.shape[2], layout.context_rank, layout.grid.context)
     return np.ascontiguousarray(axes_3RT[:, :, columns_O])

@@ -39,7 +39,7 @@ FeatureSource = Callable[[tuple[Media, ...]], Features]
 _ATTRIBUTE: Final = TOWER.removesuffix(".")
 
 
-def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def make_unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Return the tower of a directory's model. The caller loads its weights.
 
     Raises:
@@ -62,10 +62,10 @@ def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
     Raises:
         UntrainableModel: Some weights of the tower are of another dtype.
     """
-    model.add_module(_ATTRIBUTE, unfilled_tower(path, dtype))
+    model.add_module(_ATTRIBUTE, make_unfilled_tower(path, dtype))
 
 
-def tower_of(model: GPTModel) -> PreTrainedModel | None:
+def find_tower(model: GPTModel) -> PreTrainedModel | None:
     """Return the tower of a stage, or None if it has none."""
     return cast("PreTrainedModel | None", dict(model.named_children()).get(_ATTRIBUTE))
 
@@ -77,19 +77,19 @@ def features_by(tower: PreTrainedModel, rules: MediaRules) -> FeatureSource:
     in the prompts.
     """
 
-    def computed(media: tuple[Media, ...]) -> Features:
+    def compute(media: tuple[Media, ...]) -> Features:
         made = rules.encode(tower, media)
         wanted = sum(map(rules.count_features, media))
         if len(made.embedded_FH) != wanted:
             raise FeaturesMismatch(type(tower).__name__, len(made.embedded_FH), wanted)
         return made
 
-    return computed
+    return compute
 
 
 def sum_tower_gradients(model: GPTModel, group: ProcessGroup) -> None:
     """Sum the parts of the tower's gradients over the ranks of ``group``, which all call it."""
-    tower = tower_of(model)
+    tower = find_tower(model)
     if tower is None or dist.get_world_size(group) == 1:
         return
     gradients = list(_gradients(tower))

@@ -39,7 +39,7 @@ from offbeat.weight_sync.region import (
     Region,
     Shape,
     chunk_cuts,
-    part_of,
+    cut_part,
 )
 
 Cut = Literal["rows", "columns", "queries", "heads", "vocabulary", "segments", "whole"]
@@ -98,7 +98,7 @@ class DeclaredTensor:
     itemsize: int
 
 
-def placed(
+def place_tensors(
     tensors: Iterable[DeclaredTensor], sizes: ModelSizes, source: ModelGrid, target: ModelGrid
 ) -> list[PlacedTensor]:
     """Return every tensor with its placement on both sides, in the order of pipeline stages.
@@ -129,9 +129,9 @@ def placed(
         each.name: (
             _on_side("senders", each, shapes, sizes, source),
             _on_side("receivers", each, shapes, sizes, target),
-            kind_of(each.name.removesuffix(SCALE_SUFFIX)),
+            classify(each.name.removesuffix(SCALE_SUFFIX)),
         )
-        for each in sorted(order, key=lambda each: _cut_of(each.name) in _FOR_ANY_RANKS)
+        for each in sorted(order, key=lambda each: _find_cut(each.name) in _FOR_ANY_RANKS)
     }
     return [
         PlacedTensor(each.name, each.shape, each.itemsize, *on_both[each.name]) for each in order
@@ -181,7 +181,7 @@ def _of_scales(of_matrix: Placement, shape: Shape) -> Placement:
     return Placement(tuple(parts))
 
 
-def kind_of(name: str) -> str:
+def classify(name: str) -> str:
     """Return the class under which a tensor's bytes are counted."""
     if _EXPERT.fullmatch(name):
         return "experts"
@@ -204,19 +204,19 @@ def placement(
     """
     stages = _stages(tensor.name, sizes, grid)
     is_whole = rearranges and _STATE_SPACE.fullmatch(tensor.name)
-    cut = "whole" if is_whole or tensor.name in sizes.tower else _cut_of(tensor.name)
+    cut = "whole" if is_whole or tensor.name in sizes.tower else _find_cut(tensor.name)
     expert = _EXPERT.fullmatch(tensor.name)
     if grid.encoders:
         _check_apart(sizes, grid)
         if tensor.name in sizes.tower:
             return _on_encoders(tensor.shape, _ALONG[sizes.tower_axes.get(tensor.name)], grid)
     if grid.own_plan:
-        return _divided(tensor.shape, _divided_cut(tensor.name, cut, sizes), grid, sizes)
+        return _divide(tensor.shape, _find_divided_cut(tensor.name, cut, sizes), grid, sizes)
     if grid.shards > 1:
         return (
-            _sharded_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
+            _shard_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
             if expert
-            else _sharded(tensor.shape, grid)
+            else _shard(tensor.shape, grid)
         )
     if expert:
         if sizes.experts % grid.expert:
@@ -227,7 +227,7 @@ def placement(
     return _dense(tensor.shape, cut, grid, stages, sizes)
 
 
-def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
+def _find_divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
     """Return how tensor ranks cut a tensor, by the model's own plan if it has one."""
     if sizes.tensor_axes is None:
         return cut
@@ -237,7 +237,7 @@ def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
     return _ALONG[axis]
 
 
-def _cut_of(name: str) -> Cut:
+def _find_cut(name: str) -> Cut:
     return _known_cut(name) or "whole"
 
 
@@ -252,7 +252,7 @@ def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
     if name in sizes.tower:
         return (0,)
     if found := _LAYER.fullmatch(name):
-        return (grid.stage_of(int(found[1]), sizes.layers),)
+        return (grid.find_stage(int(found[1]), sizes.layers),)
     last = grid.pipeline - 1
     if _FIRST_STAGE.fullmatch(name):
         return (0, last) if sizes.tied and last else (0,)
@@ -276,7 +276,7 @@ def _check_apart(sizes: ModelSizes, grid: ModelGrid) -> None:
 
 
 @cache
-def _sharded(shape: Shape, grid: ModelGrid) -> Placement:
+def _shard(shape: Shape, grid: ModelGrid) -> Placement:
     return _cut_by_rows(shape, [grid.shard(at) for at in range(grid.shards)])
 
 
@@ -288,12 +288,12 @@ def _on_encoders(shape: Shape, cut: Cut, grid: ModelGrid) -> Placement:
         outer = Region.whole(shape)
         if cut != "whole":
             axis = 1 if cut == "columns" else 0
-            outer = part_of(shape, axis, _equal_cuts("encoder_tensor", shape[axis], ranks), at)
+            outer = cut_part(shape, axis, _equal_cuts("encoder_tensor", shape[axis], ranks), at)
         parts.append((outer, [grid.encoder(part, at) for part in range(grid.encoders)]))
-    return _sharded_parts(parts)
+    return _shard_parts(parts)
 
 
-def _sharded_parts(parts: Iterable[tuple[Region, Sequence[Ranks]]]) -> Placement:
+def _shard_parts(parts: Iterable[tuple[Region, Sequence[Ranks]]]) -> Placement:
     """Cut each region of a tensor by rows over its holders. Equal regions merge their holders."""
     merged = dict[Region, tuple[int, ...]]()
     for outer, holders in parts:
@@ -310,12 +310,12 @@ def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
     if not cuts:
         every = tuple(sorted(rank for ranks in holders for rank in ranks))
         return Placement(((Region.whole(shape), every),))
-    parts = ((part_of(shape, 0, cuts, at), ranks) for at, ranks in enumerate(holders))
+    parts = ((cut_part(shape, 0, cuts, at), ranks) for at, ranks in enumerate(holders))
     return Placement(tuple(each for each in parts if each[0].elements))
 
 
 @cache
-def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Placement:
+def _divide(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Placement:
     """Place a tensor that tensor ranks divide first. FSDP ranks shard each part."""
     if sizes.experts:
         raise LayoutRefused("own_plan", "1", "0 for a model with experts")
@@ -323,11 +323,11 @@ def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Plac
     for at in range(grid.tensor):
         holders = [grid.shard(part, at) for part in range(grid.shards)]
         parts += [(outer, holders) for outer in _regions(shape, cut, grid, sizes, at)]
-    return _sharded_parts(parts)
+    return _shard_parts(parts)
 
 
 @cache
-def _sharded_expert(shape: Shape, grid: ModelGrid, expert: int, experts: int) -> Placement:
+def _shard_expert(shape: Shape, grid: ModelGrid, expert: int, experts: int) -> Placement:
     """Place one expert of a trainer's layer, which is one tensor cut between experts."""
     rank = bisect_right(chunk_cuts(experts, grid.shards), expert) - 1
     return Placement(((Region.whole(shape), grid.shard(rank)),))
@@ -340,7 +340,7 @@ def _of_expert(shape: Shape, cut: Cut, grid: ModelGrid, expert_rank: int, stage:
     cuts = _equal_cuts("expert_tensor", shape[axis], ranks)
     return Placement(
         tuple(
-            (part_of(shape, axis, cuts, at), grid.of_expert(expert_rank, at, stage))
+            (cut_part(shape, axis, cuts, at), grid.of_expert(expert_rank, at, stage))
             for at in range(ranks)
         )
     )
@@ -368,7 +368,7 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
         rows = shape[0]
         block = grid.vocabulary_multiple * grid.tensor
         each = -(-rows // block) * grid.vocabulary_multiple
-        region = part_of(shape, 0, [min(rows, each * at), min(rows, each * (at + 1))], 0)
+        region = cut_part(shape, 0, [min(rows, each * at), min(rows, each * (at + 1))], 0)
         return [region] if region.elements else []
     if cut == "queries" and sizes.attention_heads % grid.tensor:
         want = f"a divisor of {sizes.attention_heads} attention heads"
@@ -381,11 +381,11 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
             want = f"a multiple or a divisor of {heads} key-value heads"
             raise LayoutRefused("tensor", str(grid.tensor), want)
         if heads < grid.tensor:
-            return [part_of(shape, 0, chunk_cuts(shape[0], heads), at * heads // grid.tensor)]
+            return [cut_part(shape, 0, chunk_cuts(shape[0], heads), at * heads // grid.tensor)]
     if cut == "segments":
         return _of_segments(shape, grid, sizes, at)
     axis = 1 if cut == "columns" else 0
-    return [part_of(shape, axis, _equal_cuts("tensor", shape[axis], grid.tensor), at)]
+    return [cut_part(shape, axis, _equal_cuts("tensor", shape[axis], grid.tensor), at)]
 
 
 def _of_segments(shape: Shape, grid: ModelGrid, sizes: ModelSizes, at: int) -> list[Region]:
@@ -401,7 +401,7 @@ def _of_segments(shape: Shape, grid: ModelGrid, sizes: ModelSizes, at: int) -> l
     regions = list[Region]()
     for start, stop in pairwise((0, *accumulate(segments))):
         cuts = [start + cut for cut in _equal_cuts("tensor", stop - start, grid.tensor)]
-        regions.append(part_of(shape, 0, cuts, at))
+        regions.append(cut_part(shape, 0, cuts, at))
     return regions
 
 

@@ -108,7 +108,7 @@ def fabricate(
     return made
 
 
-def tokens_of(group: Mapping[str, NDArray[Any]]) -> int:
+def count_tokens(group: Mapping[str, NDArray[Any]]) -> int:
     """Return the tokens of a group. The prompt counts once per sample."""
     samples = len(group["response_offsets"]) - 1
     return samples * len(group["prompt_ids"]) + len(group["response_ids"])

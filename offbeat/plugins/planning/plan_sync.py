@@ -16,8 +16,8 @@ from offbeat.plugins.planning.sync_plan import (
     TRAINER_KEYS,
     NothingToPlan,
     SyncLayouts,
-    layouts_of,
-    plan_of,
+    make_layouts,
+    make_plan,
     with_recorded,
 )
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -46,14 +46,14 @@ def plan_or_exit(
             if receivers:
                 raise NothingToPlan("--recorded gives the receivers: leave --receivers out")
             layouts = with_recorded(layouts, read_layout(recorded))
-        _, report = plan_of(layouts)
+        _, report = make_plan(layouts)
     except LayoutRefused as refused:
         of_recipe = {
             "senders": {} if senders else TRAINER_KEYS,
             "receivers": {} if receivers else ENGINE_KEYS,
         }
         side = refused.where.partition(",")[0]
-        found = refused.named({} if recipe is None else of_recipe.get(side, {}))
+        found = refused.name_key({} if recipe is None else of_recipe.get(side, {}))
         refuse(found)
     except OffbeatError as error:
         refuse(error)
@@ -78,7 +78,7 @@ def _layouts(
         return SyncLayouts(
             model, WirePolicy(), *grids, per_machine, _PIECE_BYTES, names=OPTION_NAMES
         )
-    found = layouts_of(read_with_model(recipe, overrides).config, per_machine)
+    found = make_layouts(read_with_model(recipe, overrides).config, per_machine)
     if model is not None:
         found = replace(found, model=model, policy=WirePolicy())
     if senders:

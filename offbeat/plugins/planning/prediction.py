@@ -94,10 +94,10 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
         raise NotPlanned(f"the virtual run does not end: {error}", fix) from error
     finally:
         loop.close()
-    return pace_of([part], first=settling, last=settling + steps)
+    return measure_pace([part], first=settling, last=settling + steps)
 
 
-def pace_of(parts: Sequence[Aggregates], first: int, last: int) -> Pace:
+def measure_pace(parts: Sequence[Aggregates], first: int, last: int) -> Pace:
     """Return the pace of the steps after ``first`` up to ``last``, of a real or virtual run."""
     steps = AppliedSteps(parts)
     columns, count = steps.columns(), last - first

@@ -31,7 +31,7 @@ from offbeat.plugins.planning.prediction import (
     PLANNED_KEYS,
     NotPlanned,
     Pace,
-    pace_of,
+    measure_pace,
     predict,
     trainer_seconds,
 )
@@ -113,7 +113,7 @@ class _Group(msgspec.Struct):
     engine: str
 
 
-def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
+def measure_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     """Read the times of a run, or of a part of a long run.
 
     ``cores``: cores that trainer, engines, workers and controller share. None: each has its own.
@@ -131,12 +131,12 @@ def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
         problem = f"{run_dir} has trained {len(steps)} steps; at least {_LEAST_STEPS} are needed"
         raise NotPlanned(problem, "Let it go on for some steps, or name another run")
     first = max(1, int(_SETTLED * len(steps)))
-    pace = pace_of(journal.aggregates, first, len(steps))
+    pace = measure_pace(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
     groups = groups[int(_SETTLED * len(groups)) :]
     if not groups:
         raise NotPlanned("the run has no finished group", "Name a run that has trained some steps")
-    work, alone, shared, explained = _fitted(groups, config.samples_per_group)
+    work, alone, shared, explained = _fit(groups, config.samples_per_group)
     by_version = read_metrics_file(run_dir / "metrics.jsonl").steps
     metrics = [by_version[version] for version in sorted(by_version)]
     pauses = [each.metrics["sync/pause_s"] for each in metrics if "sync/pause_s" in each.metrics]
@@ -225,7 +225,7 @@ def _groups(journal: RunJournal) -> tuple[list[_Group], float]:
     return groups, float(np.median(loads)) if loads else 0.0
 
 
-def _fitted(groups: Sequence[_Group], samples: int) -> tuple[list[GroupWork], float, float, float]:
+def _fit(groups: Sequence[_Group], samples: int) -> tuple[list[GroupWork], float, float, float]:
     """Return the work of each group, both times of the pace, and the variance that they explain."""
     spent = np.array([each.receipt.generate_s for each in groups])
     longest = np.array([max(each.receipt.response_tokens, default=0) for each in groups], float)
@@ -354,13 +354,13 @@ def plan_run(
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
     _check_cores(cores, others)
-    run = measured_run(run_dir, cores)
+    run = measure_run(run_dir, cores)
     asked_config = _with(run_dir, overrides)
     _check_planned(run_dir, overrides)
     base = predict(run.config, run.costs, run.work)
     error = base.step_s / run.pace.step_s - 1
     costs = _beside(run.costs, others)
-    work = _reshaped(run.work, length_scale, length_spread)
+    work = _reshape(run.work, length_scale, length_spread)
     is_reshaped = (length_scale, length_spread) != (1.0, 1.0)
     conditions = [f"lengths x {length_scale:g}, spread x {length_spread:g}"] if is_reshaped else []
     conditions += [] if others is None else [f"others {others:g}"]
@@ -371,7 +371,7 @@ def plan_run(
         asked += _common(run_dir, run.config)
     changes = list[PlannedChange]()
     for change, config in asked:
-        pace = _corrected(predict(config, costs, work), error)
+        pace = _correct(predict(config, costs, work), error)
         speedup = pace.samples_per_s / run.pace.samples_per_s
         changes.append(PlannedChange([*change, *conditions], pace, speedup))
     advice = _advice(run, changes) if others is None else _BESIDE_OTHERS
@@ -437,7 +437,7 @@ def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunCo
             continue  # it does not fit the rest of the recipe
 
 
-def _corrected(pace: Pace, error: float) -> Pace:
+def _correct(pace: Pace, error: float) -> Pace:
     """Return a predicted pace, corrected by the relative error of the run's own prediction."""
     return msgspec.structs.replace(
         pace,
@@ -447,7 +447,7 @@ def _corrected(pace: Pace, error: float) -> Pace:
     )
 
 
-def _reshaped(work: Sequence[GroupWork], scale: float, spread: float) -> list[GroupWork]:
+def _reshape(work: Sequence[GroupWork], scale: float, spread: float) -> list[GroupWork]:
     """Return the work with changed lengths.
 
     Raises:
@@ -459,12 +459,12 @@ def _reshaped(work: Sequence[GroupWork], scale: float, spread: float) -> list[Gr
     logs = [math.log(max(each, 1e-9)) for group in work for each in group.sequences]
     mean = math.fsum(logs) / len(logs)
 
-    def reshaped(length: float) -> float:
+    def reshape(length: float) -> float:
         return scale * math.exp(mean + spread * (math.log(max(length, 1e-9)) - mean))
 
     return [
         GroupWork(
-            tuple(map(reshaped, group.sequences)),
+            tuple(map(reshape, group.sequences)),
             group.outside_s,
             group.prompt_tokens,
             group.response_tokens,

@@ -32,7 +32,7 @@ from offbeat.launch.checks.model_proof import estimated_activations
 from offbeat.launch.checks.torch_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.declared import placement
-from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
+from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, count_tokens
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.plugins.planning.sweep_points import (
     SweepFile,
@@ -49,7 +49,7 @@ from offbeat.plugins.planning.sweep_task import (
     fabricate_step,
     share_of_minibatches,
 )
-from offbeat.plugins.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_grid
+from offbeat.plugins.planning.sync_plan import TRAINER_KEYS, count_divided_ranks, sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.trainers.trainer_plugin import find_trainer
@@ -122,7 +122,7 @@ def _largest_minibatch(
     parts = dict[int, list[FabricatedGroup]]()
     for at, minibatch in zip(assigned, minibatches, strict=True):
         parts.setdefault(minibatch, []).append(made[at])
-    return max(parts.values(), key=lambda each: sum(map(tokens_of, each)))
+    return max(parts.values(), key=lambda each: sum(map(count_tokens, each)))
 
 
 _COLLECTIVE_S: Final = 120.0
@@ -194,7 +194,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
         raise UnusableSweep(f"--largest searches {TOKENS}: leave it out of --over")
     file = SweepFile(out, request.identity(loaded.config))
 
-    def measured(settings: tuple[str, ...]) -> SweepPoint:
+    def measure_point(settings: tuple[str, ...]) -> SweepPoint:
         found = file.get(settings)
         if found is None:
             found = measure(request, settings, out.with_suffix(".log"))
@@ -206,10 +206,10 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     for settings in combinations(request.over):
         if request.largest:
             points += largest_budget(
-                settings, loaded.config.trainer.max_tokens_per_microbatch, measured
+                settings, loaded.config.trainer.max_tokens_per_microbatch, measure_point
             )
         else:
-            points.append(measured(settings))
+            points.append(measure_point(settings))
     return points
 
 
@@ -283,7 +283,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
         ]
         replies = run_ranks(tasks, request.deadline_s, log)
     return msgspec.structs.replace(
-        outcome_of(settings, replies, request.deadline_s),
+        combine_replies(settings, replies, request.deadline_s),
         held_mib=memory.held_mib,
         activations_mib=memory.activations_mib,
     )
@@ -294,12 +294,12 @@ def _check_layout(config: RunConfig) -> None:
     try:
         grid = sender_grid(config)
         tensors, sizes = model_tensors(
-            Path(config.model.path), WirePolicy(), tensor_ranks=divided_by_plan(grid)
+            Path(config.model.path), WirePolicy(), tensor_ranks=count_divided_ranks(grid)
         )
         for each in tensors:
             placement(each, sizes, grid)
     except LayoutRefused as refused:
-        raise refused.named(TRAINER_KEYS) from refused
+        raise refused.name_key(TRAINER_KEYS) from refused
 
 
 @contextlib.contextmanager
@@ -399,7 +399,7 @@ def _reply(process: subprocess.Popen[bytes], said: bytes) -> Reply:
             return None
 
 
-def outcome_of(
+def combine_replies(
     settings: tuple[str, ...], replies: Sequence[Reply], deadline_s: float
 ) -> SweepPoint:
     """Combine the replies of a point's ranks into the point."""

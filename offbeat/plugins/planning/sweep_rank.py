@@ -28,7 +28,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.plugins.planning.fabricated import FabricatedGroup, tokens_of
+from offbeat.plugins.planning.fabricated import FabricatedGroup, count_tokens
 from offbeat.plugins.planning.sweep_task import (
     HOST,
     RankFailed,
@@ -61,7 +61,7 @@ def main() -> None:
     """
     task = receive_task(int(sys.argv[2]))
     try:
-        reply: RankResult | RankFailed = _measured(task)
+        reply: RankResult | RankFailed = _measure(task)
     except MemoryError as error:
         reply = RankFailed(out_of_memory=True, error=str(error) or "MemoryError")
     except (OffbeatError, RuntimeError, ValueError, OSError) as error:
@@ -74,7 +74,7 @@ def main() -> None:
     reply_on(int(sys.argv[1]), reply)
 
 
-def _measured(task: RankTask) -> RankResult:
+def _measure(task: RankTask) -> RankResult:
     config = _with_built_in_loss(RunConfig.model_validate_json(task.config_json))
     loss = LossSpec.of(config)
     meter = make_meter(config.trainer)
@@ -83,10 +83,10 @@ def _measured(task: RankTask) -> RankResult:
         make_trainer = _load_trainer(config, stack)  # its libraries are not part of the measurement
         meter.start()
         before = meter.peak()
-        stack.enter_context(_limited(task.memory_mib))
+        stack.enter_context(_limit_memory(task.memory_mib))
         trainer = make_trainer(_spec(task, config), _peers(task, config))
         made = fabricate_step(task.law, config, trainer.vocabulary)
-        tokens = sum(map(tokens_of, made))
+        tokens = sum(map(count_tokens, made))
         assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
         groups = [made[at] for at in assigned]
         del made  # measure memory only with this rank's groups
@@ -224,7 +224,7 @@ def _spec(task: RankTask, config: RunConfig) -> TrainerSpec:
 
 
 @contextmanager
-def _limited(memory_mib: int | None) -> Generator[None]:
+def _limit_memory(memory_mib: int | None) -> Generator[None]:
     """Limit the additional private memory that this process may allocate inside the block.
 
     An allocation beyond the limit fails at once with a memory error, as on a full device.

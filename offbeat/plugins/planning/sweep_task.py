@@ -10,7 +10,7 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.controller.train_step import MinibatchAssigner
 from offbeat.messages.parent_death import die_with_parent
-from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
+from offbeat.plugins.planning.fabricated import FabricatedGroup, LengthLaw, count_tokens, fabricate
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.spec import WorldRendezvous
 
@@ -81,7 +81,7 @@ def share_of_minibatches(
     drawn = MinibatchAssigner(config.algorithm.minibatches, config.seed, 1).of(numbers)
     minibatches = drawn or (0,) * len(groups)
     assigned = minibatch_shares(
-        dict(enumerate(map(tokens_of, groups))), dict(enumerate(minibatches)), replicas.data
+        dict(enumerate(map(count_tokens, groups))), dict(enumerate(minibatches)), replicas.data
     )
-    own = list(assigned[replicas.share_of(rank)])
+    own = list(assigned[replicas.find_share(rank)])
     return own, [minibatches[at] for at in own]

@@ -19,10 +19,10 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import ModelGeneratorConfig
 from offbeat.config.trainer_parts import sends_additions
 from offbeat.messages.failures import OffbeatError
-from offbeat.plugins.planning.declared import placed
+from offbeat.plugins.planning.declared import place_tensors
 from offbeat.plugins.planning.grid_text import describe_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.plugins.reshard.section import wire_of
+from offbeat.plugins.reshard.section import find_wire
 from offbeat.trainers.torch.matrix_division import RECIPE_NAMES, SizeNames
 from offbeat.trainers.trainer_plugin import TrainerPlugin, find_trainer, known_trainers
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
@@ -32,7 +32,7 @@ from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.region import PlacedTensor, Placement, Region, Shape, union_elements
 from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan, plan_transfers
-from offbeat.weight_sync.wire_format import policy_of
+from offbeat.weight_sync.wire_format import make_policy
 
 Link = Literal["network", "machine", "shared copy"]
 
@@ -82,7 +82,7 @@ def account(plan: TransferPlan) -> ByteAccount:
         moved[plan.tensors[piece.tensor].kind, link] += piece.nbytes
     model = sum(each.nbytes for each in plan.tensors)
     held = _held(plan)
-    return ByteAccount(dict(moved), _needed(plan), held, tuple(sent), tuple(received), model)
+    return ByteAccount(dict(moved), _count_needed(plan), held, tuple(sent), tuple(received), model)
 
 
 def _held(plan: TransferPlan) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def _held(plan: TransferPlan) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _needed(plan: TransferPlan) -> int:
+def _count_needed(plan: TransferPlan) -> int:
     """Count the bytes that machines need but lack, from the placements instead of the transfers."""
     elements = dict[tuple[Placement, Placement, Shape], int]()
     total = 0
@@ -299,7 +299,7 @@ class SyncPlanReport:
         yield ""
 
 
-def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
+def make_layouts(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     """Return the layouts of a recipe's trainer and engines.
 
     Raises:
@@ -318,18 +318,18 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     return SyncLayouts(
         Path(config.model.path),
         msgspec.structs.replace(
-            policy_of(config.sync), dtype=config.sync.wire_dtype or config.model.dtype
+            make_policy(config.sync), dtype=config.sync.wire_dtype or config.model.dtype
         ),
         sender_grid(config),
         _receivers(config),
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
         trainer=find_trainer(config.trainer.backend),
-        wire=wire_of(config.sync),
+        wire=find_wire(config.sync),
     )
 
 
-def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
+def make_plan(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
     """Plan a sync only from the model's config, without weights, processes or a GPU.
 
     Raises:
@@ -338,12 +338,12 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         LayoutRefused: The layouts do not divide the model.
     """
     source, target = layouts.senders, layouts.receivers
-    trainer = _trainer_of(source, layouts.trainer)
+    trainer = _find_trainer(source, layouts.trainer)
     everywhere = trainer is not None and trainer.gathers_everywhere
     tensors, sizes = model_tensors(
         layouts.model,
         layouts.policy,
-        tensor_ranks=divided_by_plan(source),
+        tensor_ranks=count_divided_ranks(source),
         holds_tower=not source.encoders,
         names=layouts.names,
     )
@@ -357,7 +357,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         raise LayoutRefused("tensor", str(source.tensor), want).of("senders")
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
     started = time.process_time()
-    both = placed(tensors, sizes, source, target)
+    both = place_tensors(tensors, sizes, source, target)
     if layouts.recorded is not None:
         both = _as_recorded(both, layouts.recorded, target.data)
     plan = plan_transfers(both, machines, max_piece_bytes=layouts.max_piece_bytes)
@@ -376,7 +376,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         transfers=len(plan),
         seconds=seconds,
         digest=plan.digest,
-        gathered=_gathered(
+        gathered=_count_gathered(
             found.model,
             sum(
                 each.nbytes
@@ -395,7 +395,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
     return plan, report
 
 
-def _trainer_of(senders: ModelGrid, of_recipe: TrainerPlugin | None) -> TrainerPlugin | None:
+def _find_trainer(senders: ModelGrid, of_recipe: TrainerPlugin | None) -> TrainerPlugin | None:
     """Return the plug-in of a trainer with this layout of ranks, or None for the torch one."""
     if senders.shards > 1 or senders.own_plan:
         return None
@@ -436,7 +436,7 @@ def _as_recorded(
     return [replace(each, target=copies[id(found[each.name])]) for each in tensors]
 
 
-def divided_by_plan(senders: ModelGrid) -> int:
+def count_divided_ranks(senders: ModelGrid) -> int:
     """Return the torch trainer's tensor ranks, which divide a model by its own plan."""
     return senders.tensor if senders.own_plan else 1
 
@@ -461,7 +461,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     )
 
 
-def _gathered(model: int, tower: int, source: ModelGrid, *, everywhere: bool) -> int:
+def _count_gathered(model: int, tower: int, source: ModelGrid, *, everywhere: bool) -> int:
     """Return the bytes into trainer ranks until rank 0 has the whole model, including the tower."""
     if everywhere or not source.encoders:
         return model * (source.ranks - 1)

@@ -7,7 +7,7 @@ from offbeat.config.engine_plugin import find_engine
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import FixableError
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.plugins.reshard.section import wire_of
+from offbeat.plugins.reshard.section import find_wire
 
 
 class MachinesApart(FixableError):
@@ -42,7 +42,7 @@ class Devices:
 
 def find_devices(config: RunConfig) -> Devices | None:
     """Ask torch for devices, but only if a wire needs one, because the import needs seconds."""
-    if wire_of(config.sync) == "tcp":
+    if find_wire(config.sync) == "tcp":
         return None
     import torch  # noqa: PLC0415 -- only for a wire that needs a device
 
@@ -57,7 +57,7 @@ def check_wire(
 
     ``check_gpus`` compares the devices that the run needs with this machine's devices.
     """
-    wire = wire_of(config.sync)
+    wire = find_wire(config.sync)
     if devices is None or wire == "tcp":
         return
     if not devices.count:
@@ -90,7 +90,7 @@ def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
     Raises:
         MachinesApart: GPUs are on several machines.
     """
-    if wire_of(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
+    if find_wire(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
         problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
         fix = "Set sync.wire to nccl or tcp, or join a cluster with one GPU machine"
         raise MachinesApart("sync.wire=cuda_ipc", problem, fix)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from offbeat.config.limits import trainer_device, trainer_resources
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
-from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, wire_of
+from offbeat.plugins.reshard.section import BUCKETS_AT_ONCE, ReshardSyncConfig, find_wire
 
 
 def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
@@ -22,7 +22,7 @@ def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
 
 def release_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
-    if (wire := wire_of(config.sync)) == "tcp":
+    if (wire := find_wire(config.sync)) == "tcp":
         return
     if config.sync.delta:
         yield Clash(

@@ -111,7 +111,7 @@ class ControlServer:
 
     def _accept(self) -> None:
         try:
-            connection = self._accepted()
+            connection = self._accept_peer()
         except BlockingIOError:
             return  # the peer has disconnected
         except OSError as error:
@@ -124,7 +124,7 @@ class ControlServer:
         if len(strangers) > _MOST_STRANGERS:
             self._lost(strangers[0])
 
-    def _accepted(self) -> socket.socket:
+    def _accept_peer(self) -> socket.socket:
         connection, _ = self._listening.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_SEND_S)
@@ -139,7 +139,7 @@ class ControlServer:
         self._release_spare()
         answer = Answer(f"the sender cannot accept: {why}")
         try:
-            with self._accepted() as connection:
+            with self._accept_peer() as connection:
                 connection.sendall(self._key.frame(msgspec.msgpack.encode(answer)))
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1 << 16)  # unread bytes would reset the connection with the answer
@@ -192,7 +192,7 @@ class ControlClient:
         except ConnectionRefusedError as error:
             raise self._gone(0, f"is gone: {error}") from error
         except OSError as error:
-            raise self._failed(0, f"cannot be reached: {error}") from error
+            raise self._make_failure(0, f"cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
@@ -217,7 +217,7 @@ class ControlClient:
                     raise self._gone(at, "is gone")
                 self._frames.feed(data)
         except TimeoutError as error:
-            raise self._failed(at, f"has not answered for {patience_s:.3g} s") from error
+            raise self._make_failure(at, f"has not answered for {patience_s:.3g} s") from error
         except OSError as error:
             raise self._gone(at, f"is gone: {error}") from error
         except ForeignFrame as error:
@@ -230,5 +230,5 @@ class ControlClient:
     def _gone(self, at: int, what: str) -> SenderGone:
         return SenderGone(self._epoch, at, f"the sender at {self._where} {what}")
 
-    def _failed(self, at: int, what: str) -> TransferFailed:
+    def _make_failure(self, at: int, what: str) -> TransferFailed:
         return TransferFailed(self._epoch, at, f"the sender at {self._where} {what}")

@@ -10,7 +10,7 @@ affect the others.
 
 from collections.abc import Sequence
 
-from offbeat.weight_sync.buckets import BucketRoute, needed_by
+from offbeat.weight_sync.buckets import BucketRoute, find_needed
 
 
 class BucketFetch:
@@ -43,7 +43,7 @@ class BucketFetch:
         self.arrived = set[int]()
         self.dropped = 0  # buckets that arrived twice, or were not asked for
         self.resent = 0  # buckets that were requested from another holder
-        buckets = needed_by(routes, receiver) if needed is None else needed
+        buckets = find_needed(routes, receiver) if needed is None else needed
         for bucket in buckets:
             planned = dict(routes[bucket].sender_by_receiver).get(receiver)
             sender = min(routes[bucket].holders, key=self._load) if planned is None else planned

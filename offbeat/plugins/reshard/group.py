@@ -213,7 +213,7 @@ C = TypeVar("C", bound=PeerConnection)
 
 
 @contextmanager
-def opened(connect: Callable[[], C]) -> Generator[C]:
+def open_connection(connect: Callable[[], C]) -> Generator[C]:
     """Enter a connection for the duration of a block.
 
     If the block raises, the connection is aborted first, so that the peers detect it. Otherwise it

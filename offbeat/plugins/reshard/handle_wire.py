@@ -119,7 +119,7 @@ class _SharedPool:
             free = self._free[nbytes]
             owner = free.pop() if free else self._memory.allocate(nbytes)
             lent = owner.view(-1)  # another object with the same memory
-            weakref.finalize(lent, self._returned, owner, self._plan).atexit = False
+            weakref.finalize(lent, self._reclaim, owner, self._plan).atexit = False
         return lent
 
     def handle(self, lent: Tensor) -> bytes:
@@ -137,7 +137,7 @@ class _SharedPool:
                 self._forget(owner)
             self._free.clear()
 
-    def _returned(self, owner: Tensor, plan: int) -> None:
+    def _reclaim(self, owner: Tensor, plan: int) -> None:
         with self._lock:
             if plan == self._plan:
                 self._free[owner.nbytes].append(owner)

@@ -7,7 +7,7 @@ from offbeat.config.base import of_kind
 from offbeat.config.problems import Clash
 from offbeat.config.sections.sync_base import BaseSyncConfig
 from offbeat.messages.finding import Finding
-from offbeat.plugins.reshard.section import ReshardSyncConfig, wire_of
+from offbeat.plugins.reshard.section import ReshardSyncConfig, find_wire
 from offbeat.weight_sync.transport_plugin import TransportPlugin
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Reshard(TransportPlugin):
 
     def for_dry_run(self, section: BaseSyncConfig) -> Mapping[str, Any]:
         """Return the wire of stubs. Stubs have no devices."""
-        return {"wire": "tcp"} if wire_of(section) != "tcp" else {}
+        return {"wire": "tcp"} if find_wire(section) != "tcp" else {}
 
     def check(self, config: "RunConfig", environ: Mapping[str, str]) -> Iterator[Finding]:
         """Report what engines receive, and check the libraries of the wire."""

@@ -15,15 +15,15 @@ import structlog
 from offbeat.plugins.reshard.choose_wire import make_wire
 from offbeat.plugins.reshard.control import ControlClient
 from offbeat.plugins.reshard.fetch import BucketFetch
-from offbeat.plugins.reshard.group import BrokenLink, meet, opened
+from offbeat.plugins.reshard.group import BrokenLink, meet, open_connection
 from offbeat.plugins.reshard.messages import Join, ShardRoute
 from offbeat.plugins.reshard.section import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
 from offbeat.plugins.reshard.server import bucket_limit_s
 from offbeat.plugins.reshard.wire import BucketLink, BucketWire
-from offbeat.weight_sync.buckets import needed_by
+from offbeat.weight_sync.buckets import find_needed
 from offbeat.weight_sync.chunks import BucketMemory, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
-from offbeat.weight_sync.manifest import Manifest, digest_of
+from offbeat.weight_sync.manifest import Manifest, digest_bytes
 
 log = structlog.stdlib.get_logger()
 _TURN_S: Final = 1.0  # interval at which an idle thread checks for failed senders
@@ -89,7 +89,7 @@ class ReshardReceiver:
             SenderGone: All holders of a bucket have ended, or send another release.
         """
         if needed is None:
-            needed = needed_by(route.buckets, self.rank)
+            needed = find_needed(route.buckets, self.rank)
         self._go_by(manifest.digest)
         transfer = _Transfer(self, route, epoch, manifest, needed)
         transfer.cancelled = cancelled or threading.Event()
@@ -228,7 +228,7 @@ class _Transfer:
                 kind = SenderGone if answer.gone else TransferFailed
                 raise kind(self._epoch, buckets[0], answer.error)
             place = meet(route, session, 1)
-            with opened(lambda: wire.link(place, route, control.address)) as link:
+            with open_connection(lambda: wire.link(place, route, control.address)) as link:
                 self._take(link, wire, sender, buckets)
         finally:
             control.close()
@@ -255,7 +255,7 @@ class _Transfer:
         link.finish(timeouts.slack_s)
 
     def _check(self, sender: int, bucket: int, data: BucketMemory) -> None:
-        want, got = self._manifest.chunk_digests[bucket], digest_of(data)
+        want, got = self._manifest.chunk_digests[bucket], digest_bytes(data)
         if got != want:
             detail = (
                 f"sender rank {sender} sent bucket {bucket} ({self._names(bucket)}) with digest "

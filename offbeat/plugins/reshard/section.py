@@ -45,6 +45,6 @@ class ReshardSyncConfig(BaseSyncConfig):
         return ranks > 1 or self.wire != "tcp"
 
 
-def wire_of(sync: BaseSyncConfig) -> Literal["tcp", "cuda_ipc", "nccl"]:
+def find_wire(sync: BaseSyncConfig) -> Literal["tcp", "cuda_ipc", "nccl"]:
     """Return the wire that carries buckets, or tcp for transports without buckets."""
     return sync.wire if isinstance(sync, ReshardSyncConfig) else "tcp"

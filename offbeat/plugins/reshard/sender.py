@@ -13,7 +13,7 @@ from offbeat.plugins.reshard.server import (
     ReshardServer,
 )
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.weight_sync.buckets import agreed_digests
+from offbeat.weight_sync.buckets import agree_on_digests
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.delta_plugin import PackedShard, ShardChanges, make_packer
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -79,13 +79,13 @@ class ReshardSender:
         """
         if layout is not None:
             self._follow(layout)
-        packed = run_on_all_ranks(self._peers, "publish", self._packed)
+        packed = run_on_all_ranks(self._peers, "publish", self._pack)
         mine = {each.bucket: each.digest for each in packed.buckets}
         by_rank = self._peers.all_gather(mine, _DIGESTS)
         manifest = self._source.manifest
-        sealed = manifest.sealed(agreed_digests(by_rank, self._names))
+        sealed = manifest.seal(agree_on_digests(by_rank, self._names))
         digest = release_digest(sealed, sealed.chunk_digests)
-        delta, full_reason = self._agreed(packed.changes, sealed, digest)
+        delta, full_reason = self._agree(packed.changes, sealed, digest)
         changes = None
         if delta is not None:
             changes = OfferedRelease(delta.manifest.digest, delta.digest, packed.parts)
@@ -99,7 +99,7 @@ class ReshardSender:
         route = self._route(version, digest)
         return PublishedRelease(sealed, digest, (route,), delta, full_reason)
 
-    def _agreed(
+    def _agree(
         self, changes: ShardChanges, sealed: Manifest, digest: str
     ) -> tuple[WeightDelta | None, FullReason | None]:
         if not self.delta_handles:
@@ -121,7 +121,7 @@ class ReshardSender:
         """Stop sending. Idempotent."""
         self._server.close()
 
-    def _packed(self) -> PackedShard:
+    def _pack(self) -> PackedShard:
         if self._server.ended:
             raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
         self._server.offer(None)  # reuse its memory, unless an engine is still receiving it

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from offbeat.plugins.reshard.control import ControlServer
-from offbeat.plugins.reshard.group import BrokenLink, meet, opened
+from offbeat.plugins.reshard.group import BrokenLink, meet, open_connection
 from offbeat.plugins.reshard.group_wire import tcp_wire
 from offbeat.plugins.reshard.messages import (
     Answer,
@@ -119,7 +119,7 @@ class ReshardServer:
             self._store.close()
 
     def _answer(self, join: Join) -> None:
-        release = self._asked(join)
+        release = self._find_requested(join)
         gone = self._is_gone(join, release)
         answer = Answer(self._problem(join, release), gone)
         self._control.post(join, answer)
@@ -135,7 +135,7 @@ class ReshardServer:
         self._streams[join.session] = stream
         stream.start()
 
-    def _asked(self, join: Join) -> OfferedRelease | None:
+    def _find_requested(self, join: Join) -> OfferedRelease | None:
         """Return the changes if the request's digest names them, else the release itself."""
         release = self._offered
         changes = None if release is None else release.changes
@@ -165,7 +165,7 @@ class ReshardServer:
         about = {"member": join.member, "epoch": join.epoch}
         try:
             place, route = meet(self.route, join.session, 0), self.route
-            with opened(lambda: self.wire.link(place, route, route.host)) as link:
+            with open_connection(lambda: self.wire.link(place, route, route.host)) as link:
                 self._send(link, join, release)
         except BrokenLink as broken:
             log.warning("weights.stream_broken", **about, error=str(broken))

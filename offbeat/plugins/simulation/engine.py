@@ -31,7 +31,7 @@ from offbeat.plugins.simulation.records import (
 )
 from offbeat.plugins.simulation.shared_weights import SharedWeights
 from offbeat.plugins.simulation.source_ranks import SourceRanks, ranks_of
-from offbeat.weight_sync.canary import check, invented_answers
+from offbeat.weight_sync.canary import check, invent_answers
 
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
@@ -292,7 +292,7 @@ class FakeEngine(Actor):
         """Return the gap between the release's canary and the engine's result for it."""
         if release.canary is None:
             return None
-        answers = invented_answers(effective_digest)
+        answers = invent_answers(effective_digest)
         return check(
             release.canary, answers, engine=self.name, epoch=epoch, version=release.version
         )

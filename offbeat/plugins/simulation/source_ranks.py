@@ -12,7 +12,7 @@ from offbeat.plugins.simulation.actor import Actor
 from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.processes import OUTSIDE
 from offbeat.plugins.simulation.source_layout import source_plan
-from offbeat.weight_sync.buckets import agreed_digests
+from offbeat.weight_sync.buckets import agree_on_digests
 from offbeat.weight_sync.manifest import Manifest
 
 _OTHERS_LIVE_S: Final = (0.0, 1.4)  # from the death of a rank to the end of the others
@@ -50,7 +50,7 @@ class SourceRanks:
         self._held = [dict.fromkeys(each, digest) for each in self._buckets]
         if diverges:
             self._diverge(digest)
-        sealed = self.plan.manifest.sealed(self._agreed(self._held))
+        sealed = self.plan.manifest.seal(self._agreed(self._held))
         self._digest = digest
         return sealed
 
@@ -62,7 +62,7 @@ class SourceRanks:
                     return
 
     def _agreed(self, by_rank: list[dict[int, str]]) -> tuple[str, ...]:
-        return agreed_digests(by_rank, lambda bucket: f"bucket {bucket}")
+        return agree_on_digests(by_rank, lambda bucket: f"bucket {bucket}")
 
     def refusal(self, rank: int, digest: str) -> str:
         """Return why a rank does not begin to send a release, or an empty string if it does."""

@@ -49,7 +49,7 @@ from offbeat.plugins.simulation.records import (
 )
 from offbeat.plugins.simulation.shared_weights import SharedWeights
 from offbeat.plugins.simulation.source_ranks import SourceRanks
-from offbeat.weight_sync.canary import invented, tolerance
+from offbeat.weight_sync.canary import invent_canary, tolerance
 
 _NBYTES: Final = 1000
 _ONE_TOO_LARGE: Final = 6  # releases, of which one has too many changes for a delta
@@ -330,7 +330,7 @@ class FakeTrainer(Actor):
         interval = self.context.config.sync.canary_interval
         if not interval or version % interval:
             return None
-        return Canary((), *invented(self._model.digest), tolerance("float32"))
+        return Canary((), *invent_canary(self._model.digest), tolerance("float32"))
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
         check_held(version, self._model.version, TrainerCall.CHECKPOINT)

@@ -10,7 +10,7 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.plugins.task_libraries.gym_tasks import GymOptions, GymUnusable, item_of
+from offbeat.plugins.task_libraries.gym_tasks import GymOptions, GymUnusable, find_item
 from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 from offbeat.plugins.task_libraries.verifiers_tasks import TasksRequest, read_tasks
 
@@ -19,8 +19,8 @@ def check_gym(config: RunConfig) -> Iterator[Finding]:
     """Check that the task can be created, and its question filled in."""
     try:
         options = msgspec.convert(config.environment.options, GymOptions)
-        item = item_of(options, {"seed": config.seed, "item": 0})
-        question = options.question_of(item)
+        item = find_item(options, {"seed": config.seed, "item": 0})
+        question = options.get_question(item)
     except msgspec.ValidationError:
         return  # the check of the prompts reports it
     except GymUnusable as wrong:

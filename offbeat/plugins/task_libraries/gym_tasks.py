@@ -49,7 +49,7 @@ class GymOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat: bool = True
     """Whether the question goes through the model's chat template."""
 
-    def question_of(self, item: Mapping[str, Any]) -> str:
+    def get_question(self, item: Mapping[str, Any]) -> str:
         """Return the prompt of an item.
 
         Raises:
@@ -98,7 +98,7 @@ class ReasoningGym(FunctionReward):
         await super().start()
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        question = self._options.question_of(item_of(self._options, prompt.data))
+        question = self._options.get_question(find_item(self._options, prompt.data))
         asked: dict[str, Any] = (
             {"messages": [{"role": "user", "content": question}]}
             if self._options.chat
@@ -116,7 +116,7 @@ def make_items(options: GymOptions, seed: int) -> Any:  # noqa: ANN401 - a datas
     return _made(msgspec.json.encode(options), seed)
 
 
-def item_of(options: GymOptions, row: Mapping[str, Any]) -> dict[str, Any]:
+def find_item(options: GymOptions, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the item that a row names."""
     return make_items(options, row["seed"])[row["item"]]
 

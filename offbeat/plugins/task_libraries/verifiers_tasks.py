@@ -72,7 +72,7 @@ def read_tasks(request: TasksRequest, file: Path, within_s: float) -> TasksRepor
         said = printable(done.stderr.decode(errors="replace")[-_ERRORS_CHARACTERS:])
         problem = f"the process that reads it ended with code {done.returncode}: {said}"
         raise PromptFileError(name, 0, problem)
-    report = msgspec.json.decode(_report_of(file).read_bytes(), type=TasksReport)
+    report = msgspec.json.decode(_make_report_path(file).read_bytes(), type=TasksReport)
     if report.problem:
         raise PromptFileError(name, 0, report.problem)
     return report
@@ -114,7 +114,7 @@ def main() -> None:
         report = _written(request, file)
     except Exception as error:  # noqa: BLE001 - whatever a taskset raises, the report says it
         report = TasksReport(problem=describe(error, Path(request.working_dir)))
-    _report_of(file).write_bytes(msgspec.json.encode(report))
+    _make_report_path(file).write_bytes(msgspec.json.encode(report))
 
 
 def _written(request: TasksRequest, file: Path) -> TasksReport:
@@ -139,7 +139,7 @@ def _written(request: TasksRequest, file: Path) -> TasksReport:
     return TasksReport(renderer=renderer_name(request.renderer, request.tokenizer))
 
 
-def _report_of(file: Path) -> Path:
+def _make_report_path(file: Path) -> Path:
     return file.with_suffix(_REPORT)
 
 

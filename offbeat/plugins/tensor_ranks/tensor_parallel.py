@@ -191,7 +191,7 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         if not modules:
             yield f"base_model_tp_plan has {pattern}, and no module is named so"
         for each in modules:
-            added = _added(model, each)
+            added = _find_added(model, each)
             matrix = model.get_submodule(each if added is None else added.matrix)
             if kind != HEADS and not isinstance(matrix, nn.Linear):
                 yield f"{each}, which base_model_tp_plan divides, is not a linear layer"
@@ -199,7 +199,7 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
 
 def _left_out(model: PreTrainedModel) -> Iterator[str]:
     """Yield parameters that a plan omits in an attention or feed-forward layer that it divides."""
-    for name in beside_plan(model, {name for name, _ in _divided(model)}):
+    for name in beside_plan(model, {name for name, _ in _find_divided(model)}):
         yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
 
 
@@ -223,7 +223,7 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
     return {pattern: kind for pattern, kind in plan.items() if not _is_named(name, pattern)}
 
 
-def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _find_divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield name and kind of the modules that the plan names, in the order of the model."""
     plan = _plan(model)
     for name, within in _names_in_decoder(model).items():
@@ -234,14 +234,14 @@ def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield name and kind of each divided module: of the plan, or its matrix and one addition."""
-    for name, kind in _divided(model):
-        added = _added(model, name)
+    for name, kind in _find_divided(model):
+        added = _find_added(model, name)
         yield name if added is None else added.matrix, kind
         if added is not None:
             yield added.last if kind == COLUMNS else added.first, kind
 
 
-def _added(model: PreTrainedModel, module: str) -> AddedModules | None:
+def _find_added(model: PreTrainedModel, module: str) -> AddedModules | None:
     """Return the modules by which a part of the trainer replaced a linear module, or None."""
     found = (part.find_added(model, module) for part in known_parts())
     return next((added for added in found if added is not None), None)

@@ -84,7 +84,7 @@ def prove_copies(
     Raises:
         UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
     """
-    total = compute_packed_logprobs(model, witness.packed(model), 1.0, dtype).sum()
+    total = compute_packed_logprobs(model, witness.pack_witness(model), 1.0, dtype).sum()
     check_copies(class_name(model), copies_gap(model, total, mesh), peers)
 
 

@@ -37,7 +37,7 @@ from offbeat.trainers.saved_weights import NoSavedWeights, SavedWeights, open_sa
 from offbeat.weight_sync.chunks import (
     ReleasePart,
     WeightChunk,
-    parts_of,
+    split_release,
     walk,
 )
 from offbeat.weight_sync.fingerprints import (
@@ -120,19 +120,19 @@ def compare_served(
     if isinstance(named, str):
         wire, saved = LegResult(Leg.WIRE, where, problem=named), None
     else:
-        saved, lacking = _saved(manifest, named(manifest))
+        saved, lacking = _pack_saved(manifest, named(manifest))
         wire = _wire(where, manifest, served, saved, lacking)
     return [wire, _load(where, manifest, served, saved)]
 
 
-def _saved(
+def _pack_saved(
     manifest: Manifest, named: Iterator[tuple[str, Tensor]]
 ) -> tuple[PackedWeights, tuple[str, ...]]:
     """Pack a checkpoint's weights in any order. Also return the names that it lacks."""
     chunks, held = list(walk(manifest)), dict[str, Tensor]()
     specs, seen = {spec.name: spec for spec in manifest.tensors}, set[str]()
     parts = dict[str, list[ReleasePart]]()
-    for part in parts_of(manifest):
+    for part in split_release(manifest):
         parts.setdefault(part.tensor, []).append(part)
     waiting = [len(chunk.specs) for chunk in chunks]
     digests = [""] * len(chunks)
@@ -213,7 +213,7 @@ def _first(
     """Return the first difference between checkpoint and engine in the tensors of a chunk."""
     wants = {each.name: each for each in saved.fingerprints} if saved else {}
     gots = {each.name: each for each in served.fingerprints}
-    for part in parts_of(manifest):
+    for part in split_release(manifest):
         name = part.name
         if part.chunk == chunk.index and name in wants and name in gots:
             of = part.tensor, part.region
@@ -263,7 +263,7 @@ class VerifiedRun:
     def of_version(self, version: int) -> Path | None:
         """Return the checkpoint of a version: the trainer's state, else the exported model."""
         if self._only is not None:
-            return self._only if version_of(self._only) == version else None
+            return self._only if parse_version(self._only) == version else None
         found = [self.root / f"{kind}{version}" for kind in (_STATE, _STEP)]
         return next((path for path in found if path.is_dir()), None)
 
@@ -273,15 +273,15 @@ class VerifiedRun:
         return load_recipe(path, []).config if path.is_file() else None
 
     def _newest(self) -> Path | None:
-        found = [path for path in self.root.glob("*_*") if version_of(path) is not None]
+        found = [path for path in self.root.glob("*_*") if parse_version(path) is not None]
         return max(
             found,
-            key=lambda path: (version_of(path) or 0, path.name.startswith(_STATE)),
+            key=lambda path: (parse_version(path) or 0, path.name.startswith(_STATE)),
             default=None,
         )
 
 
-def version_of(checkpoint: Path) -> int | None:
+def parse_version(checkpoint: Path) -> int | None:
     """Return the weight version in the name of a checkpoint, or None for any other directory."""
     for kind in (_STATE, _STEP):
         number = checkpoint.name.removeprefix(kind)
@@ -302,7 +302,7 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     """
     assert run.checkpoint is not None  # noqa: S101 -- the caller has looked
     saved = _intact(run.checkpoint)
-    exported = run.root / f"{_STEP}{version_of(run.checkpoint)}"
+    exported = run.root / f"{_STEP}{parse_version(run.checkpoint)}"
     target = against or (exported if exported.is_dir() else None)
     if target is None or target.absolute() == run.checkpoint.absolute():
         problem = "is compared with nothing: its version was not exported"
@@ -311,10 +311,10 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     if not file_shapes(target):
         raise NoSavedWeights(str(target), "holds no *.safetensors")
     between = f"{run.checkpoint} and {target}"
-    if problem := _rounded_at_random(run, run.checkpoint):
+    if problem := _explain_rounding(run, run.checkpoint):
         return [LegResult(Leg.EXPORT, between, problem=problem)]
     if not saved.has_adapters:
-        return [_export(between, target, saved.named_like(file_shapes(target)))]
+        return [_export(between, target, saved.iterate_like(file_shapes(target)))]
     from offbeat.plugins.lora.lora import ADAPTER_FOLDER  # noqa: PLC0415 -- brings these weights
 
     folder = target if (target / _ADAPTER_FILE).is_file() else target / ADAPTER_FOLDER
@@ -322,7 +322,7 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     if (folder / _ADAPTER_FILE).is_file():
         found.append(_export(f"{run.checkpoint} and {folder}", folder, saved.named()))
     if folder != target:
-        found.append(_merged_export(run, run.checkpoint, target, saved))
+        found.append(_compare_merged(run, run.checkpoint, target, saved))
     return found
 
 
@@ -350,7 +350,7 @@ def _intact(path: Path) -> SavedWeights:
     return open_saved_weights(path)
 
 
-def _rounded_at_random(run: VerifiedRun, checkpoint: Path) -> str | None:
+def _explain_rounding(run: VerifiedRun, checkpoint: Path) -> str | None:
     """Return why float32 masters cannot be compared with weights made of them, else None."""
     config = run.config()
     if config is None or config.trainer.backend == "stub" or not checkpoint.name.startswith(_STATE):
@@ -373,17 +373,17 @@ def _reference(
             f"offbeat train --resume {run.run_dir} checkpoint.interval=1, then pause it "
             f"(offbeat control {run.run_dir} pause)"
         )
-    if problem := _rounded_at_random(run, path):
+    if problem := _explain_rounding(run, path):
         return problem
     try:
         saved = _intact(path)
     except (NoSavedWeights, CheckpointCorrupt) as refused:
         return str(refused)
 
-    def named(manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
-        return saved.named_like({spec.name: spec.shape for spec in manifest.tensors})
+    def iterate(manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+        return saved.iterate_like({spec.name: spec.shape for spec in manifest.tensors})
 
-    return named
+    return iterate
 
 
 def _export(between: str, target: Path, named: Iterator[tuple[str, Tensor]]) -> LegResult:
@@ -392,11 +392,11 @@ def _export(between: str, target: Path, named: Iterator[tuple[str, Tensor]]) -> 
     return compare_export(between, stored, files)
 
 
-def _merged_export(
+def _compare_merged(
     run: VerifiedRun, checkpoint: Path, target: Path, adapters: SavedWeights
 ) -> LegResult:
     """Compare a directory with the base model plus adapters, merged as the trainer exports them."""
-    from offbeat.plugins.lora.release import merged, part_named  # noqa: PLC0415 -- likewise
+    from offbeat.plugins.lora.release import merge_matrix, part_named  # noqa: PLC0415 -- likewise
     from offbeat.plugins.lora.section import lora_section  # noqa: PLC0415 -- brings these weights
 
     between, config = f"{checkpoint} merged and {target}", run.config()
@@ -416,7 +416,7 @@ def _merged_export(
         if (module, "A") not in parts:
             return name, tensor
         a, b = (parts[module, side].to(dtype) for side in "AB")
-        return name, merged(tensor, a, b, scaling)
+        return name, merge_matrix(tensor, a, b, scaling)
 
     initial = run.run_dir / INITIAL_MODEL
     base = open_saved_weights(initial if initial.is_dir() else Path(config.model.path))

@@ -25,7 +25,7 @@ from offbeat.plugins.vllm.coverage import Coverage
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.receiver import Receiver
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 _CHUNK_BYTES: Final = 64 * 2**20
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -44,7 +44,7 @@ class FileBase:
         Raises:
             OSError: A file cannot be read.
         """
-        self.digest = loaded_digest(path)
+        self.digest = digest_loaded(path)
         self._files = _file_by_name(path)
         self._dtypes = {
             name: coverage.dtype if stored in _FLOATS else stored
@@ -75,7 +75,7 @@ class FileBase:
             receiver.verify(release.digest)
             receiver.commit(release.version)
             packed, self._packed = self._packed, []
-        sealed = self._manifest.sealed([each for _, each in packed])
+        sealed = self._manifest.seal([each for _, each in packed])
         sealed = msgspec.structs.replace(sealed, canary=manifest.canary)
         return msgspec.structs.replace(
             release,
@@ -95,9 +95,9 @@ class FileBase:
 
     def write(self, matrices: Mapping[str, Tensor]) -> None:
         adapted = {f"{module}.weight": each for module, each in matrices.items()}
-        self._packed = [self._filled(chunk, adapted) for chunk in self._chunks]
+        self._packed = [self._fill(chunk, adapted) for chunk in self._chunks]
 
-    def _filled(self, chunk: WeightChunk, adapted: Mapping[str, Tensor]) -> tuple[Bytes, str]:
+    def _fill(self, chunk: WeightChunk, adapted: Mapping[str, Tensor]) -> tuple[Bytes, str]:
         if adapted.keys().isdisjoint(chunk.names):
             if chunk.index not in self._kept:
                 self._kept[chunk.index] = self._pack(chunk, {})

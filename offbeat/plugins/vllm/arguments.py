@@ -8,7 +8,7 @@ from typing import Any, Final
 from offbeat.config.base import of_kind
 from offbeat.environments.tokenizer import find_tokenizer_files
 from offbeat.generators.spec import EngineSpec
-from offbeat.plugins.vllm.coverage import coverage_of
+from offbeat.plugins.vllm.coverage import read_coverage
 from offbeat.plugins.vllm.errors import EngineArgsRefused
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 from offbeat.weight_sync.wire_format import find_wire_format
@@ -61,7 +61,7 @@ def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
     """
     if spec.quantize is None:
         return {}
-    files = coverage_of(spec.model.path, spec.model.dtype).tensors
+    files = read_coverage(spec.model.path, spec.model.dtype).tensors
     tensors = ((name, shape) for name, (shape, _) in files.items())
     quantization = find_wire_format(spec.quantize).engine_config(tensors)
     return {"load_format": "dummy", "hf_overrides": {"quantization_config": quantization}}
@@ -100,6 +100,6 @@ def check_engine_args(given: Mapping[str, Any], known: Mapping[str, object]) -> 
             raise EngineArgsRefused(name, "is no argument of this vLLM's AsyncEngineArgs", fix)
 
 
-def fields_of(arguments: type[Any]) -> dict[str, object]:
+def collect_fields(arguments: type[Any]) -> dict[str, object]:
     """Return the fields of a dataclass by name."""
     return {field.name: field.type for field in dataclasses.fields(arguments)}

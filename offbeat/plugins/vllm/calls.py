@@ -55,7 +55,7 @@ class Calls:
         For work that lasts as long as sampling. The caller limits its time.
         """
         try:
-            return await self._engine.answered(f"take weights ({what})", reply)
+            return await self._engine.await_answer(f"take weights ({what})", reply)
         except OffbeatError:
             raise
         except Exception as error:  # vLLM sends a worker's error as text in a plain Exception

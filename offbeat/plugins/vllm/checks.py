@@ -89,12 +89,12 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
 
 
 def _arguments(given: Mapping[str, Any]) -> Finding:
-    from offbeat.plugins.vllm.arguments import check_engine_args, fields_of
+    from offbeat.plugins.vllm.arguments import check_engine_args, collect_fields
     from offbeat.plugins.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
     from offbeat.plugins.vllm.lazy_import import load_library
 
     try:
-        check_engine_args(given, fields_of(load_library().AsyncEngineArgs))
+        check_engine_args(given, collect_fields(load_library().AsyncEngineArgs))
     except EngineArgsRefused as refused:
         message = f"generator.vllm.engine_args.{refused.subject} {refused.problem}"
         return error("vllm", message, f"{refused.fix}.")

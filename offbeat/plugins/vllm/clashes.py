@@ -10,7 +10,7 @@ from offbeat.config.base import of_kind
 from offbeat.config.limits import trainer_device
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
-from offbeat.plugins.reshard.section import wire_of
+from offbeat.plugins.reshard.section import find_wire
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 _ELSEWHERE: Final = {
@@ -85,7 +85,7 @@ def _workers_record_what_they_receive(
     config: RunConfig, generator: VllmGeneratorConfig
 ) -> Iterator[Clash]:
     """Yield engines with workers that cannot receive, because their layout is not recorded."""
-    wire, devices = wire_of(config.sync), (trainer_device(config.trainer), generator.device)
+    wire, devices = find_wire(config.sync), (trainer_device(config.trainer), generator.device)
     if wire == "tcp" or not all(each.startswith("cuda") for each in devices):
         return
     vllm = generator.vllm

@@ -61,7 +61,7 @@ class Coverage:
                 raise TransferRefused(epoch, f"dtype of {spec.name}", spec.dtype, want)
 
 
-def coverage_of(model_path: str, dtype: str, quantize: str | None = None) -> Coverage:
+def read_coverage(model_path: str, dtype: str, quantize: str | None = None) -> Coverage:
     """Return the coverage, read from the headers of a Hugging Face directory's safetensors files.
 
     ``quantize``: format in which an engine holds the matrices of these files. None: unchanged.

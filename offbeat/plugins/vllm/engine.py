@@ -35,7 +35,7 @@ from offbeat.models.media_canaries import canary_media
 from offbeat.models.media_rules import MediaRules
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.plugins.vllm.lazy_import import Library
-from offbeat.plugins.vllm.outputs import label_of, result_of, sampling_arguments
+from offbeat.plugins.vllm.outputs import make_label, pack_result, sampling_arguments
 from offbeat.plugins.vllm.section import VllmConfig
 
 _MODALITY = "image"
@@ -203,7 +203,7 @@ class VllmEngine:
         if self._gone:
             raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
 
-    async def answered(self, during: str, reply: Awaitable[T]) -> T:
+    async def await_answer(self, during: str, reply: Awaitable[T]) -> T:
         """Await a reply of the engine core, or raise when the core dies.
 
         vLLM never answers a call to a dead core. It ends its output handler and the requests that
@@ -283,7 +283,7 @@ class VllmEngine:
         opened = self._open[id_] = _Open(request.samples)
         self._account()
         try:
-            result = await self._generated(request, opened)
+            result = await self._generate(request, opened)
         finally:
             self._account()
             del self._open[id_]
@@ -291,7 +291,7 @@ class VllmEngine:
         self.tokens += len(result.token_ids)
         return result
 
-    async def _generated(self, request: GenerateRequest, opened: _Open) -> GenerateResult:
+    async def _generate(self, request: GenerateRequest, opened: _Open) -> GenerateResult:
         while True:
             await self._gate.wait()
             self.check_usable("generate")
@@ -308,7 +308,7 @@ class VllmEngine:
             was_aborted = any(each.finish_reason == "abort" for each in completions)
             if fate == "again" and was_aborted:
                 continue
-            return result_of(
+            return pack_result(
                 request, completions, self.name, self.incarnation, kv_kept=self._kv_kept
             )
 
@@ -369,7 +369,7 @@ class VllmEngine:
 
         Each epoch has its own prefix cache, even if a version returns.
         """
-        self._salt, self._not_serving = f"{label_of(version)}.{epoch}", ""
+        self._salt, self._not_serving = f"{make_label(version)}.{epoch}", ""
 
     async def lose(self, problem: str) -> None:
         """Mark the weights as of no version, end running requests and refuse new ones."""

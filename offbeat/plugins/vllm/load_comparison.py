@@ -64,7 +64,7 @@ async def first_difference(llm: Any, call: Calls, loaded: LoadedRelease) -> Tens
         else:
             start = loaded.offsets[chunk.index]
             extent = start, chunk.nbytes, loaded.manifest.chunk_digests[chunk.index]
-            asked = llm.collective_rpc("ws_compare", args=(placed(chunk, start), extent))
+            asked = llm.collective_rpc("ws_compare", args=(place_tensors(chunk, start), extent))
         answers: list[Comparison] = await call(f"comparison of {chunk.tensors}", asked)
         for answer in answers:
             if len(answer) == 1:
@@ -75,7 +75,7 @@ async def first_difference(llm: Any, call: Calls, loaded: LoadedRelease) -> Tens
     return None
 
 
-def placed(chunk: "WeightChunk", start: int) -> list[Placed]:
+def place_tensors(chunk: "WeightChunk", start: int) -> list[Placed]:
     """Return the places of the tensors of a chunk that begins at ``start``."""
     return [
         (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)

@@ -20,12 +20,12 @@ NO_VERSION: Final = "default"
 _FINISHED: Final = {"stop": "stop", "length": "length", "repetition": "stop"}
 
 
-def label_of(version: int) -> str:
+def make_label(version: int) -> str:
     """Return vLLM's label for a weight version."""
     return str(version)
 
 
-def version_of(label: str) -> int | None:
+def parse_label(label: str) -> int | None:
     """Return the weight version of vLLM's label, or None for weights that are not of the run."""
     return None if label == NO_VERSION else int(label)
 
@@ -59,7 +59,7 @@ def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict
     }
 
 
-def result_of(
+def pack_result(
     request: GenerateRequest,
     completions: Sequence[Any],
     engine: str,
@@ -110,7 +110,7 @@ def _spans(completion: Any) -> VersionSpans | None:  # noqa: ANN401 - vLLM may n
     """Return (version, count) runs without equal neighbours, or None if a token has no version."""
     spans = list[tuple[int, int]]()
     for span in completion.weight_versions or ():
-        version = version_of(span.version)
+        version = parse_label(span.version)
         if version is None:
             return None
         count = span.end - span.start

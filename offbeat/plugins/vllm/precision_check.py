@@ -14,9 +14,9 @@ from offbeat.plugins.float8.precision import (
     PrecisionRefused,
     Refusal,
     RefusedPair,
+    find_refused_pairs,
+    find_scheme,
     is_quantized,
-    refused_pairs,
-    scheme_of,
 )
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
@@ -29,14 +29,14 @@ def check_precision(config: RunConfig) -> list[Finding]:
     The model's files must be complete.
     """
     generator = of_kind(VllmGeneratorConfig, config.generator)
-    from offbeat.plugins.vllm.coverage import coverage_of
+    from offbeat.plugins.vllm.coverage import read_coverage
 
     settings = _settings(Path(config.model.path))
-    files = coverage_of(config.model.path, config.model.dtype).tensors
+    files = read_coverage(config.model.path, config.model.dtype).tensors
     tensors = [(name, shape, kind) for name, (shape, kind) in files.items()]
     where, scheme = _engine_scheme(config, generator, settings)
     engine = _engine_cuts(generator, settings)
-    pairs = refused_pairs(
+    pairs = find_refused_pairs(
         tensors, config.model.dtype, scheme, engine=engine, senders=_sender_cuts(config)
     )
     if scheme == FP8_BLOCK and config.sync.quantize is None and not pairs:
@@ -76,11 +76,11 @@ def _engine_scheme(
     overrides = given.get("hf_overrides")
     if isinstance(overrides, dict):
         inner = cast("dict[str, Any]", overrides).get("quantization_config")
-        if scheme := scheme_of(inner):
+        if scheme := find_scheme(inner):
             return "generator.vllm.engine_args.hf_overrides", scheme
     if given.get("quantization"):
         return "generator.vllm.engine_args.quantization", str(given["quantization"])
-    return "model.path", scheme_of(settings.get("quantization_config"))
+    return "model.path", find_scheme(settings.get("quantization_config"))
 
 
 def _engine_cuts(generator: VllmGeneratorConfig, settings: Mapping[str, Any]) -> MatrixCuts:

@@ -70,7 +70,7 @@ class WorkerWeights:
 
     def _difference(self, copy: RecordedCopy, want: Tensor) -> TensorDifference | None:
         parameter = copy.place.parameter
-        for values in self._values_of(parameter):
+        for values in self._read_values(parameter):
             got = copy.place.of({parameter: values.tensor})
             expected = want.to(got.device, got.dtype)
             if not values.signs_zeros:
@@ -82,7 +82,7 @@ class WorkerWeights:
                 return found._replace(detail=f"{found.detail}; in {parameter} {values.where}")
         return None
 
-    def _values_of(self, parameter: str) -> list[_Values]:
+    def _read_values(self, parameter: str) -> list[_Values]:
         if self._last[0] != parameter:  # joined tensors follow each other
             self._last = parameter, list(self._read(parameter))
         return self._last[1]

@@ -24,11 +24,11 @@ from offbeat.models.media_rules import media_rules
 from offbeat.plugins.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
+    collect_fields,
     engine_arguments,
-    fields_of,
 )
 from offbeat.plugins.vllm.calls import CallRefused
-from offbeat.plugins.vllm.coverage import coverage_of
+from offbeat.plugins.vllm.coverage import read_coverage
 from offbeat.plugins.vllm.engine import VllmEngine
 from offbeat.plugins.vllm.lazy_import import Library, load_library, vllm_version
 from offbeat.plugins.vllm.load_comparison import NotCompared
@@ -125,7 +125,7 @@ class VllmEngineServer(EngineServer):
             ),
             config=config.vllm,
         )
-        self._coverage = coverage_of(spec.model.path, spec.model.dtype, spec.quantize)
+        self._coverage = read_coverage(spec.model.path, spec.model.dtype, spec.quantize)
         self._base: FileBase | None = None  # opened for the first adapters
         self._updates = WeightUpdates(
             self._vllm,
@@ -146,14 +146,14 @@ class VllmEngineServer(EngineServer):
             EngineUnavailable: The process is alive, but the engine in it is not.
         """
         self._guard.check(fence)
-        await self._warmed_up()
+        await self._wait_for_warm_up()
         return await super().state(fence)
 
     async def close(self) -> None:
         await super().close()
         self._updates.close()
 
-    async def _warmed_up(self) -> None:
+    async def _wait_for_warm_up(self) -> None:
         if self._warm_up is None:
             self._warm_up = asyncio.ensure_future(self._vllm.warm_up())
         await asyncio.shield(self._warm_up)
@@ -168,7 +168,7 @@ class VllmEngineServer(EngineServer):
                 self._version = self._digest = None
 
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
-        await self._warmed_up()
+        await self._wait_for_warm_up()
         epoch, release = incoming.epoch, incoming.release
         if incoming.is_initial:
             await self._updates.name_loaded(epoch, release.version)
@@ -192,7 +192,7 @@ class VllmEngineServer(EngineServer):
             EngineUnavailable: The process is alive, but the engine in it is not.
         """
         self._guard.check(fence)
-        await self._warmed_up()
+        await self._wait_for_warm_up()
         layout = await self._updates.layout.get()
         if layout is not None and self._place.files is None:
             try:
@@ -261,7 +261,7 @@ def start(spec: EngineSpec) -> Started:
     own_engine_processes()  # work-around: surviving_core
     library = load_library()
     warn_of_version(vllm_version())
-    check_engine_args(config.vllm.engine_args, fields_of(library.AsyncEngineArgs))
+    check_engine_args(config.vllm.engine_args, collect_fields(library.AsyncEngineArgs))
     arguments = library.AsyncEngineArgs(
         **engine_arguments(spec),
         weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),

@@ -10,7 +10,7 @@ from torch import Tensor
 from offbeat.plugins.vllm.load_comparison import Extent, Placed
 from offbeat.plugins.vllm.read_back import NotComparable
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import digest_of
+from offbeat.weight_sync.manifest import digest_bytes
 
 Staged = list[tuple[int, int, str]]
 """Offset, bytes and digest of each chunk in the shared memory."""
@@ -62,7 +62,7 @@ class SharedChunks:
 
     def _digest(self, extent: Extent) -> str:
         offset, nbytes, _ = extent
-        return digest_of(self._memory[offset : offset + nbytes].numpy())
+        return digest_bytes(self._memory[offset : offset + nbytes].numpy())
 
     def _view(self, placed: Placed) -> tuple[str, Tensor]:
         name, shape, dtype, offset, nbytes = placed

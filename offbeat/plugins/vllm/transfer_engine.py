@@ -87,13 +87,13 @@ class ShadowModel:
     def __init__(self, model: nn.Module) -> None:
         """Create the layers, ready to load weights. ``model`` is only read."""
         self._twins = {id(layer): _bare(layer) for layer in model.modules() if _is_copied(layer)}
-        self._layers = [(live, self._twins[id(live)]) for live in _copied(model)]
+        self._layers = [(live, self._twins[id(live)]) for live in _find_copied(model)]
         self._before = {id(live): dict(live.__dict__) for live, _ in self._layers}
         for live, twin in self._layers:
             for name, child in live._modules.items():
                 twin._modules[name] = self._twins.get(id(child), child)
         self._model = self._twins[id(model)]
-        self._tied = _tied(self._layers)
+        self._tied = _find_tied(self._layers)
         tied = {id(twin) for twin, _ in self._tied}
         self._own = [
             (live, twin)
@@ -157,7 +157,7 @@ class ShadowModel:
 
 def pack_tied(model: nn.Module) -> None:
     """Pack again the layers that share parameters loaded through another layer."""
-    for layer, _ in _tied([(layer, layer) for layer in model.modules()]):
+    for layer, _ in _find_tied([(layer, layer) for layer in model.modules()]):
         _pack(layer)
 
 
@@ -173,7 +173,7 @@ def obstacle(model: nn.Module) -> str:
         problems = _of_a_copied(layer) if _is_copied(layer) else _of_a_shared(layer)
         for problem in problems:
             return f"{type(layer).__name__} {problem}"
-    for layer, owner in _tied([(layer, layer) for layer in _copied(model)]):
+    for layer, owner in _find_tied([(layer, layer) for layer in _find_copied(model)]):
         if [*_parameters(layer)] != ["weight"]:
             return f"{type(layer).__name__} shares parameters with {type(owner).__name__}"
     return ""
@@ -203,7 +203,7 @@ def _is_copied(layer: nn.Module) -> bool:
     return not is_deferred_attention_layer(layer)
 
 
-def _copied(model: nn.Module) -> Iterator[nn.Module]:
+def _find_copied(model: nn.Module) -> Iterator[nn.Module]:
     return filter(_is_copied, model.modules())
 
 
@@ -222,7 +222,7 @@ def _parameters(layer: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in layer._parameters.items() if tensor is not None}
 
 
-def _tied(layers: Sequence[Pair]) -> list[tuple[nn.Module, nn.Module]]:
+def _find_tied(layers: Sequence[Pair]) -> list[tuple[nn.Module, nn.Module]]:
     """Return the shadows of layers with tied parameters, each with the shadow that owns them."""
     owners, tied = dict[int, nn.Module](), list[tuple[nn.Module, nn.Module]]()
     for live, twin in layers:
@@ -239,14 +239,14 @@ def _open(live: nn.Module, twin: nn.Module) -> None:
     shapes: dict[str, Tensor] = recorded.restore_metadata[0]
     for name, tensor in {**_parameters(live), **shapes}.items():
         # A bias is never moved to the meta device: its loader writes at once.
-        own = to_meta_tensor(tensor) if name in shapes else _copy_of(tensor)
+        own = to_meta_tensor(tensor) if name in shapes else _copy(tensor)
         attributes = {name: _bound_to(twin, value, live) for name, value in vars(own).items()}
         vars(own).update(attributes)
         twin._parameters[name] = own  # type: ignore[assignment] -- of a parameter's class
     layerwise.initialize_online_processing(twin)
 
 
-def _copy_of(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     copy = tensor.data.clone()
     copy.__class__ = tensor.__class__
     vars(copy).update(vars(tensor))
@@ -394,14 +394,14 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             try:
                 done = does()
             except TransferRefused as refused:
-                verdicts.refused(epoch, work, refused)
+                verdicts.send_refusal(epoch, work, refused)
                 raise
             except TransferFailed as failure:
-                verdicts.failed(epoch, work, failure)
+                verdicts.send_failure(epoch, work, failure)
                 raise
             except Exception as error:
                 said = f"{type(error).__name__} {error}".strip()
-                verdicts.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
+                verdicts.send_refusal(epoch, work, TransferRefused(epoch, work, said, "done"))
                 raise
             verdicts.done(epoch, work)
             return done

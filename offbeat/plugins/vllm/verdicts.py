@@ -89,12 +89,12 @@ class VerdictSender:
     def done(self, epoch: int, work: str) -> None:
         self._send(TransferVerdict(epoch, work, self._worker))
 
-    def refused(self, epoch: int, work: str, refused: TransferRefused) -> None:
+    def send_refusal(self, epoch: int, work: str, refused: TransferRefused) -> None:
         about = refused.what, refused.got, refused.want
         what, got, want = (said[:_LONGEST] for said in about)
         self._send(TransferVerdict(epoch, work, self._worker, (what, got, want)))
 
-    def failed(self, epoch: int, work: str, failure: TransferFailed) -> None:
+    def send_failure(self, epoch: int, work: str, failure: TransferFailed) -> None:
         why = f"worker {self._worker}: {failure.detail}"[: 3 * _LONGEST]
         about = failure.at, why, isinstance(failure, SenderGone)
         self._send(TransferVerdict(epoch, work, self._worker, failed=about))

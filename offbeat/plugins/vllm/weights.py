@@ -39,9 +39,9 @@ from offbeat.plugins.vllm.load_comparison import (
     LoadedRelease,
     NotCompared,
     first_difference,
-    placed,
+    place_tensors,
 )
-from offbeat.plugins.vllm.outputs import NO_VERSION, label_of
+from offbeat.plugins.vllm.outputs import NO_VERSION, make_label
 from offbeat.plugins.vllm.recorded_layout import RecordedLayout
 from offbeat.plugins.vllm.section import VllmConfig
 from offbeat.plugins.vllm.staging import StagingArea, check_sizes, room_for
@@ -51,7 +51,7 @@ from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
-from offbeat.weight_sync.region_tensors import grouped
+from offbeat.weight_sync.region_tensors import group_tensors
 from offbeat.weight_sync.served import TensorDifference
 from offbeat.weight_sync.transport import ReleaseHandle
 
@@ -155,7 +155,7 @@ class WeightUpdates:
                     epoch, "weights", "invented: sync.quantize is set", "as loaded"
                 )
             self._engine.check_usable("serve loaded weights")
-            label = label_of(version)
+            label = make_label(version)
             await self._call("name", self._llm.update_weight_version(label))
             await self._check_named(epoch, label)
             self._engine.serve(version, epoch)
@@ -189,10 +189,10 @@ class WeightUpdates:
         digests with the release's digest.
         """
         manifest: Manifest = release.manifest
-        known = self._checked(epoch, release)
+        known = self._check_release(epoch, release)
         check_sizes(epoch, manifest, chunks)
         grown = self.area.reserve(room_for(manifest.chunk_nbytes))
-        offsets = await self._filled(chunks)
+        offsets = await self._fill(chunks)
         if grown or not known:
             await self._introduce(manifest, offsets)
         self._staged = LoadedRelease(epoch, manifest, self._chunks, offsets)
@@ -200,7 +200,7 @@ class WeightUpdates:
         await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
-    def _checked(self, epoch: int, release: WeightRelease) -> bool:
+    def _check_release(self, epoch: int, release: WeightRelease) -> bool:
         """Check coverage and digest of a release; return whether the workers know its layout."""
         manifest: Manifest = release.manifest
         known = self._planned is not None and self._planned.describes_as(manifest)
@@ -217,7 +217,7 @@ class WeightUpdates:
         Each fetch limits the time per bucket. The caller limits the total time.
         """
         manifest: Manifest = release.manifest
-        if not self._checked(epoch, release):
+        if not self._check_release(epoch, release):
             await self._introduce_fetch(manifest, route)
         self._staged = LoadedRelease(epoch, manifest, self._chunks, None)
         senders, delta = route.encode_senders(), release.delta
@@ -240,11 +240,11 @@ class WeightUpdates:
         unsealed = msgspec.structs.replace(manifest, chunk_digests=(), canary=None)
         routes = route.transport, route.buckets
         layout, routes = map(msgspec.msgpack.encode, (unsealed, routes))
-        self._chunks = list(walk(grouped(manifest)))
+        self._chunks = list(walk(group_tensors(manifest)))
         args = self._engine.name, layout, routes, self.in_place
-        await self._learned(manifest, self._llm.collective_rpc("ws_plan_fetch", args=args))
+        await self._learn_layout(manifest, self._llm.collective_rpc("ws_plan_fetch", args=args))
 
-    async def _filled(self, chunks: Sequence[Bytes]) -> list[int]:
+    async def _fill(self, chunks: Sequence[Bytes]) -> list[int]:
         filling = asyncio.ensure_future(asyncio.to_thread(self.area.fill, chunks))
         try:
             return await asyncio.shield(filling)
@@ -257,9 +257,11 @@ class WeightUpdates:
         self._planned = None
         await self._connect()
         self._chunks = list(walk(manifest))
-        tensors = [placed(each, start) for start, each in zip(offsets, self._chunks, strict=True)]
+        tensors = [
+            place_tensors(each, start) for start, each in zip(offsets, self._chunks, strict=True)
+        ]
         plans = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
-        await self._learned(manifest, plans)
+        await self._learn_layout(manifest, plans)
 
     async def _connect(self) -> None:
         """Make the workers map the shared memory and open the pipe for their reports."""
@@ -268,7 +270,7 @@ class WeightUpdates:
         request = self._vllm.WeightTransferInitRequest(where)
         await self._call("init", self._llm.init_weight_transfer_engine(request))
 
-    async def _learned(self, manifest: Manifest, plans: Awaitable[list[str]]) -> None:
+    async def _learn_layout(self, manifest: Manifest, plans: Awaitable[list[str]]) -> None:
         """Wait until the workers know a layout. Store whether they load it during decoding."""
         obstacles = await self._call("plan", plans)
         self._workers, self._beside = len(obstacles), not any(obstacles)
@@ -343,7 +345,7 @@ class WeightUpdates:
             await self._call(what, self._llm.update_weights(request))
 
     async def _finish(self, epoch: int, version: int) -> None:
-        label = label_of(version)
+        label = make_label(version)
         await self._call("finish", self._llm.finish_weight_update(weight_version=label))
         await self._check_named(epoch, label)
 

@@ -28,7 +28,7 @@ from offbeat.plugins.vllm.read_back import NotComparable
 from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.delta_plugin import find_delta
-from offbeat.weight_sync.engine_layout import needed_buckets, needs_of
+from offbeat.weight_sync.engine_layout import find_needed_buckets, find_needs
 from offbeat.weight_sync.errors import LayoutNotRecorded, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.recorder import EngineRecording, Loader, record
@@ -127,7 +127,7 @@ class WorkerFetch:
 
     def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
         """Record this worker's loader; return the regions that it reads, or the problem."""
-        if problem := _unrecorded(vllm_config):
+        if problem := _explain_unrecorded(vllm_config):
             return problem
         try:
             specs = {n: (tuple(shape), getattr(torch, dtype)) for n, shape, dtype in checkpoint}
@@ -149,7 +149,7 @@ class WorkerFetch:
             TransferRefused: Releases of this layout lack tensors that this worker needs.
         """
         layout = _MANIFEST.decode(manifest)
-        buckets = needed_buckets(0, layout, needs_of(self._names, self._regions))
+        buckets = find_needed_buckets(0, layout, find_needs(self._names, self._regions))
         made = RegionTensors(layout, buckets)
         self._arrived = None
         transport, by_bucket = _ROUTES.decode(routes)
@@ -185,7 +185,7 @@ class WorkerFetch:
         if known is None or receiver is None:
             raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
         route = find_transport(known.transport).decode_senders(senders, known.routes)
-        sealed = known.manifest.sealed(digests)
+        sealed = known.manifest.seal(digests)
         if changes:
             buckets = self._rebuilt(epoch, route, sealed, _CHANGES.decode(changes), cancelled)
         else:
@@ -228,7 +228,7 @@ class WorkerFetch:
         return self._introduced.made.tensors(self._arrived.buckets)[group]
 
 
-def _unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig
+def _explain_unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig
     """Return why a layout is not recorded for any model, or an empty string if it may be."""
     parallel = vllm_config.parallel_config
     if vllm_config.quant_config is not None:

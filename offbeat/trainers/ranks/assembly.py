@@ -19,7 +19,7 @@ from offbeat.weight_sync.chunks import GatheredSource
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.shards import HeldShards
-from offbeat.weight_sync.wire_format import policy_of, wire_held, wire_metas, wire_regions
+from offbeat.weight_sync.wire_format import make_policy, wire_held, wire_metas, wire_regions
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])
 Section = TypeVar("Section", bound=ModelTrainerConfig)
@@ -68,7 +68,7 @@ def build_source(
         names.metas(weight_metas),
         lambda: names.named(named()),
         int(sync.chunk_mib * 2**20),
-        policy_of(sync),
+        make_policy(sync),
     )
 
 
@@ -98,7 +98,7 @@ def build_shards(
     sync = spec.config.sync
     if not sync.sends_regions(peers.size):
         return None
-    weight_metas, policy = list(metas), policy_of(sync)
+    weight_metas, policy = list(metas), make_policy(sync)
     names = _find_names(spec, weight_metas)
     shapes = {name: shape for name, shape, _ in weight_metas}
     renamed_metas = list(names.metas(weight_metas))

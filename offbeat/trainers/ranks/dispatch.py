@@ -118,18 +118,18 @@ class Replicas:
         """Return the number of ranks of one replica in one stage. Their numbers are consecutive."""
         return self.tensor * self.context
 
-    def share_of(self, rank: int) -> int:
+    def find_share(self, rank: int) -> int:
         """Return the index of the data share that a rank of the language model trains."""
         return rank // self.neighbours % self.data
 
-    def shares_of(self, rank: int) -> tuple[int, ...]:
+    def list_shares(self, rank: int) -> tuple[int, ...]:
         """Return the indices of the data shares that ``rank`` gets groups of, in their order.
 
         A language rank gets its own share. The encoder ranks of set ``e`` get ``data / encoders``
         shares, from ``e * data / encoders`` on, because they encode the pictures of these groups.
         """
         if rank < self.language_ranks:
-            return (self.share_of(rank),)
+            return (self.find_share(rank),)
         encoder = (rank - self.language_ranks) // self.encoder_tensor
         lanes = self.data // self.encoders
         return tuple(range(encoder * lanes, (encoder + 1) * lanes))

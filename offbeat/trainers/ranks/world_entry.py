@@ -7,7 +7,7 @@ from offbeat.messages.failures import StartFailed
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
-from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, interface_of
+from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, find_interface
 
 
 class WorldEntry:
@@ -73,7 +73,7 @@ class WorldEntry:
         """
         address = self._address()
         try:
-            interface_of(address)
+            find_interface(address)
         except AddressNotLocal as error:
             raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
         return address

@@ -41,7 +41,7 @@ from offbeat.trainers.torch.sharding import (
     settle,
     shard_like,
 )
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 if TYPE_CHECKING:
     from offbeat.trainers.torch.torch_trainer import TrainedParameters
@@ -82,7 +82,7 @@ def spread(
         weights: Weights of ``model``.
         device: Device of the ranks' collectives.
     """
-    given = {} if source is None else dict(named_weights(source))
+    given = {} if source is None else dict(iterate_weights(source))
     parts = weights.local_tensors()
     for name, shape, dtype in weights.metas():
         whole = from_first(given.get(name), shape, getattr(torch, dtype), device)
@@ -215,7 +215,7 @@ class ModelLoader:
             spread(whole, model, weights, model.device)
             torch.manual_seed(self._seed)
         elif whole is not None:
-            weights.fill(dict(Weights(whole).named()))
+            weights.fill(dict(Weights(whole).iterate()))
 
     def load_teacher(
         self, path: str, vocabulary_size: int, *, shared_prompt: bool

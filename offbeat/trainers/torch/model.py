@@ -35,7 +35,7 @@ from offbeat.models.loading import auto_class_of, load_causal_lm, support_float6
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.parts import torch_dtype
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 _CALL_ON_A_CPU: Final = 1_400_000
 _CALL_ON_A_GPU: Final = 6_000_000_000
@@ -85,7 +85,7 @@ def identity(model: PreTrainedModel) -> Identity:
     """
     digest, count, frozen_count = xxhash.xxh3_128(), 0, 0
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
-    for name, tensor in named_weights(model):
+    for name, tensor in iterate_weights(model):
         mark = " frozen" if name in frozen else ""
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}{mark}\n".encode())
         count += tensor.numel()

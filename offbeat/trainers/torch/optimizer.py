@@ -187,7 +187,7 @@ class Optimizer:
                 self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **state}
 
     @torch.no_grad()
-    def filled(self, steps: Tensor) -> None:
+    def resume_filled(self, steps: Tensor) -> None:
         """Continue with masters and moments that the caller has filled.
 
         16-bit weights of the module are set from the masters.

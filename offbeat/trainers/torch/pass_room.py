@@ -84,7 +84,7 @@ class PassRoom:
         return what, microbatches
 
     @contextmanager
-    def used(self, tokens: int) -> Generator[None]:
+    def measure_pass(self, tokens: int) -> Generator[None]:
         """Measure the passes of the block. The largest has so many tokens."""
         before = self._start()
         try:

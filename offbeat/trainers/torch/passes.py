@@ -141,9 +141,9 @@ class TorchPasses(Passes[PackedRows]):
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, loss: LossSpec
     ) -> None:
         options = PassOptions(plain_head=self._plain_head, features_of=self.features_of)
-        with reset_after_error(self.model), self.room.used(largest_tokens(microbatches)):
+        with reset_after_error(self.model), self.room.measure_pass(largest_tokens(microbatches)):
             for packed in microbatches:
-                with self._routing.trained(packed, loss.config.normalize):
+                with self._routing.count_tokens(packed, loss.config.normalize):
                     logprobs_N, entropy_N = compute_packed_logprobs_and_entropies(
                         self.model, packed, loss.temperature, self._dtype, **options
                     )
@@ -209,5 +209,5 @@ class TorchPasses(Passes[PackedRows]):
         whole = self._loader.read("the reference")
         model = self._loader.make(whole).requires_grad_(requires_grad=False)
         weights = self._loader.shard(model, whole)
-        self._check_reference(shared_digest(weights.named(), self._peers))
+        self._check_reference(shared_digest(weights.iterate(), self._peers))
         return model

@@ -185,7 +185,7 @@ class Witness:
         firsts = [0, self.max_model_len - FAR_TOKENS if self.share else 0]
         return _random_batch(sizes, vocabulary(model)), firsts
 
-    def packed(self, model: PreTrainedModel) -> PackedRows:
+    def pack_witness(self, model: PreTrainedModel) -> PackedRows:
         """Return the rows in one microbatch."""
         return pack_in_one(*self.rows(model), share=self.share, split=self.split)
 

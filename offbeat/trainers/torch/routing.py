@@ -93,7 +93,7 @@ class ModelRouting:
         ]
 
     @contextmanager
-    def trained(self, packed: PackedRows, normalize: Normalize) -> Generator[None]:
+    def count_tokens(self, packed: PackedRows, normalize: Normalize) -> Generator[None]:
         """Count the tokens of a microbatch. Its forward and backward passes run in the block.
 
         ``normalize`` is the trained loss's normalization. The routers' losses use its token

@@ -35,10 +35,10 @@ from offbeat.models.plain import HALF
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.trainers.torch_versions import refuse_sharding
-from offbeat.weight_sync.chunks import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts
-from offbeat.weight_sync.region import part_of as part_of_region
+from offbeat.weight_sync.region import cut_part as part_of_region
 
 
 def shard(
@@ -134,15 +134,15 @@ class Weights:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._dtypes = {name: each.dtype for name, each in named_weights(model)}
+        self._dtypes = {name: each.dtype for name, each in iterate_weights(model)}
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by name. All ranks iterate together."""
-        return named_weights(self._model)
+        return iterate_weights(self._model)
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's part of each weight: the tensor itself, a DTensor if it is sharded."""
-        return dict(named_weights(self._model))
+        return dict(iterate_weights(self._model))
 
     def held_regions(self) -> list[TensorRegion]:
         """Return this rank's regions of the weights, in the memory that training updates."""
@@ -153,7 +153,7 @@ class Weights:
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Yield name, whole shape and dtype of each weight."""
-        for name, each in named_weights(self._model):
+        for name, each in iterate_weights(self._model):
             yield name, tuple(each.shape), dtype_name(each)
 
     def buffers(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -164,7 +164,7 @@ class Weights:
     @torch.no_grad()
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Copy whole weights into this rank's parts."""
-        for name, tensor in self.named():
+        for name, tensor in self.iterate():
             tensor.copy_(values[name])
 
 
@@ -190,7 +190,7 @@ class ShardedWeights(Weights):
             for name in self._dtypes
         ]
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights, gathered module by module. They are copies, which stay valid."""
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()

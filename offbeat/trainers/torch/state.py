@@ -55,7 +55,7 @@ from offbeat.trainers.torch.loading import ModelLoader
 from offbeat.trainers.torch.model import make_unfilled_model
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.sharding import Weights
-from offbeat.weight_sync.chunks import tied_names
+from offbeat.weight_sync.chunks import find_tied_names
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.wire_format_plugin import WireFormat
 
@@ -80,7 +80,7 @@ def save_model(
     one file, and the tensors that it gathers next. An existing directory is replaced.
 
     Args:
-        weights: Whole weights by name, in the order of ``named_weights``. All ranks gather them.
+        weights: Whole weights by name, in the order of ``iterate_weights``. All ranks gather them.
         model: The trained model. This rank may hold only a part, and it may have adapters.
         dtype: Dtype of the model.
         target: The written directory.
@@ -156,7 +156,7 @@ def _group_saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
 
     transformers chooses that name by the memory of tensors, so each weight here gets its own.
     """
-    tied = tied_names(shell)
+    tied = find_tied_names(shell)
     ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- read by its own saving
     state = dict[str, Tensor]()
     for names in tied.values():
@@ -389,8 +389,8 @@ class TorchState(ModelState):
     def parameters(self) -> int:
         return sum(each.numel() for each in self.model.parameters())
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self.loader.trained.weights.named()
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self.loader.trained.weights.iterate()
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         return self.loader.trained.weights.metas()
@@ -398,7 +398,7 @@ class TorchState(ModelState):
     def held_regions(self) -> list[TensorRegion]:
         return self.every.held_regions()
 
-    def quantized(self, wire_format: WireFormat) -> AbstractContextManager[None]:
+    def quantize_weights(self, wire_format: WireFormat) -> AbstractContextManager[None]:
         return wire_format.trained_pass(self.model)
 
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
@@ -422,7 +422,7 @@ class TorchState(ModelState):
         self.optimizer.make_room(names)
         state = self.tensors()
         load_shards(state, directory, self.loader.peers)
-        self.optimizer.filled(self._own_steps(state[STEPS]))
+        self.optimizer.resume_filled(self._own_steps(state[STEPS]))
         torch.set_rng_state(state[_RNG])
 
     def tensors(self) -> dict[str, Tensor]:

@@ -150,7 +150,7 @@ class WholeModel(TrainedParameters):
         return self._every
 
     def export(self) -> Exported:
-        return self._every.named(), lambda _: None
+        return self._every.iterate(), lambda _: None
 
 
 def keep_passes(passes: TorchPasses, _: ModelLoader, __: Callable[[], int]) -> TorchPasses:
@@ -267,7 +267,7 @@ class TorchTrainer(ModelTrainer):
 
         All ranks call it together.
         """
-        return shared_digest(self.named_weights(), self.peers, self.trained.base)
+        return shared_digest(self.iterate_weights(), self.peers, self.trained.base)
 
     def _check_initial(self, digest: str) -> None:
         if not self.trained.base:  # the base is frozen, so a reset reads no file
@@ -284,7 +284,7 @@ def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Weig
     metas = list(trainer.model_state.metas())
     if shards := build_shards(spec, metas, trainer.held_regions, peers):
         return trainer, shards
-    return trainer, build_source(spec, metas, trainer.named_weights)
+    return trainer, build_source(spec, metas, trainer.iterate_weights)
 
 
 def build_torch_trainer(spec: TrainerSpec, peers: Peers) -> TorchTrainer:

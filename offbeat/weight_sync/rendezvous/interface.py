@@ -29,7 +29,7 @@ class AddressNotLocal(OffbeatError):
         )
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """Return the name of the network interface that has this address.
 
     Raises:
@@ -52,6 +52,6 @@ def bind_collectives(address: str, environment: MutableMapping[str, str]) -> Non
     Raises:
         AddressNotLocal: No interface has it.
     """
-    name = interface_of(address)
+    name = find_interface(address)
     environment.setdefault("GLOO_SOCKET_IFNAME", name)
     environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": exact name, not a prefix

@@ -82,7 +82,7 @@ class SharedStore(Store):
     # --- under the names that Python code calls --------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(Set([key], [_encoded(value)]))
+        self._ask(Set([key], [_encode(value)]))
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -97,17 +97,17 @@ class SharedStore(Store):
         self._values(keys, self.timeout if timeout is None else timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        request = CompareSet(key, _encoded(expected), _encoded(desired))
+        request = CompareSet(key, _encode(expected), _encode(desired))
         return self._ask(request).values[0]
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._ask(Append(key, _encoded(value)))
+        self._ask(Append(key, _encode(value)))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return self._values(keys, self.timeout)
 
     def multi_set(self, keys: list[str], values: list[str] | list[bytes]) -> None:
-        self._ask(Set(keys, [_encoded(each) for each in values]))
+        self._ask(Set(keys, [_encode(each) for each in values]))
 
     def has_extended_api(self) -> bool:
         return True
@@ -167,5 +167,5 @@ class SharedStore(Store):
         return dist.DistNetworkError(f"the store at {where} cannot be reached: {error}")
 
 
-def _encoded(value: str | bytes) -> bytes:
+def _encode(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value

@@ -90,7 +90,7 @@ class StoreServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(
-            self._accepted, sock=self._listening, backlog=_ACCEPTED_AT_ONCE
+            self._accept, sock=self._listening, backlog=_ACCEPTED_AT_ONCE
         )
         self._listening.listen(_BACKLOG)  # asyncio uses one number for backlog and accepts
         await self._closing.wait()
@@ -111,7 +111,7 @@ class StoreServer:
         if opening := asyncio.all_tasks() - ours:
             await asyncio.wait(opening)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closing.is_set():
             writer.transport.abort()
             return

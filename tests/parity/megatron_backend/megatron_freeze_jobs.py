@@ -26,7 +26,7 @@ def trained(
     """Steps in two chunks each: gradients of the first, weights around all, and what is kept of whom."""
     trainer = make(peers, path, cut, encoders)
     seen: dict[str, Any] = {
-        "before": as_arrays(dict(trainer.named_weights())),
+        "before": as_arrays(dict(trainer.iterate_weights())),
         "initial": trainer.weights_digest(),
         "identity": trainer.identity,
         "state": trainer.state_nbytes,
@@ -39,9 +39,9 @@ def trained(
         seen["results"].append(trainer.finish_train_step(key))
         seen.setdefault("gradients", as_arrays(gathered(trainer, watched.kept)))
         if number == 1:
-            seen["first"] = as_arrays(dict(trainer.named_weights()))
+            seen["first"] = as_arrays(dict(trainer.iterate_weights()))
     seen["weights"], seen["digest"] = (
-        as_arrays(dict(trainer.named_weights())),
+        as_arrays(dict(trainer.iterate_weights())),
         trainer.weights_digest(),
     )
     for kind, values in trainer.optimizer.state().items():

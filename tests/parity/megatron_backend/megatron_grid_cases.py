@@ -14,7 +14,7 @@ from world import World
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.checks import largest_of_side
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
 from offbeat.plugins.megatron.architecture import read_architecture
 from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.sides import Side
@@ -98,5 +98,5 @@ def assert_ranks_hold_what_check_says(
     assert largest(held[: cut.ranks]) == language
     if encoders:
         grid = Grid(cut.data, cut.tensor, cut.pipeline, encoders=encoders)
-        given = inventory_of(model), grid, Side.TOWER, getattr(torch, dtype)
+        given = make_inventory(model), grid, Side.TOWER, getattr(torch, dtype)
         assert largest(held[cut.ranks :]) == largest_of_side(*given, references=references)

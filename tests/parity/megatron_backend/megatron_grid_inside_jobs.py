@@ -64,7 +64,7 @@ def inside(
 def _modules(trainer: MegatronTrainer) -> tuple[dict[str, Any], dict[str, Any]]:
     """The layers of this stage by their number in the model, and the head, if it is the last."""
     layout, decoder = trainer.layout, trainer.model.decoder
-    numbers = layout.grid.layers_of(layout.pipeline_rank, trainer.architecture.layers)
+    numbers = layout.grid.list_layers(layout.pipeline_rank, trainer.architecture.layers)
     layers = {f"layer {at}": each for at, each in zip(numbers, decoder.layers, strict=True)}
     return layers, {HEAD: trainer.model.output_layer} if layout.is_last_stage else {}
 

@@ -158,7 +158,7 @@ def make(
         "total_steps": 10,
         "peers": peers,
     }
-    if encoders and side_grid(config).side_of(peers.rank) is Side.TOWER:
+    if encoders and side_grid(config).find_side(peers.rank) is Side.TOWER:
         return encoder(path, **given)
     side = language if encoders else ModelSide
     parts = BackendParts(Recording, OPTIMIZERS[cut.updates], cut.overlap, side)
@@ -248,7 +248,7 @@ def stepped(
         feed(trainer, step, chunks, StepKey(1, 1, 0), cut, encoders)
     )
     seen["gradients"] = as_arrays(gathered(trainer, watched.kept))
-    seen["weights"] = as_arrays(dict(trainer.named_weights()))
+    seen["weights"] = as_arrays(dict(trainer.iterate_weights()))
     seen["digest"], seen["parameters"] = trainer.weights_digest(), trainer.parameters
     seen["identity"] = trainer.identity
     seen["held"] = sum(each.numel() for each in trainer.model_state.local_weights.values())
@@ -275,6 +275,9 @@ def continued(
     if save is not None:
         trainer.save_state(save)
         dist.barrier() if peers.size > 1 else None
-    seen |= {"saved": trainer.weights_digest(), "weights": as_arrays(dict(trainer.named_weights()))}
+    seen |= {
+        "saved": trainer.weights_digest(),
+        "weights": as_arrays(dict(trainer.iterate_weights())),
+    }
     trainer.reset()
     return {**seen, "reset": trainer.weights_digest() == initial}

@@ -20,7 +20,7 @@ from offbeat.trainers.torch.sharding import own
 from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.region import Region
 
 
@@ -31,7 +31,7 @@ def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
 def sent(peers: Peers, path: Path, cut: Cut, encoders: int) -> tuple[bool, set[str]]:
     """Whether a sharded receiver has the weights of the files, and the names that this rank holds."""
     trainer = make(peers, path, cut, encoders)
-    whole = named_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
+    whole = iterate_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
     held = trainer.held_regions()
     same, _ = resharded(peers, trainer.model_state.metas(), held, whole)
     return same, {each.name for each in held}

@@ -62,7 +62,7 @@ def of_grid(
     for number in range(1, count + 1):
         key = feed(trainer, step, 2, StepKey(number, number, 0), cut, encoders)
         results.append(trainer.finish_train_step(key))
-    after, weights = masters(), dict(trainer.named_weights())
+    after, weights = masters(), dict(trainer.iterate_weights())
     rounded = all(torch.equal(weights[name], each.bfloat16()) for name, each in after.items())
     return {"moved": _moved(before, after), "results": results, "rounded": rounded}
 
@@ -73,7 +73,7 @@ def of_torch(peers: Peers, path: Path, dtype: str, step: JobStep, count: int) ->
     trainer = grid_jobs.make(peers, path, cut, (), lanes=1, encoders=0)
 
     def masters() -> dict[str, Tensor]:
-        kept = trainer.updates.masters() or dict(trainer.named_weights())
+        kept = trainer.updates.masters() or dict(trainer.iterate_weights())
         return {name: each.detach().clone() for name, each in kept.items()}
 
     before, results = masters(), list[Any]()

@@ -40,7 +40,7 @@ from offbeat.plugins.megatron.checks import rank_parameters
 from offbeat.plugins.megatron.cpu_shim import cpu_stands_in
 from offbeat.plugins.megatron.errors import UnsupportedLayout
 from offbeat.plugins.megatron.gradients import Gradients
-from offbeat.plugins.megatron.hf_files import view_of
+from offbeat.plugins.megatron.hf_files import view_box
 from offbeat.plugins.megatron.mapping import is_router_bias
 from offbeat.plugins.megatron.megatron_trainer import BackendParts, MegatronTrainer
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
@@ -166,7 +166,7 @@ def outcome(trainer: MegatronTrainer, result: StepResult) -> Told:
     assert isinstance(recording, Recording)
     reduced = recording.reduced or {}
     gradients = arrays(trainer, reduced) if reduced else {}
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     return Told(result, gradients, as_arrays(weights), agrees(trainer, weights))
 
 
@@ -185,7 +185,7 @@ def agrees(trainer: MegatronTrainer, weights: dict[str, Tensor]) -> bool:
     """Replicas and tied copies hold the same bits."""
     local = state_of(trainer).local_weights
     return all(
-        bool((view_of(local, box) == weights[box.tensor][box.region.slices]).all())
+        bool((view_box(local, box) == weights[box.tensor][box.region.slices]).all())
         for box in state_of(trainer).boxes
     )
 
@@ -312,7 +312,7 @@ def exported(
 ) -> tuple[Arrays, str, int]:
     trainer = make(path, cut)
     trainer.save(target, file_bytes=file_bytes)
-    weights = as_arrays(dict(trainer.named_weights()))
+    weights = as_arrays(dict(trainer.iterate_weights()))
     return weights, trainer.weights_digest(), trainer.parameters
 
 
@@ -380,7 +380,7 @@ def places(
         "leader": parallel_state.get_tensor_and_context_parallel_rank() == 0
         and parallel_state.is_pipeline_last_stage(),
     }
-    return (replicas.share_of(rank), rank in replicas.leaders), own, library
+    return (replicas.find_share(rank), rank in replicas.leaders), own, library
 
 
 def held(path: Path, cut: Cut, step: JobStep) -> tuple[dict[str, Any], dict[str, Any], RankBytes]:
@@ -418,7 +418,7 @@ def released(
         }
     )
     spec = TrainerSpec(config, run_dir="")
-    source = build_source(spec, trainer.model_state.metas(), trainer.named_weights)
+    source = build_source(spec, trainer.model_state.metas(), trainer.iterate_weights)
     if dist.get_rank():
         source.take_part()
         return source.manifest, [], ""
@@ -430,7 +430,7 @@ def released(
 def sent(path: Path, cut: Cut) -> tuple[bool, int]:
     """The weights on their way to two sharded receivers, from the ranks that hold them."""
     trainer = make(path, cut)
-    whole = dict(trainer.named_weights())
+    whole = dict(trainer.iterate_weights())
     return resharded(PEERS[0], trainer.model_state.metas(), trainer.held_regions(), whole.items())
 
 

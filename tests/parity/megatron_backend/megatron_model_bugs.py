@@ -9,11 +9,11 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from offbeat.plugins.megatron.hf_files import hf_weights, view_of
+from offbeat.plugins.megatron.hf_files import hf_weights, view_box
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.mapping import boxes_of
+from offbeat.plugins.megatron.mapping import make_boxes
 from offbeat.plugins.megatron.megatron_trainer import MegatronTrainer
-from offbeat.plugins.megatron.model import weights_of
+from offbeat.plugins.megatron.model import collect_weights
 from offbeat.plugins.megatron.router import ExpertRouter
 from offbeat.trainers.expert_load import RouterLoad
 from offbeat.weight_sync.grid import ModelGrid
@@ -152,9 +152,9 @@ class EvenStages(MegatronTrainer):
     """A stage reads its layers from where it would begin if all stages had as many."""
 
     class Grid(ModelGrid):
-        def layers_of(self, stage: int, layers: int) -> range:
+        def list_layers(self, stage: int, layers: int) -> range:
             first = stage * layers // self.pipeline
-            return range(first, first + len(super().layers_of(stage, layers)))
+            return range(first, first + len(super().list_layers(stage, layers)))
 
     def _build(self, config: Any) -> Any:
         model = super()._build(config)
@@ -177,11 +177,11 @@ def read_again(
     trainer: MegatronTrainer, model: GPTModel, layout: ParallelLayout, within: str
 ) -> None:
     """Fill parameters whose names have ``within`` with what they would hold under another layout."""
-    weights: Mapping[str, Tensor] = weights_of(model)
+    weights: Mapping[str, Tensor] = collect_weights(model)
     shapes = {name: tuple(each.shape) for name, each in weights.items() if within in name}
     with hf_weights(trainer.model_path) as files:
-        for box in boxes_of(shapes, trainer.architecture, layout):
-            view_of(weights, box).copy_(files.read(box))
+        for box in make_boxes(shapes, trainer.architecture, layout):
+            view_box(weights, box).copy_(files.read(box))
 
 
 MODEL_BUGS: dict[str, type[MegatronTrainer]] = {

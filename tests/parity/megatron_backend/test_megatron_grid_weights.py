@@ -17,7 +17,7 @@ from parity_cases import MegatronCut as Cut
 from world import World
 
 from offbeat.models.loading import model_without_memory
-from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.sides import Side
@@ -66,7 +66,7 @@ def test_sharded_receivers_get_the_whole_model_each_tensor_from_the_side_that_ho
     path, cut = families(family), replace(cut, dtype="float32")
     answers = on_grid(world, "megatron_grid_weight_jobs:sent", cut, encoders, path=path)
     assert [same for same, _ in answers] == [True] * (cut.ranks + encoders)
-    inventory = inventory_of(model_without_memory(path, trust_remote_code=False))
+    inventory = make_inventory(model_without_memory(path, trust_remote_code=False))
     tower = {each.name for each in inventory.weights if each.side is Side.TOWER}
     language = {each.name for each in inventory.weights} - tower
     assert set().union(*(held for _, held in answers[: cut.ranks])) == language

@@ -44,12 +44,12 @@ def trained(
     if load is not None:
         trainer.load_state(load)
         seen["loaded"] = trainer.weights_digest()
-    before = as_arrays(dict(trainer.named_weights()))
+    before = as_arrays(dict(trainer.iterate_weights()))
     number = trainer.steps_applied + 1
     key = feed(trainer, step, TOKENS, 2, StepKey(number, number, 0))
     seen["gradients"] = gradients(trainer)
     seen["result"] = trainer.finish_train_step(key)
-    after = as_arrays(dict(trainer.named_weights()))
+    after = as_arrays(dict(trainer.iterate_weights()))
     seen["moved"] = {name for name in after if (after[name] != before[name]).any()}
     seen["digest"], seen["weights"] = trainer.weights_digest(), after
     named = trainer.module.named_parameters()
@@ -58,7 +58,7 @@ def trained(
     seen["moments"] = {name.removeprefix("exp_avg/") for name in moments}
     weights = trainer.weights
     seen["resharded"], _ = resharded(
-        peers, weights.metas(), trainer.held_regions(), trainer.named_weights()
+        peers, weights.metas(), trainer.held_regions(), trainer.iterate_weights()
     )
     trainer.save_state(root / "state")
     trainer.reset()
@@ -71,7 +71,7 @@ def stepped(
 ) -> tuple[Outcome, set[str]]:
     """A step of several optimizer steps, and the names of what it has changed."""
     trainer: Any = make(peers, path, cut, Freezing)
-    before = as_arrays(dict(trainer.named_weights()))
+    before = as_arrays(dict(trainer.iterate_weights()))
     result = trainer.finish_train_step(feed(trainer, step, loss, 2, StepKey(1, 1, 0)))
     after = outcome(trainer, result, {})
     moved = {name for name in before if (after.weights[name] != before[name]).any()}

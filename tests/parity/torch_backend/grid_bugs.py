@@ -89,7 +89,7 @@ def stepped_by(
     kinds = {"encoder": ENCODERS[encoder], "language": LANGUAGE[language]}
     trainer = make(peers, path, Cut(), (), 1, 1, **kinds)
     trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0)))
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     return trainer.weights_digest(), as_arrays(weights) if trainer.is_first else {}
 
 

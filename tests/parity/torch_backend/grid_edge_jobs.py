@@ -42,7 +42,7 @@ def trained(
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
         end = feed(trainer, step, loss, 2, key)
         results.append(trainer.finish_train_step(end))
-    digest, weights = trainer.weights_digest(), dict(trainer.named_weights())
+    digest, weights = trainer.weights_digest(), dict(trainer.iterate_weights())
     return {
         "results": results,
         "digest": digest,

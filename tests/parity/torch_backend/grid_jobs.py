@@ -35,7 +35,7 @@ from offbeat.trainers.torch.torch_trainer import TorchParts
 from offbeat.trainers.trainer_plugin import RankBytes
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.transfer_queue.tensordict_codec import build_chunk
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.region import Region
 
 
@@ -192,7 +192,7 @@ def dealt(trainer: Any, step: Step, prompt_indices: Sequence[int]) -> list[int]:
         encoders = replicas.encoders * replicas.encoder_tensor
         replicas = replace(replicas, encoders=encoders, encoder_tensor=1)
     parts = shares(sizes, replicas.data)
-    return [each for lane in replicas.shares_of(trainer.peers.rank) for each in parts[lane]]
+    return [each for lane in replicas.list_shares(trainer.peers.rank) for each in parts[lane]]
 
 
 def feed(trainer: Any, step: Step, loss: LossSpec, chunks: int, key: StepKey) -> StepKey:
@@ -239,7 +239,7 @@ def stepped(
             trainer.abort_train_step(key)
     seen["result"] = trainer.finish_train_step(key)
     seen["digest"] = trainer.weights_digest()
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     seen["weights"] = as_arrays(weights) if trainer.is_first else {}
     seen["parameters"], seen["identity"] = trainer.parameters, trainer.identity
     return seen
@@ -300,7 +300,7 @@ def taken(
         digests.append(trainer.weights_digest())
     if save is not None:
         trainer.save_state(save)
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     return rates, digests, as_arrays(weights) if trainer.is_first else {}
 
 
@@ -324,7 +324,7 @@ def continued(
     trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key))
     if save is not None:
         trainer.save_state(save)
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     return {
         **seen,
         "saved": trainer.weights_digest(),
@@ -368,7 +368,7 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 def sent(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> tuple[bool, int]:
     """Whether a sharded receiver has the weights of the files, and the bytes that this rank holds."""
     trainer = make(peers, path, cut, (), lanes, encoders)
-    whole = named_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
+    whole = iterate_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
     held = trainer.held_regions()
     same, _ = resharded(peers, list(trainer.weights.metas()), held, whole)
     return same, sum(each.values.nbytes for each in held)

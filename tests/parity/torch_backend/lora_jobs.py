@@ -70,7 +70,7 @@ def trained(
     seen["gradients"] = gradients(trainer)
     seen["result"] = trainer.finish_train_step(key)
     seen["digest"] = trainer.weights_digest()
-    seen["adapters"] = as_arrays(dict(trainer.named_weights()))
+    seen["adapters"] = as_arrays(dict(trainer.iterate_weights()))
     seen["bytes"] = held(trainer)
     seen["reference gap"] = reference_gap(trainer, step)
     seen["canaries"] = trainer.top_logprobs(CANARIES, KEPT)

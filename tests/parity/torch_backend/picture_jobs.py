@@ -28,7 +28,7 @@ def trained(
     first = feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0))
     seen: dict[str, Any] = {"gradients": gradients(trainer)}
     trainer.finish_train_step(first)
-    seen["weights"] = as_arrays(dict(trainer.named_weights()))
+    seen["weights"] = as_arrays(dict(trainer.iterate_weights()))
     seen["digest"] = trainer.weights_digest()
     trainer.save_state(root / "state")
     trainer.save(root / "export")

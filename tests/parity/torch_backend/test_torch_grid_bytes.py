@@ -13,8 +13,8 @@ from world import World
 from offbeat.models.loading import model_without_memory
 from offbeat.plugins.encoder_ranks.checks import largest_of_side
 from offbeat.plugins.encoder_ranks.layout import Grid as RankGrid
-from offbeat.plugins.encoder_ranks.sides import inventory_of
-from offbeat.plugins.encoder_ranks.tower_plan import plans_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
+from offbeat.plugins.encoder_ranks.tower_plan import make_plans
 from offbeat.plugins.planning.declared import placement
 from offbeat.plugins.planning.model_tensors import model_tensors
 from offbeat.trainers.sides import Side
@@ -77,9 +77,11 @@ def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_sa
             name: found for name, found in placed.items() if found
         }
     model, ranks = model_without_memory(path, trust_remote_code=False), rank_grid_of(grid)
-    inventory, plans = inventory_of(model), plans_of(model, ranks)
+    inventory, plans = make_inventory(model), make_plans(model, ranks)
     for side in Side:
-        largest = max((seen[rank][1] for rank in ranks.ranks_of(side)), key=lambda each: each.total)
+        largest = max(
+            (seen[rank][1] for rank in ranks.list_ranks(side)), key=lambda each: each.total
+        )
         said = largest_of_side(inventory, ranks, side, torch.float32, plan=plans[side])
         assert said == largest
 
@@ -101,10 +103,10 @@ def test_weights_of_16_bits_have_wide_masters_unless_they_are_frozen(
     bare = model_without_memory(model, trust_remote_code=False)
     for each in frozen_parameters(bare, frozen):
         each.requires_grad = False
-    ranks, inventory = rank_grid_of(grid), inventory_of(bare)
-    plans, references = plans_of(bare, ranks), int(reference)
+    ranks, inventory = rank_grid_of(grid), make_inventory(bare)
+    plans, references = make_plans(bare, ranks), int(reference)
     for side in Side:
         said = largest_of_side(
             inventory, ranks, side, torch.bfloat16, references=references, plan=plans[side]
         )
-        assert {said} == {seen[rank][1] for rank in ranks.ranks_of(side)}
+        assert {said} == {seen[rank][1] for rank in ranks.list_ranks(side)}

@@ -73,7 +73,7 @@ def mine(trainer: TorchTrainer, step: Step, prompt_indices: Sequence[int]) -> li
     if isinstance(trainer, Scattered):
         tensor = 1
     replicas = Replicas(trainer.peers.size // tensor, tensor)
-    return list(shares(sizes, replicas.data)[replicas.share_of(trainer.peers.rank)])
+    return list(shares(sizes, replicas.data)[replicas.find_share(trainer.peers.rank)])
 
 
 def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: StepKey) -> StepKey:
@@ -176,13 +176,13 @@ def balanced(
 
 
 def outcome(trainer: TorchTrainer, result: StepResult, seen: dict[int, Arrays]) -> Outcome:
-    weights = as_arrays(dict(trainer.named_weights()))
+    weights = as_arrays(dict(trainer.iterate_weights()))
     return Outcome(result, seen, weights, trainer.weights_digest())
 
 
 def initial(peers: Peers, path: Path, cut: Cut) -> tuple[Arrays, str]:
     trainer = make(peers, path, cut)
-    return as_arrays(dict(trainer.named_weights())), trainer.weights_digest()
+    return as_arrays(dict(trainer.iterate_weights())), trainer.weights_digest()
 
 
 def top_logprobs(
@@ -277,7 +277,7 @@ def published(peers: Peers, path: Path, cut: Cut, chunk_bytes: int) -> list[byte
     """Every chunk, from the first rank."""
     trainer = make(peers, path, cut)
     source = GatheredSource(
-        trainer.weights.metas(), trainer.named_weights, chunk_bytes, WirePolicy("bfloat16")
+        trainer.weights.metas(), trainer.iterate_weights, chunk_bytes, WirePolicy("bfloat16")
     )
     if peers.rank:
         source.take_part()
@@ -288,7 +288,7 @@ def published(peers: Peers, path: Path, cut: Cut, chunk_bytes: int) -> list[byte
 def sent(peers: Peers, path: Path, cut: Cut) -> tuple[bool, int]:
     """The weights on their way to two sharded receivers, from the ranks that hold them."""
     trainer = make(peers, path, cut)
-    whole = dict(trainer.named_weights())
+    whole = dict(trainer.iterate_weights())
     return resharded(peers, trainer.weights.metas(), trainer.held_regions(), whole.items())
 
 
@@ -343,7 +343,7 @@ def short_of_memory(
     trainer, undisturbed = make(peers, path, cut), make(peers, path, cut)
     room, raised = trainer.own_passes.room, ""
     if peers.rank == peers.size - 1:
-        with contextlib.suppress(torch.OutOfMemoryError), room.used(most_tokens):
+        with contextlib.suppress(torch.OutOfMemoryError), room.measure_pass(most_tokens):
             raise torch.OutOfMemoryError("CUDA out of memory")
     try:
         result = trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 1, 0)))

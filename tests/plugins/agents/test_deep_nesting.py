@@ -16,7 +16,7 @@ from offbeat.plugins.agents.endpoint.chat import (
 from offbeat.plugins.agents.endpoint.chat_bridge import TemplateRefused
 from offbeat.plugins.agents.endpoint.errors import RequestRefused
 from offbeat.plugins.agents.endpoint.renderer_bridge import RendererBridge
-from offbeat.plugins.agents.endpoint.requests import ChatRequest, decoded
+from offbeat.plugins.agents.endpoint.requests import ChatRequest, decode_body
 from offbeat.plugins.agents.endpoint.session import ChatTurn
 from tests.plugins.agents.test_renderer_bridge import Parsed, PlainRenderer
 from tests.support.agent_conversations import TOOL, user
@@ -60,7 +60,7 @@ def test_a_tool_that_a_client_offers_is_taken_or_refused_by_name() -> None:
         tool = f'{{"type": "function", "function": {{"name": "f", "p": {nested(depth)}}}}}'
         body = f'{{"model": "m", "messages": [{{"role": "user"}}], "tools": [{tool}]}}'
         try:
-            turn = decoded(body.encode(), ChatRequest).turn(SamplingParams())
+            turn = decode_body(body.encode(), ChatRequest).turn(SamplingParams())
             return template().render(turn.messages, turn.tools, opens_answer=True)[:1]
         except RequestRefused as refused:
             return f"{refused.status:d}"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offbeat.plugins.delta.encoding import apply, changed_words, encode, whole
+from offbeat.plugins.delta.encoding import apply, count_changed_words, encode, whole
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 WORDS = 3 << 19  # of a chunk
@@ -72,7 +72,7 @@ def test_a_step_of_sixteen_bit_weights_costs_few_bits_a_change() -> None:
     new[places] += dice.choice(np.array([1, 2**16 - 1], np.uint16), places.size)
     encoded = encode(bytes_of(base), bytes_of(new), 2)
     assert encoded is not None
-    assert changed_words(encoded) == places.size
+    assert count_changed_words(encoded) == places.size
     assert encoded.nbytes * 8 < BITS_OF_A_CHANGE * places.size
 
 

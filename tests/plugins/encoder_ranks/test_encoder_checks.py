@@ -54,7 +54,7 @@ def test_each_encoder_becomes_as_many_ranks_as_divide_its_matrices(backend: str)
     assert [each.cpus for each in trainer_resources(given)] == [2] * 4 + [1] * 4
     replicas = Replicas.of(given.trainer)
     assert replicas.ranks == 8
-    assert [replicas.shares_of(rank) for rank in range(4, 8)] == [(0,), (0,), (1,), (1,)]
+    assert [replicas.list_shares(rank) for rank in range(4, 8)] == [(0,), (0,), (1,), (1,)]
     assert list(clashes(given)) == []
     senders = sender_grid(given)
     assert (senders.encoders, senders.encoder_tensor, senders.ranks) == (2, 2, 8)
@@ -127,7 +127,7 @@ def test_encoder_ranks_stand_behind_all_ranks_of_the_megatron_trainer() -> None:
     assert list(clashes(given)) == []
     replicas = Replicas.of(given.trainer)
     assert replicas.ranks == 10
-    assert [replicas.shares_of(rank) for rank in (8, 9)] == [(0,), (1,)]
+    assert [replicas.list_shares(rank) for rank in (8, 9)] == [(0,), (1,)]
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from offbeat.plugins.encoder_ranks.bridge import (
     Bridge,
     Header,
     Kind,
-    digest_of,
+    digest_media,
     list_digest,
-    matched,
+    match_media,
 )
 from offbeat.plugins.encoder_ranks.errors import BridgeMismatch, ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
 from offbeat.plugins.images.pictures import MediaKind, Pictures, merge
 from offbeat.trainers.errors import AbsentModule, UntrainableModel
 from offbeat.trainers.sides import Side, keep_side
@@ -40,14 +40,14 @@ def test_every_lane_has_one_encoder_which_gets_its_share_and_no_other(
 ) -> None:
     grid = Grid(encoders * each, encoders=encoders)
     assert grid.ranks == encoders * each + encoders
-    assert [grid.shares_of(lane) for lane in grid.ranks_of(Side.LANGUAGE)] == [
+    assert [grid.list_shares(lane) for lane in grid.list_ranks(Side.LANGUAGE)] == [
         (lane,) for lane in range(grid.data)
     ]
-    served = [lane for rank in grid.ranks_of(Side.TOWER) for lane in grid.shares_of(rank)]
+    served = [lane for rank in grid.list_ranks(Side.TOWER) for lane in grid.list_shares(rank)]
     assert served == list(range(grid.data))
-    for rank in grid.ranks_of(Side.TOWER):
-        assert {grid.encoder_of(lane) for lane in grid.shares_of(rank)} == {rank}
-    assert grid.leaders == grid.ranks_of(Side.LANGUAGE)
+    for rank in grid.list_ranks(Side.TOWER):
+        assert {grid.find_encoder(lane) for lane in grid.list_shares(rank)} == {rank}
+    assert grid.leaders == grid.list_ranks(Side.LANGUAGE)
 
 
 @given(
@@ -62,42 +62,42 @@ def test_ranks_that_share_matrices_get_the_same_groups_and_the_first_of_them_exc
     lanes = encoders * each
     grid = Grid(lanes, embedding, encoders=encoders, encoder_tensor=tensor)
     assert grid.ranks == lanes * embedding + encoders * tensor
-    towers = grid.ranks_of(Side.TOWER)
+    towers = grid.list_ranks(Side.TOWER)
     for first in towers[::tensor]:
         alike = range(first, first + tensor)
-        assert {grid.sender_of(rank) for rank in alike} == {first}
-        assert {grid.shares_of(rank) for rank in alike} == {grid.shares_of(first)}
-        assert {grid.encoder_of(lane) for lane in grid.shares_of(first)} == {first}
-    assert [lane for rank in towers[::tensor] for lane in grid.shares_of(rank)] == list(
+        assert {grid.find_sender(rank) for rank in alike} == {first}
+        assert {grid.list_shares(rank) for rank in alike} == {grid.list_shares(first)}
+        assert {grid.find_encoder(lane) for lane in grid.list_shares(first)} == {first}
+    assert [lane for rank in towers[::tensor] for lane in grid.list_shares(rank)] == list(
         range(lanes)
     )
 
 
 def test_pictures_reach_the_lane_that_names_them_in_its_order() -> None:
     first, second, third = (pictures(seed) for seed in range(3))
-    named = [[digest_of(third), digest_of(first)], [], [digest_of(second)]]
-    batch = matched(3, named, [first, second, third])
+    named = [[digest_media(third), digest_media(first)], [], [digest_media(second)]]
+    batch = match_media(3, named, [first, second, third])
     assert batch.media == (third, first, second)
     assert batch.counts == (2, 0, 1)
 
 
 def test_two_lanes_with_the_same_pictures_both_get_their_features() -> None:
     media = pictures(0)
-    batch = matched(2, [[digest_of(media)], [digest_of(media)]], [media, pictures(0)])
+    batch = match_media(2, [[digest_media(media)], [digest_media(media)]], [media, pictures(0)])
     assert batch.counts == (1, 1)
 
 
 def test_pictures_that_a_lane_reads_and_nobody_got_are_an_error_as_are_those_nobody_reads() -> None:
     with pytest.raises(ProvenanceMismatch, match=r"of 1 groups which it did not get.*of 2 which"):
-        matched(2, [[digest_of(pictures(0))]], [pictures(1), pictures(2)])
+        match_media(2, [[digest_media(pictures(0))]], [pictures(1), pictures(2)])
     with pytest.raises(ProvenanceMismatch, match=r"of 0 groups which it did not get.*of 1 which"):
-        matched(2, [[digest_of(pictures(0))]], [pictures(0), pictures(1)])
+        match_media(2, [[digest_media(pictures(0))]], [pictures(0), pictures(1)])
 
 
 def test_pictures_of_other_sizes_or_values_have_another_digest() -> None:
     values = np.ones(3 * 8 * 8, np.float32)
     seen = {
-        digest_of(Pictures(kind, values * scale, np.array([size], np.int32)).media)
+        digest_media(Pictures(kind, values * scale, np.array([size], np.int32)).media)
         for kind in MediaKind
         for scale in (1, 2)
         for size in ((3, 8, 8), (3, 4, 16))
@@ -214,7 +214,7 @@ def test_features_of_another_number_are_an_error() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_two_sides_of_a_model_have_all_its_names_and_none_in_common(family: str) -> None:
     model = make(family)
-    inventory = inventory_of(model, has_experts=True)
+    inventory = make_inventory(model, has_experts=True)
     whole = set(model.state_dict())
     held = dict[Side, set[str]]()
     for side in Side:
@@ -246,7 +246,7 @@ def test_a_language_side_that_is_asked_for_features_says_what_it_is() -> None:
 
 def test_a_model_with_experts_is_refused_where_all_ranks_would_count_their_load() -> None:
     with pytest.raises(UntrainableModel, match=r"has experts, .*trainer\.backend to megatron"):
-        inventory_of(make("qwen3_vl_moe"))
+        make_inventory(make("qwen3_vl_moe"))
 
 
 def test_a_language_model_that_is_frozen_as_a_whole_is_refused() -> None:
@@ -254,16 +254,18 @@ def test_a_language_model_that_is_frozen_as_a_whole_is_refused() -> None:
     for name, each in model.named_parameters():
         each.requires_grad = "vision_model" in name
     with pytest.raises(UntrainableModel, match="trains nothing of its language model"):
-        inventory_of(model)
+        make_inventory(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_state_has_room_for_both_sides_masters_and_moments(dtype: torch.dtype) -> None:
     model = make("idefics3", dtype)
     number, master = sum(each.numel() for each in model.parameters()), max(4, dtype.itemsize)
-    assert inventory_of(model).state_nbytes == number * 3 * master
+    assert make_inventory(model).state_nbytes == number * 3 * master
     frozen = [each for name, each in model.named_parameters() if "vision_model" in name]
     for each in frozen:
         each.requires_grad = False
     kept = sum(each.numel() for each in frozen)
-    assert inventory_of(model).state_nbytes == (number - kept) * 3 * master + kept * dtype.itemsize
+    assert (
+        make_inventory(model).state_nbytes == (number - kept) * 3 * master + kept * dtype.itemsize
+    )

@@ -81,7 +81,7 @@ def canary_of(trainer: TorchTrainer, *, rounds_activations: bool = False) -> Can
 
 
 def released(trainer: TorchTrainer) -> Release:
-    return {name: each.clone() for name, each in wire_tensors(trainer.named_weights(), BLOCKS)}
+    return {name: each.clone() for name, each in wire_tensors(trainer.iterate_weights(), BLOCKS)}
 
 
 def loaded(path: Path, release: Release) -> PreTrainedModel:

@@ -15,8 +15,8 @@ from offbeat.plugins.float8.precision import (
     FP8,
     PrecisionRefused,
     UnalignedBlocks,
+    find_unquantized_modules,
     is_quantized,
-    unquantized_modules,
 )
 from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, quantize
 from offbeat.plugins.verify_weights.legs import compare_served
@@ -24,11 +24,11 @@ from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
-from offbeat.weight_sync.manifest import Manifest, digest_of, release_digest
+from offbeat.weight_sync.manifest import Manifest, digest_bytes, release_digest
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
-from offbeat.weight_sync.region_tensors import joined_release
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
+from offbeat.weight_sync.region_tensors import join_release
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transport import PublishedRelease
@@ -99,7 +99,10 @@ def test_matrices_of_layers_are_quantized_and_nothing_else_is() -> None:
     assert made[DOWN + "_scale_inv"].dtype == "float32"  # not rounded by wire_dtype
     assert [made[name].dtype for name in (EMBED, NORM, ROUTER)] == ["bfloat16"] * 3
     assert len(made) == len(SHAPES) + 2
-    assert unquantized_modules(SHAPES.items()) == ["model.embed_tokens", "model.layers.0.mlp.gate"]
+    assert find_unquantized_modules(SHAPES.items()) == [
+        "model.embed_tokens",
+        "model.layers.0.mlp.gate",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_a_delta_between_quantized_releases_rebuilds_the_release() -> None:
     assert second.digest != first.digest
     assert second.delta is not None
     again = rebuilt(1, base, second.manifest, second.delta.chunks)
-    assert [digest_of(each) for each in again] == list(second.manifest.chunk_digests)
+    assert [digest_bytes(each) for each in again] == list(second.manifest.chunk_digests)
     assert sum(map(len, second.delta.chunks)) < second.manifest.nbytes / 2
 
 
@@ -209,7 +212,7 @@ class Ranks:
             [
                 TensorRegion(name, region, weights[name][region.slices])
                 for name, shape in shapes.items()
-                for region in [part_of(shape, 0, chunk_cuts(shape[0], count), rank)]
+                for region in [cut_part(shape, 0, chunk_cuts(shape[0], count), rank)]
             ]
             for rank in range(count)
         ]
@@ -229,13 +232,13 @@ def test_ranks_that_quantize_their_own_rows_send_the_release_of_one_rank() -> No
         def held(rank: int = rank) -> Iterator[TensorRegion]:
             return wire_regions(ranks.held[rank], ranks.shapes, BLOCKS)
 
-        for each in HeldShards(plan, rank, held).packed(lambda _, n: np.empty(n, np.uint8)):
+        for each in HeldShards(plan, rank, held).pack_buckets(lambda _, n: np.empty(n, np.uint8)):
             assert isinstance(each.data, np.ndarray)
             buckets[each.bucket], digests[each.bucket] = each.data, each.digest
-    sealed = plan.manifest.sealed([digests[index] for index in sorted(digests)])
+    sealed = plan.manifest.seal([digests[index] for index in sorted(digests)])
     digest = release_digest(sealed, sealed.chunk_digests)
     release = WeightRelease(1, digest, sealed, (), sealed.nbytes)
-    whole = joined_release(release, [buckets[index] for index in sorted(buckets)])
+    whole = join_release(release, [buckets[index] for index in sorted(buckets)])
     release = PublishedRelease(whole.manifest, whole.digest, whole.chunks)
     alone = loaded(published(weights))
     together = loaded(release)

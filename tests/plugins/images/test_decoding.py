@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from PIL import Image
 
-from offbeat.plugins.images.decoding import decoded
+from offbeat.plugins.images.decoding import decode_picture
 from offbeat.plugins.images.errors import BadPicture
 
 MOST = 2**16
@@ -43,27 +43,27 @@ def png(width: int, height: int, body: bytes = b"") -> bytes:
 
 def refused(content: bytes) -> str:
     with pytest.raises(BadPicture) as caught:
-        decoded("a.png", content, MOST)
+        decode_picture("a.png", content, MOST)
     assert caught.value.picture == "a.png"
     return caught.value.problem
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_picture_comes_in_rgb(kind: str) -> None:
-    image = decoded("a", written(noise(), kind), MOST)
+    image = decode_picture("a", written(noise(), kind), MOST)
     assert (image.mode, image.size) == ("RGB", (20, 10))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
 def test_gray_and_transparent_pictures_come_in_rgb(mode: str) -> None:
-    assert decoded("a", written(noise(mode=mode)), MOST).mode == "RGB"
+    assert decode_picture("a", written(noise(mode=mode)), MOST).mode == "RGB"
 
 
 def test_a_camera_that_was_turned_gives_an_upright_picture() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     content = written(noise(), "JPEG", exif=exif)
-    assert decoded("a", content, MOST).size == (10, 20)
+    assert decode_picture("a", content, MOST).size == (10, 20)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_a_drawing_that_is_all_black_without_its_transparency_is_refused() -> No
     pixels[2:8, 5:15, 3] = 255
     assert "of one color without its transparency" in refused(written(Image.fromarray(pixels)))
     pixels[:, :, 3] = 255  # a black picture that is meant to be one
-    assert decoded("a", written(Image.fromarray(pixels)), MOST).mode == "RGB"
+    assert decode_picture("a", written(Image.fromarray(pixels)), MOST).mode == "RGB"

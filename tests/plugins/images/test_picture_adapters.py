@@ -43,10 +43,10 @@ def test_adapters_of_tower_and_text_model_are_trained_and_merged(tmp_path: Path)
             build_chunk(groups), policy=True, reference=True, temperature=1.0
         )
 
-    before, initial = columns(), {name: each.clone() for name, each in trainer.named_weights()}
+    before, initial = columns(), {name: each.clone() for name, each in trainer.iterate_weights()}
     advantages = [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]
     assert run_step(trainer, (groups, advantages), LossSpec(), chunks=2).applied
-    moved = {name for name, each in trainer.named_weights() if not each.equal(initial[name])}
+    moved = {name for name, each in trainer.iterate_weights() if not each.equal(initial[name])}
     for part in ("vision_model", "connector", "text_model"):
         assert any(part in name for name in moved)
     trainer.save(out)

@@ -17,9 +17,9 @@ from offbeat.environments.row_checks import row_check
 from offbeat.messages.groups import Prompt
 from offbeat.plugins.images.errors import BadPicture
 from offbeat.plugins.images.rows import (
+    get_pictures,
     names_pictures,
     picture_bytes,
-    pictures_of,
     pictures_problem,
     shown,
     without_content,
@@ -135,9 +135,9 @@ def test_a_prompt_that_comes_from_no_file_names_no_file() -> None:
 
 
 def test_a_row_names_one_picture_or_a_list_of_them() -> None:
-    assert pictures_of({"image": "a.png"}) == ["a.png"]
-    assert pictures_of({"images": ["a.png", "b.png"]}) == ["a.png", "b.png"]
-    assert pictures_of({"image": None, "images": ["a.png"]}) == ["a.png"]
+    assert get_pictures({"image": "a.png"}) == ["a.png"]
+    assert get_pictures({"images": ["a.png", "b.png"]}) == ["a.png", "b.png"]
+    assert get_pictures({"image": None, "images": ["a.png"]}) == ["a.png"]
     assert not names_pictures({"prompt": "<image>", "image": None})
 
 
@@ -208,9 +208,9 @@ def test_a_row_of_mixed_data_with_an_empty_list_of_pictures_is_one_of_text(
     row = {"prompt": "1+1=", **row}
     assert problem_of(row) is None
     assert not names_pictures(row)
-    assert pictures_of(row) == []
+    assert get_pictures(row) == []
     assert without_content(row) == row
-    assert pictures_of({**row, "image": "a.png"}) == ["a.png"]
+    assert get_pictures({**row, "image": "a.png"}) == ["a.png"]
 
 
 def test_a_place_beside_an_empty_list_of_pictures_is_refused() -> None:

@@ -74,7 +74,7 @@ def release(
     """What a trainer's rank publishes: its adapters, unless it is ``holding`` something else."""
     weights = holding or trainer.weights
     of = None if holding else adapter or adapters_of(trainer).adapter
-    source = GatheredSource(weights.metas(), weights.named, 4_000, adapter=of)
+    source = GatheredSource(weights.metas(), weights.iterate, 4_000, adapter=of)
     return release_with_canary(trainer, version, source)
 
 
@@ -120,7 +120,7 @@ def test_an_engine_serves_adapters_with_the_logprobs_of_the_trainer(
 
 def test_a_release_of_adapters_has_the_bytes_of_the_adapters(tiny: Path) -> None:
     trainer = trainer_of(tiny)
-    held = sum(each.nbytes for _, each in trainer.weights.named())
+    held = sum(each.nbytes for _, each in trainer.weights.iterate())
     padding = 64 * len(list(trainer.weights.metas()))
     assert held <= release(trainer, 1).nbytes <= held + padding
 
@@ -212,19 +212,19 @@ def test_a_release_that_lacks_one_half_of_an_adapter_is_refused(tiny: Path) -> N
                 each for each in trainer.weights.metas() if "0.mlp.up_proj.lora_B" not in each[0]
             )
 
-        def named(self) -> Any:
+        def iterate(self) -> Any:
             return (
-                each for each in trainer.weights.named() if "0.mlp.up_proj.lora_B" not in each[0]
+                each for each in trainer.weights.iterate() if "0.mlp.up_proj.lora_B" not in each[0]
             )
 
         def local_tensors(self) -> Any:
             return {}
 
     source = GatheredSource(
-        Half().metas(), Half().named, 4_000, adapter=adapters_of(trainer).adapter
+        Half().metas(), Half().iterate, 4_000, adapter=adapters_of(trainer).adapter
     )
     chunks, digests = zip(*source.chunks(), strict=True)
-    manifest = source.manifest.sealed(digests)
+    manifest = source.manifest.seal(digests)
     half = WeightRelease(
         1, release_digest(manifest, digests), manifest, chunks, manifest.nbytes, None
     )

@@ -13,7 +13,7 @@ from offbeat.launch.checks.model_files import ModelFiles, read_model
 from offbeat.launch.checks.model_proof import trained_parameters
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.lora.checks import adapter_parameters, check_adapters
-from offbeat.plugins.lora.lora import adapted_modules, inject, targeted_modules
+from offbeat.plugins.lora.lora import find_adapted_modules, find_target_modules, inject
 from offbeat.plugins.lora.section import LoraConfig
 from tests.support.model_families import family_model
 from tests.support.recipes import make_config
@@ -52,10 +52,10 @@ def test_the_counted_adapters_are_those_that_peft_injects(
     model, lora = family_model(family), LoraConfig(rank=3, target_modules=targets)
     if family == "Qwen3Moe" and targets:
         lora = LoraConfig(rank=3, target_modules=("q_proj",))
-    count, paths = adapter_parameters(model, lora), set(targeted_modules(model, lora))
+    count, paths = adapter_parameters(model, lora), set(find_target_modules(model, lora))
     inject(model, lora)
     made = [each.numel() for name, each in model.named_parameters() if ".lora_" in name]
-    assert paths == set(adapted_modules(model))
+    assert paths == set(find_adapted_modules(model))
     assert count == sum(made) > 0
 
 
@@ -78,7 +78,9 @@ def test_states_on_disk_are_those_of_adapters_and_not_of_the_model(tmp_path: Pat
 
 def test_a_rank_above_an_axis_of_a_matrix_is_warned_of_with_what_is_enough() -> None:
     model = family_model("Llama")
-    least = min(min(each.weight.shape) for each in targeted_modules(model, LoraConfig()).values())
+    least = min(
+        min(each.weight.shape) for each in find_target_modules(model, LoraConfig()).values()
+    )
     assert not warnings(model, rank=least)
     (warned,) = warnings(model, rank=least + 1)
     assert f"trainer.lora.rank={least + 1} is more than the smaller axis of" in warned.message

@@ -66,13 +66,13 @@ def test_only_adapters_are_trained_and_the_base_keeps_every_bit(
     lora_of: MakeLora, step_data: Step
 ) -> None:
     trainer = lora_of()
-    before, adapters = base_weights(trainer), dict(trainer.named_weights())
+    before, adapters = base_weights(trainer), dict(trainer.iterate_weights())
     adapters = {name: each.clone() for name, each in adapters.items()}
     assert run_step(trainer, step_data, PULLED, chunks=2).applied
     after = base_weights(trainer)
     assert all(torch.equal(before[name], after[name]) for name in before)
     moved = {
-        name for name, each in trainer.named_weights() if not torch.equal(each, adapters[name])
+        name for name, each in trainer.iterate_weights() if not torch.equal(each, adapters[name])
     }
     assert moved == {name for name in adapters if ".lora_B." in name}  # A: its gradient is B's sum
     assert len(adapters) == 2 * 2 * 7  # A and B of 7 modules in 2 layers
@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_plain_peft(
         base,
         peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    peft.set_peft_model_state_dict(plain, dict(trainer.named_weights()))
+    peft.set_peft_model_state_dict(plain, dict(trainer.iterate_weights()))
     groups, advantages = step_data
     loss, tokens = torch.zeros((), dtype=torch.float64), 0
     for group, values in zip(groups, advantages, strict=True):
@@ -186,7 +186,7 @@ def test_a_restored_adapter_goes_on_bit_for_bit_and_its_checkpoint_holds_no_base
     assert steps[0].grad_norm == steps[1].grad_norm
     assert restored.weights_digest() == undisturbed.weights_digest()
     weights = {name for name in read_saved_names(tmp_path) if name.startswith("weight/")}
-    assert len(weights) == len(dict(undisturbed.named_weights()))
+    assert len(weights) == len(dict(undisturbed.iterate_weights()))
     assert all(".lora_" in name for name in weights)
 
 
@@ -293,7 +293,7 @@ def test_the_export_is_a_merged_model_beside_an_adapter_that_plain_peft_loads(
         AutoModelForCausalLM.from_pretrained(path), tmp_path / "model" / "adapter"
     ).eval()
     loaded = peft.get_peft_model_state_dict(adapted)
-    for name, each in trainer.named_weights():
+    for name, each in trainer.iterate_weights():
         assert torch.equal(loaded[name], each)
     with torch.no_grad():
         want = torch.cat(plain_logprobs_of_group(trainer.module, group))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
 from offbeat.plugins.megatron.freezing import freeze_weights, frozen_in_tower
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.sides import Side, keep_side
@@ -25,7 +25,7 @@ def test_a_whole_tower_is_what_encoder_ranks_hold(family: str, tower: tuple[str,
     model = make(family)
     frozen = frozen_in_tower(model, tower)
     held = {
-        name for name, side in inventory_of(model, has_experts=True).trained if side is Side.TOWER
+        name for name, side in make_inventory(model, has_experts=True).trained if side is Side.TOWER
     }
     assert frozen.names == held
     assert frozen.is_whole_tower

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.plugins.megatron.hf_files import as_in_files, fused_place
+from offbeat.plugins.megatron.hf_files import as_in_files, find_fused_place
 from offbeat.weight_sync.region import Region
 
 EXPERTS, COLUMNS, HIDDEN = 3, 6, 5
@@ -46,7 +46,7 @@ def test_any_region_of_a_matrix_is_found_in_the_tensor_of_all_experts(form: str,
         Region.at((rows // 2, 0), (rows - rows // 2, columns)),
         Region.at((1, 2), (2, columns - 2)),
     ):
-        place = fused_place(name, (rows, columns), region, shapes)
+        place = find_fused_place(name, (rows, columns), region, shapes)
         assert place is not None
         got = place.of(files[place.tensor][place.region.slices])
         assert torch.equal(got, matrix[region.slices])
@@ -54,10 +54,10 @@ def test_any_region_of_a_matrix_is_found_in_the_tensor_of_all_experts(form: str,
 
 def test_a_matrix_of_its_own_has_no_place_among_others() -> None:
     name, whole = f"{LAYER}.0.up_proj.weight", (COLUMNS, HIDDEN)
-    assert fused_place(name, whole, Region.whole(whole), {name: whole}) is None
+    assert find_fused_place(name, whole, Region.whole(whole), {name: whole}) is None
     shapes = {each: tuple(tensor.shape) for each, tensor in fused().items()}
     head = "lm_head.weight"
-    assert fused_place(head, whole, Region.whole(whole), shapes) is None
+    assert find_fused_place(head, whole, Region.whole(whole), shapes) is None
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,7 +9,7 @@ from offbeat.plugins.megatron.architecture import Architecture
 from offbeat.plugins.megatron.checks import rank_buffers, rank_parameters
 from offbeat.plugins.megatron.errors import UnmappedParameter
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.mapping import TensorBox, boxes_of
+from offbeat.plugins.megatron.mapping import TensorBox, make_boxes
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.region import Region, Shape
 
@@ -82,7 +82,7 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
 
 def world_of(a: Architecture, grid: ModelGrid) -> list[list[TensorBox]]:
     layouts = [ParallelLayout(grid, rank) for rank in range(grid.ranks)]
-    return [boxes_of(weights_of(a, layout), a, layout) for layout in layouts]
+    return [make_boxes(weights_of(a, layout), a, layout) for layout in layouts]
 
 
 def weights_of(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
@@ -120,7 +120,7 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
     layout = ParallelLayout(grid, grid.ranks - 1)
     shapes = weights_of(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
-    for box in boxes_of(shapes, a, layout):
+    for box in make_boxes(shapes, a, layout):
         covered[box.parameter][box.local.slices] += 1
     for name, count in covered.items():
         padding = "embedding" in name or name == "output_layer.weight"
@@ -130,13 +130,13 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
 def test_a_parameter_that_no_rule_knows_is_named() -> None:
     layout = ParallelLayout(ModelGrid())
     with pytest.raises(UnmappedParameter, match=r"decoder\.layers\.0\.mlp\.gate_score"):
-        boxes_of({"decoder.layers.0.mlp.gate_score": (1,)}, SMALL, layout)
+        make_boxes({"decoder.layers.0.mlp.gate_score": (1,)}, SMALL, layout)
 
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
     layout = ParallelLayout(ModelGrid(tensor=2), 1)
     name = "decoder.layers.0.self_attention.linear_qkv.weight"
-    boxes = boxes_of({name: (20, 3)}, SMALL, layout)
+    boxes = make_boxes({name: (20, 3)}, SMALL, layout)
     assert [(box.tensor.rpartition(".self_attn.")[2], box.region, box.local) for box in boxes] == [
         ("q_proj.weight", Region((10, 0), (20, 3)), Region((0, 0), (10, 3))),
         ("k_proj.weight", Region((5, 0), (10, 3)), Region((10, 0), (15, 3))),

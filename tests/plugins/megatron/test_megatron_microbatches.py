@@ -25,7 +25,7 @@ def aligned(microbatches: list[PackedRows], config: Any) -> list[PackedRows]:
     from offbeat.plugins.megatron import passes as room  # noqa: PLC0415 - an extra
 
     grid = ModelGrid(tensor=config.tensor_model_parallel_size, context=config.context_parallel_size)
-    return room.aligned(microbatches, config, ParallelLayout(grid, 0))
+    return room.align_microbatches(microbatches, config, ParallelLayout(grid, 0))
 
 
 def rows(rows_: int, tokens: int) -> PackedRows:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from offbeat.models.media_placing import PlacedMedia
 from offbeat.plugins.megatron.layout import ParallelLayout
-from offbeat.plugins.megatron.token_share import axes_share, columns_of, media_share
+from offbeat.plugins.megatron.token_share import axes_share, find_columns, media_share
 from offbeat.weight_sync.grid import ModelGrid
 
 
@@ -30,7 +30,7 @@ def test_each_placeholder_is_written_by_the_one_rank_that_holds_its_token(
         share = media_share(pictures, (rows, tokens), layout, sequence_parallel=True)
         columns = np.arange(tokens)
         if context > 1:
-            columns = columns_of(tokens, layout.context_rank, context)
+            columns = find_columns(tokens, layout.context_rank, context)
         held_S = np.split(columns, tensor)[layout.tensor_rank]
         row_K, column_K = share.places_K % rows, held_S[share.places_K // rows]
         assert (written_RT[row_K, column_K] == -1).all()

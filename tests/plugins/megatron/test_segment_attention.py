@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.plugins.megatron.attention import list_row_parts
-from offbeat.plugins.megatron.token_share import columns_of, list_column_ranges
+from offbeat.plugins.megatron.token_share import find_columns, list_column_ranges
 from offbeat.trainers.batches.packing import PADDING, Ints, visible
 from offbeat.trainers.torch.split_attention import attention_by_part
 
@@ -112,7 +112,7 @@ def test_context_parallel_ranks_have_their_part_of_the_output_and_of_the_gradien
     want = attend_by_scores(inputs, torch.from_numpy(visible(segments_RT)))
     got = [torch.zeros_like(each) for each in want]
     for rank in range(ranks):
-        own = torch.from_numpy(columns_of(tokens, rank, ranks))
+        own = torch.from_numpy(find_columns(tokens, rank, ranks))
         parts = list_row_parts(segments_RT, list_column_ranges(tokens, rank, ranks))
         out = attend_by_parts(query[own], key, value, parts, SCALE)
         got[0][own] = out.detach()
@@ -130,7 +130,7 @@ def test_the_functions_that_cuda_uses_attend_to_the_same(ranks: int) -> None:
     (want, *_) = attend_by_scores(inputs, torch.from_numpy(visible(segments_RT)))
     query, key, value = (each.transpose(0, 1).transpose(1, 2) for each in inputs[:3])
     for rank in range(ranks):
-        own = torch.from_numpy(columns_of(tokens, rank, ranks))
+        own = torch.from_numpy(find_columns(tokens, rank, ranks))
         parts = list_row_parts(segments_RT, list_column_ranges(tokens, rank, ranks))
         out = attention_by_part(query[:, :, own], key, value, parts, SCALE)
         assert_equal([out.permute(2, 0, 1, 3).flatten(2)], [want[own]])

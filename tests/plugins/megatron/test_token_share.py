@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offbeat.plugins.megatron.attention import list_row_parts
 from offbeat.plugins.megatron.token_share import (
-    columns_of,
+    find_columns,
     list_column_ranges,
     order_parts,
     token_share,
@@ -48,7 +48,7 @@ def test_what_ranks_attend_to_together_is_what_whole_rows_attend_to(
     for rank in range(ranks):
         share, own = token_share(rows, rank, ranks), list_column_ranges(tokens, rank, ranks)
         assert share.segments_RT is not None
-        columns_O = columns_of(tokens, rank, ranks)
+        columns_O = find_columns(tokens, rank, ranks)
         seen_QK = np.zeros((count * len(columns_O), count * tokens), np.int64)
         for part in list_row_parts(share.segments_RT, own):
             keys = np.concatenate([np.arange(each.start, each.stop) for each in part.keys])
@@ -72,7 +72,7 @@ def test_rows_of_padding_attend_to_themselves() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_gathered_parts_are_put_into_the_order_of_the_row(ranks: int) -> None:
     tokens = 6 * ranks
-    gathered = np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
+    gathered = np.concatenate([find_columns(tokens, rank, ranks) for rank in range(ranks)])
     pieces = np.split(gathered, 2 * ranks)
     ordered = np.concatenate([pieces[each] for each in order_parts(ranks)])
     assert (ordered == np.arange(tokens)).all()
@@ -102,6 +102,6 @@ def test_every_response_token_is_one_ranks_with_the_tokens_of_its_sample(
     rows, ranks = given_
     shares = [token_share(rows, rank, ranks) for rank in range(ranks)]
     tokens = rows.input_ids_RT.shape[1]
-    order = np.concatenate([columns_of(tokens, rank, ranks) for rank in range(ranks)])
+    order = np.concatenate([find_columns(tokens, rank, ranks) for rank in range(ranks)])
     together_RT = np.concatenate([each.sample_tokens_RO for each in shares], axis=1)
     assert (together_RT == rows.sample_tokens_RT[:, order]).all()

@@ -12,8 +12,8 @@ from offbeat.plugins.megatron.mapping import TensorBox
 from offbeat.plugins.planning.declared import (
     DeclaredTensor,
     ModelSizes,
-    kind_of,
-    placed,
+    classify,
+    place_tensors,
     placement,
 )
 from offbeat.weight_sync.errors import LayoutRefused
@@ -158,7 +158,7 @@ def test_the_side_whose_sizes_do_not_divide_a_tensor_is_named_with_the_tensor() 
         ("receivers", (fits, ModelGrid(tensor=4))),
     ):
         with pytest.raises(LayoutRefused) as refused:
-            placed([weight], sizes, *grids)
+            place_tensors([weight], sizes, *grids)
         assert str(refused.value).startswith(f"{side}, {weight.name}: tensor is 4, expected")
 
 
@@ -174,7 +174,7 @@ def test_a_state_space_input_is_cut_segment_by_segment_and_received_whole() -> N
         (38, 40),
         (44, 48),
     ]
-    (received,) = placed([tensor], sizes, grid, grid)
+    (received,) = place_tensors([tensor], sizes, grid, grid)
     assert received.target.at(1) == [Region.whole((48, 4))]
 
 
@@ -198,7 +198,7 @@ def test_what_no_rule_knows_is_whole_on_every_receiver() -> None:
     ],
 )
 def test_bytes_are_counted_by_class(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
+    assert classify(name) == kind
 
 
 class NeverCut(tuple[int, ...]):
@@ -223,4 +223,4 @@ def test_more_ranks_than_heads_are_refused_before_embeddings_and_norms_are_cut_f
         DeclaredTensor("model.layers.0.self_attn.q_proj.weight", (32, 32), 2),
     ]
     with pytest.raises(LayoutRefused, match=r"q_proj\.weight: tensor is 1000000, expected"):
-        placed(tensors, sizes, ModelGrid(tensor=senders), ModelGrid(tensor=receivers))
+        place_tensors(tensors, sizes, ModelGrid(tensor=senders), ModelGrid(tensor=receivers))

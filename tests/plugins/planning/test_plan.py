@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.busiest_sender import optimal_busiest
-from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes, placed
+from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes, place_tensors
 from offbeat.plugins.planning.sync_plan import account
 from offbeat.weight_sync.errors import LayoutRefused, PlanHasHole
 from offbeat.weight_sync.grid import ModelGrid
@@ -120,7 +120,7 @@ def planned(
     max_piece_bytes: int = 256,
 ) -> TransferPlan:
     machines = RankMachines.of_size(source.ranks, target.ranks, per_machine)
-    tensors = placed(tensors_of(sizes), sizes, source, target)
+    tensors = place_tensors(tensors_of(sizes), sizes, source, target)
     return plan_transfers(tensors, machines, max_piece_bytes=max_piece_bytes)
 
 
@@ -174,7 +174,7 @@ def test_receivers_on_one_machine_share_one_copy() -> None:
 
 def test_a_receiver_takes_from_its_own_machine_what_that_has() -> None:
     grid = ModelGrid(data=2)
-    tensors = placed(tensors_of(), SIZES, grid, grid)
+    tensors = place_tensors(tensors_of(), SIZES, grid, grid)
     plan = plan_transfers(tensors, RankMachines([0, 1], [0, 1]), max_piece_bytes=256)
     assert account(plan).over_network == account(plan).needed == 0
     assert all(each.sender == each.receiver for each in plan.transfers())

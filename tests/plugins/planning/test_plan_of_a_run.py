@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from offbeat.config.run import RunConfig
 from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.prediction import NotPlanned, Pace, predict
-from offbeat.plugins.planning.run_plan import measured_run, pace_per_token, plan_run
+from offbeat.plugins.planning.run_plan import measure_run, pace_per_token, plan_run
 from offbeat.plugins.planning.shared_cores import SharedCores
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.plugins.simulation.loop import VirtualLoop
@@ -99,7 +99,7 @@ def test_twice_the_groups_take_a_trainer_longer_and_a_stand_in_as_long(
 
 
 def test_a_plan_says_what_it_does_not_know_of_the_run(run_dir: Path) -> None:
-    run = measured_run(run_dir)
+    run = measure_run(run_dir)
     stand_in = plan_run(run_dir, ["sampler.max_staleness=0"])
     assert not run.shares_cores
     assert "the same time for any number of groups" in " ".join(stand_in.notes)
@@ -151,7 +151,7 @@ def test_a_run_with_shared_weights_is_planned_without_staleness(tmp_path: Path) 
 
 
 def test_times_of_a_run_come_from_its_directory(run_dir: Path) -> None:
-    run = measured_run(run_dir)
+    run = measure_run(run_dir)
     assert run.config.generator.engines == 2
     assert len(run.work) > 200
     assert 0 < run.costs.step_s < run.pace.step_s
@@ -212,4 +212,4 @@ def test_a_directory_that_is_no_run_is_named(tmp_path: Path, name: str, said: st
 def test_a_run_of_few_steps_is_not_planned(tmp_path: Path) -> None:
     run_dir = shown_run.finished(tmp_path / "run", 3)
     with pytest.raises(NotPlanned, match="has trained 3 steps; at least 10 are needed"):
-        measured_run(run_dir)
+        measure_run(run_dir)

@@ -16,7 +16,7 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout, write_layout
 from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"
@@ -247,7 +247,7 @@ def recording(path: Path, ranks: int) -> Path:
             tuple(
                 (
                     each.name,
-                    part_of(each.shape, 1, cut[each.name], rank)
+                    cut_part(each.shape, 1, cut[each.name], rank)
                     if "embed_tokens" in each.name
                     else Region.whole(each.shape),
                 )

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from offbeat.launch.commands.main import app
 from offbeat.plugins.encoder_ranks.layout import Grid
-from offbeat.plugins.encoder_ranks.sides import inventory_of
+from offbeat.plugins.encoder_ranks.sides import make_inventory
 from offbeat.plugins.planning.grid_text import parse_grid
 from offbeat.plugins.planning.model_tensors import model_tensors
-from offbeat.plugins.planning.sync_plan import SyncLayouts, plan_of
+from offbeat.plugins.planning.sync_plan import SyncLayouts, make_plan
 from offbeat.trainers.sides import Side
 from offbeat.trainers.trainer_plugin import find_trainer
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -45,8 +45,8 @@ def planned(**settings: int | str) -> dict[str, Any]:
 def held_by_ranks(path: Path, family: str, grid: Grid) -> tuple[int, ...]:
     """Bytes in float32 of each rank, cut by torch's own rule out of the tensors of its side."""
     nbytes = [0] * grid.ranks
-    for each in inventory_of(make(family)).weights:
-        ranks = grid.ranks_of(each.side)
+    for each in make_inventory(make(family)).weights:
+        ranks = grid.list_ranks(each.side)
         parts = torch.chunk(torch.empty(each.shape, device="meta"), len(ranks))
         for rank, part in zip(ranks, parts, strict=False):
             nbytes[rank] += part.numel() * 4
@@ -59,7 +59,7 @@ def test_the_tower_of_a_plan_has_the_tensors_that_an_encoder_rank_holds(
 ) -> None:
     make(family).save_pretrained(tmp_path)
     tensors, sizes = model_tensors(tmp_path, WirePolicy())
-    inventory = inventory_of(make(family)).weights
+    inventory = make_inventory(make(family)).weights
     assert {each.name for each in tensors} == {each.name for each in inventory}
     assert sizes.tower == {each.name for each in inventory if each.side is Side.TOWER}
 
@@ -72,7 +72,7 @@ def test_ranks_hold_and_send_the_bytes_of_their_side(
     make(family).save_pretrained(tmp_path)
     senders = ModelGrid(shards=lanes, encoders=encoders)
     layouts = SyncLayouts(tmp_path, WirePolicy("float32"), senders, ModelGrid(), 8, PIECE)
-    plan, report = plan_of(layouts)
+    plan, report = make_plan(layouts)
     held = held_by_ranks(tmp_path, family, Grid(lanes, encoders=encoders))
     assert report.bytes.held == held
     assert report.bytes.sent == held  # each part has one holder, and one machine needs it
@@ -175,7 +175,7 @@ def test_what_encoder_ranks_do_not_go_with_is_refused_by_name(
 def test_encoder_ranks_of_a_text_model_of_experts_are_refused() -> None:
     layouts = SyncLayouts(Path(EXPERTS), WirePolicy(), ModelGrid(encoders=1), ModelGrid(), 8, PIECE)
     with pytest.raises(LayoutRefused, match="encoders is 1, expected 0 for a model without"):
-        plan_of(replace(layouts, trainer=find_trainer("megatron")))
+        make_plan(replace(layouts, trainer=find_trainer("megatron")))
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +194,8 @@ def test_experts_are_planned_beside_encoder_ranks_of_the_megatron_trainer(
     assert done.exit_code == 0, done.output
     found, grid = json.loads(done.stdout), parse_grid(senders)
     tower = sum(found["bytes"]["held"][-grid.encoders :])
-    (alone,) = plan_of(on_one_rank(pictured_experts))[1].bytes.held
-    weights = inventory_of(make("qwen3_vl_moe"), has_experts=True).weights
+    (alone,) = make_plan(on_one_rank(pictured_experts))[1].bytes.held
+    weights = make_inventory(make("qwen3_vl_moe"), has_experts=True).weights
     elements = sum(int(np.prod(each.shape)) for each in weights if each.side is Side.TOWER)
     assert tower == elements * 4  # in float32
     assert sum(found["bytes"]["sent"]) == found["bytes"]["model"] == alone
@@ -219,7 +219,7 @@ def test_experts_beside_encoder_ranks_of_the_torch_trainer_are_refused(
 ) -> None:
     layouts = replace(on_one_rank(pictured_experts), senders=senders)
     with pytest.raises(LayoutRefused, match="with experts beside the torch trainer") as refused:
-        plan_of(layouts)
+        make_plan(layouts)
     assert (refused.value.where, refused.value.what) == ("senders", "encoders")
 
 

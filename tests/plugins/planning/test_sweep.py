@@ -18,8 +18,8 @@ from benchmarks.trainer_cases import write_model
 from offbeat.config.loader import load_recipe
 from offbeat.config.loss_spec import LossSpec
 from offbeat.launch.commands.main import app
-from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
-from offbeat.plugins.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
+from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths, count_tokens, fabricate
+from offbeat.plugins.planning.sweep import TOKENS, combine_replies, largest_budget, run_ranks
 from offbeat.plugins.planning.sweep_points import (
     Outcome,
     SweepFile,
@@ -72,7 +72,7 @@ def test_groups_are_the_same_for_a_seed_and_within_their_bounds(
         assert len(lengths) == 3
         assert lengths.min() >= 1
         assert lengths.max() <= clip
-        assert tokens_of(group) == 3 * 4 + lengths.sum()
+        assert count_tokens(group) == 3 * 4 + lengths.sum()
         assert group["response_ids"].max() < 17
 
 
@@ -208,7 +208,7 @@ def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
 ) -> None:
     command = (sys.executable, "-m", "tests.plugins.planning.sweep_ranks", kind)
     replies = run_ranks(tasks(ranks), deadline_s, tmp_path / "log", command)
-    point = outcome_of(("a=1",), replies, deadline_s)
+    point = combine_replies(("a=1",), replies, deadline_s)
     assert point.outcome == outcome
     assert detail in point.detail
     if outcome == "ok":

@@ -23,7 +23,7 @@ from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
     PublishedRelease,
     Sender,
-    release_of,
+    make_release,
     with_handles_apart,
 )
 from tests.support.loading import load, load_full
@@ -144,7 +144,7 @@ class Line:
         self.version += 1
         count = self.sender.delta_handles
         published, *handles = with_handles_apart(self.sender.publish(self.version), count)
-        return release_of(self.version, published, tuple(handles), count)
+        return make_release(self.version, published, tuple(handles), count)
 
     async def load(self, release: WeightRelease, *, full: bool = False) -> WeightsAck:
         """Call the engine as its port does."""

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from offbeat.plugins.reshard.group import BrokenLink, PairGroup, meet, opened
+from offbeat.plugins.reshard.group import BrokenLink, PairGroup, meet, open_connection
 from offbeat.plugins.reshard.messages import Route
 from tests.support.wire_doubles import eager_gloo
 
@@ -16,7 +16,7 @@ def main(route: Route, rank: int) -> None:
     place = meet(route, "session", rank)
     groups = eager_gloo(route.host, route.timeouts.slack_s)
     try:
-        with opened(lambda: PairGroup(place, groups)):
+        with open_connection(lambda: PairGroup(place, groups)):
             sys.stdout.write("formed\n")
     except BrokenLink as broken:
         sys.stdout.write(f"BrokenLink: {broken}\n")

@@ -18,11 +18,11 @@ from offbeat.plugins.reshard.receiver import (
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import OfferedRelease, ReshardServer
 from offbeat.weight_sync.buckets import NamedRegion, plan_buckets
-from offbeat.weight_sync.chunks import BucketMemory, dtype_name, named_weights
+from offbeat.weight_sync.chunks import BucketMemory, dtype_name, iterate_weights
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transport import PublishedRelease
 from tests.support.weight_models import Model, equal, weights
@@ -67,7 +67,7 @@ def rows_of(ranks: int) -> Held:
 
     def held(name: str, shape: tuple[int, ...], rank: int) -> list[Region]:
         del name
-        return [part_of(shape, 0, chunk_cuts(shape[0], ranks), rank)]
+        return [cut_part(shape, 0, chunk_cuts(shape[0], ranks), rank)]
 
     return held
 
@@ -124,13 +124,13 @@ class ReshardBench:
         self.models: Sequence[Any] = models or [Model(seed) for _ in range(ranks)]
         metas = [
             TensorMeta(name, tuple(each.shape), dtype_name(each))
-            for name, each in named_weights(self.models[0])
+            for name, each in iterate_weights(self.models[0])
         ]
 
         def regions(rank: int) -> list[TensorRegion]:
             return [
                 TensorRegion(name, region, each[region.slices])
-                for name, each in named_weights(self.models[rank])
+                for name, each in iterate_weights(self.models[rank])
                 for region in held(name, tuple(each.shape), rank)
             ]
 
@@ -187,7 +187,7 @@ class ReshardBench:
     def train(self) -> None:
         """Every rank's copy of the weights changes, by the same."""
         for model in self.models:
-            for _, each in named_weights(model):
+            for _, each in iterate_weights(model):
                 each.add_(1)
 
     def struck(self, rank: int, strike: Callable[[int], BucketMemory | None]) -> None:

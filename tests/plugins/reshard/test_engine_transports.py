@@ -17,7 +17,7 @@ from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.chunks import ModuleSource, named_weights
+from offbeat.weight_sync.chunks import ModuleSource, iterate_weights
 from offbeat.weight_sync.transport import Sender
 from tests.support.loading import FENCE, load, released
 from tests.support.recipes import make_config
@@ -64,13 +64,13 @@ def content(module: nn.Module) -> dict[str, bytes]:
     def raw(tensor: Tensor) -> bytes:
         return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
-    return {name: raw(each) for name, each in named_weights(module)}
+    return {name: raw(each) for name, each in iterate_weights(module)}
 
 
 def train(model: nn.Module) -> None:
     """Change some values of every weight."""
     with torch.no_grad():
-        for _, each in named_weights(model):
+        for _, each in iterate_weights(model):
             each.view(-1)[::100] *= 1.0625
 
 

@@ -23,7 +23,7 @@ from offbeat.plugins.reshard.group import (
     GroupAddress,
     PairGroup,
     meet,
-    opened,
+    open_connection,
 )
 from offbeat.plugins.reshard.messages import Route
 from offbeat.weight_sync.rendezvous.frames import SharedKey
@@ -132,7 +132,7 @@ def test_a_peer_that_never_comes_is_an_error_after_the_limit(store: Route) -> No
     place = meet(store, "session", 0)
     with (
         pytest.raises(BrokenLink),
-        opened(lambda: PairGroup(place, eager_gloo(HOST, 0.2))),
+        open_connection(lambda: PairGroup(place, eager_gloo(HOST, 0.2))),
     ):
         pass
 

@@ -14,9 +14,9 @@ from reshard_bench import copied, rows_of
 
 from offbeat.plugins.reshard.fetch import BucketFetch
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_of, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_bytes, release_digest
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.shards import HeldShards
 from tests.support.weight_models import Model, equal, weights
@@ -44,7 +44,7 @@ class SimulatedTrainer:
         self.held = copied(rows_of(self.ranks), self.ranks)
         metas = [
             TensorMeta(name, tuple(each.shape), dtype_name(each))
-            for name, each in named_weights(self.model)
+            for name, each in iterate_weights(self.model)
         ]
         self.world = self.ranks * self.copies
         named = [[(e.name, e.region) for e in self.regions(r)] for r in range(self.world)]
@@ -53,23 +53,23 @@ class SimulatedTrainer:
     def regions(self, rank: int) -> list[TensorRegion]:
         return [
             TensorRegion(name, region, each[region.slices])
-            for name, each in named_weights(self.model)
+            for name, each in iterate_weights(self.model)
             for region in self.held(name, tuple(each.shape), rank)
         ]
 
     def publish(self) -> tuple[Manifest, str]:
         self.version += 1
-        for _, each in named_weights(self.model):
+        for _, each in iterate_weights(self.model):
             each.add_(self.version)
         self.former, self.buckets, digests = self.buckets, {}, dict[int, str]()
         for rank in range(self.world):
             source = HeldShards(self.plan, rank, lambda rank=rank: self.regions(rank))
-            packed = list(source.packed(lambda _, nbytes: np.zeros(nbytes, np.uint8)))
+            packed = list(source.pack_buckets(lambda _, nbytes: np.zeros(nbytes, np.uint8)))
             self.buckets[rank] = {
                 each.bucket: each.data for each in packed if isinstance(each.data, np.ndarray)
             }
             digests |= {each.bucket: each.digest for each in packed}
-        manifest = self.plan.manifest.sealed([digests[each] for each in range(len(digests))])
+        manifest = self.plan.manifest.seal([digests[each] for each in range(len(digests))])
         return manifest, release_digest(manifest, manifest.chunk_digests)
 
 
@@ -94,7 +94,7 @@ def fetched(
                 data = data ^ np.uint8(1)
             if count == at and kind == "sends the former release":
                 data = trainer.former.get(sender, trainer.buckets[sender])[bucket]
-            if digest_of(data) != manifest.chunk_digests[bucket]:
+            if digest_bytes(data) != manifest.chunk_digests[bucket]:
                 fetch.fail(sender, "wrong")
                 break
             for _ in range(2 if (count, kind) == (at, "sends a bucket twice") else 1):

@@ -16,7 +16,7 @@ from offbeat.messages.weights import FullReason, WeightRelease
 from offbeat.plugins.delta.shard_deltas import rebuilt_buckets
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused
-from offbeat.weight_sync.manifest import digest_of
+from offbeat.weight_sync.manifest import digest_bytes
 
 pytestmark = pytest.mark.real_clock
 
@@ -182,7 +182,7 @@ def test_a_release_that_is_still_being_sent_keeps_its_bytes_while_the_next_is_pa
     formers = [each._offered for each in bench_of(line).servers]  # noqa: SLF001
     assert delta_bytes(line.published())
     for former in formers:
-        digests |= {bucket: digest_of(data) for bucket, data in former.buckets.items()}
+        digests |= {bucket: digest_bytes(data) for bucket, data in former.buckets.items()}
     assert tuple(digests[each] for each in sorted(digests)) == first.manifest.chunk_digests
 
 

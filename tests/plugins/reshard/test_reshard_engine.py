@@ -17,7 +17,7 @@ from offbeat.generators.incoming import IncomingRelease
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
 from offbeat.plugins.verify_weights.legs import compare_served
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.served import ServedWeights
 from tests.support.loading import load, released
 from tests.support.recipes import make_config
@@ -69,11 +69,11 @@ async def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_mak
         assert about.manifest is not None
         assert bool(about.manifest.pieces) == loads_regions
         assert all(each.is_equal for each in compare_served(about, lambda _: saved(model)))
-        served = dict(named_weights(server._module))  # noqa: SLF001
-        for name, each in named_weights(model):
+        served = dict(iterate_weights(server._module))  # noqa: SLF001
+        for name, each in iterate_weights(model):
             assert torch.equal(served[name], each)
         with torch.no_grad():
-            for _, each in named_weights(model):
+            for _, each in iterate_weights(model):
                 each.mul_(2)
         release = released(3, bench.publish(3))
         await server.close()
@@ -120,4 +120,4 @@ def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coo
 
 def saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Weights of a checkpoint, in another order than those of the release."""
-    yield from sorted(named_weights(model), reverse=True)
+    yield from sorted(iterate_weights(model), reverse=True)

@@ -6,7 +6,7 @@ import torch
 
 from offbeat.plugins.reshard.handle_wire import HandleWire
 from offbeat.plugins.reshard.messages import DevicePlace, Route, TransferTimeouts
-from offbeat.weight_sync.manifest import digest_of, on_host
+from offbeat.weight_sync.manifest import digest_bytes, on_host
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled
@@ -70,5 +70,5 @@ def test_ranks_on_one_device_form_no_nccl_group() -> None:
 def test_a_bucket_has_one_digest_in_memory_of_any_kind() -> None:
     tensor = torch.arange(200, dtype=torch.uint8)
     array = on_host(tensor)
-    assert digest_of(array) == digest_of(tensor)
+    assert digest_bytes(array) == digest_bytes(tensor)
     assert array.ctypes.data == tensor.data_ptr(), "main memory is not copied"

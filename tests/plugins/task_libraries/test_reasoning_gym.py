@@ -13,7 +13,7 @@ from offbeat.plugins.task_libraries.gym_tasks import (
     GymOptions,
     GymUnusable,
     ReasoningGym,
-    item_of,
+    find_item,
     make_items,
 )
 from tests.support.environment_fakes import CharTokenizer, OpensThought, result, task
@@ -113,4 +113,4 @@ def test_parameters_that_do_not_fit_are_told(parameters: dict[str, Any], problem
 def test_a_field_that_no_item_has_is_told_with_those_there_are() -> None:
     options = GymOptions("chain_sum", question="{expresion}")
     with pytest.raises(GymUnusable, match=r"'expresion'.*its fields are .*expression"):
-        options.question_of(item_of(options, {"seed": 0, "item": 0}))
+        options.get_question(find_item(options, {"seed": 0, "item": 0}))

@@ -263,9 +263,11 @@ def served_after(
     adapter: Adapter | None = (
         trainer.trained.adapter if isinstance(trainer.trained, Adapters) else None
     )
-    source = GatheredSource(trainer.weights.metas(), trainer.weights.named, 8_000, adapter=adapter)
+    source = GatheredSource(
+        trainer.weights.metas(), trainer.weights.iterate, 8_000, adapter=adapter
+    )
     chunks, digests = zip(*source.chunks(), strict=True)
-    manifest = source.manifest.sealed(digests)
+    manifest = source.manifest.seal(digests)
     digest = release_digest(manifest, digests)
 
     async def main() -> ServedWeights:
@@ -343,7 +345,7 @@ def test_a_release_that_lacks_a_weight_of_the_checkpoint_names_it(
     trainer = trained()
     state = checkpoints_of(trainer, tmp_path)
     served = served_after(trainer, tiny, tmp_path)
-    saved = {name: each for name, each in trainer.named_weights() if name != QUERY}
+    saved = {name: each for name, each in trainer.iterate_weights() if name != QUERY}
     for file in state.iterdir():
         file.unlink()
     save_file(saved, state / "model.safetensors")

@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from offbeat.messages.weights import WeightRelease
-from offbeat.plugins.lora.release import merged
+from offbeat.plugins.lora.release import merge_matrix
 from offbeat.plugins.vllm.adapter_base import FileBase
-from offbeat.plugins.vllm.coverage import coverage_of
+from offbeat.plugins.vllm.coverage import read_coverage
 from offbeat.weight_sync.chunks import GatheredSource, tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Adapter, Manifest, release_digest
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 TARGETS = ("self_attn.q_proj", "mlp.down_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -54,7 +54,7 @@ def released(tensors: dict[str, Tensor], base: str, version: int = 1) -> WeightR
         metas, lambda: iter(tensors.items()), 2_000, None, Adapter(base, 4, 8, "lora")
     )
     chunks, digests = zip(*source.chunks(), strict=True)
-    manifest = source.manifest.sealed(digests)
+    manifest = source.manifest.seal(digests)
     digest = release_digest(manifest, digests)
     return WeightRelease(version, digest, manifest, chunks, manifest.nbytes)
 
@@ -68,12 +68,12 @@ def opened(manifest: Manifest, chunks: tuple[Any, ...]) -> dict[str, Tensor]:
 def test_a_release_of_adapters_becomes_the_model_with_them_added(model: Path, dtype: str) -> None:
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
     weights: dict[str, Tensor] = dict(loaded.named_parameters())
-    base = FileBase(str(model), coverage_of(str(model), dtype))
+    base = FileBase(str(model), read_coverage(str(model), dtype))
     for version in (1, 2):
         adapters = adapters_of(weights, seed=version)
-        given = released(adapters, loaded_digest(str(model)), version)
+        given = released(adapters, digest_loaded(str(model)), version)
         whole = base.whole(version, given, given.chunks)
-        coverage_of(str(model), dtype).check(version, whole.manifest)
+        read_coverage(str(model), dtype).check(version, whole.manifest)
         assert whole.digest == release_digest(whole.manifest, whole.manifest.chunk_digests)
         got = opened(whole.manifest, whole.chunks)
         assert got.keys() == weights.keys()
@@ -81,7 +81,9 @@ def test_a_release_of_adapters_becomes_the_model_with_them_added(model: Path, dt
             part = f"base_model.model.{name.removesuffix('.weight')}.lora_"
             want = each
             if f"{part}A.weight" in adapters:
-                want = merged(each, adapters[f"{part}A.weight"], adapters[f"{part}B.weight"], 2.0)
+                want = merge_matrix(
+                    each, adapters[f"{part}A.weight"], adapters[f"{part}B.weight"], 2.0
+                )
                 assert not torch.equal(want, each)
             assert torch.equal(got[name], want)
 
@@ -89,7 +91,7 @@ def test_a_release_of_adapters_becomes_the_model_with_them_added(model: Path, dt
 def test_adapters_of_another_base_or_with_a_flipped_bit_are_refused(model: Path) -> None:
     loaded: Any = AutoModelForCausalLM.from_pretrained(model)
     adapters = adapters_of(dict(loaded.named_parameters()), seed=1)
-    base = FileBase(str(model), coverage_of(str(model), "float32"))
+    base = FileBase(str(model), read_coverage(str(model), "float32"))
     foreign = released(adapters, "another")
     with pytest.raises(TransferRefused, match="base of the adapters"):
         base.whole(1, foreign, foreign.chunks)

@@ -12,7 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.finding import Level
 from offbeat.plugins.vllm.arguments import engine_arguments
-from offbeat.plugins.vllm.coverage import coverage_of
+from offbeat.plugins.vllm.coverage import read_coverage
 from offbeat.plugins.vllm.precision_check import check_precision
 from tests.support.recipes import make_config
 
@@ -191,7 +191,7 @@ def test_an_engine_is_made_for_the_release_that_check_describes(tmp_path: Path) 
         f"{LAYER}mlp.gate",
     ]
     assert arguments["load_format"] == "dummy"
-    covered = coverage_of(str(tmp_path), "bfloat16", "fp8_block").tensors
+    covered = read_coverage(str(tmp_path), "bfloat16", "fp8_block").tensors
     assert covered[f"{LAYER}self_attn.q_proj.weight"] == ((512, 256), "float8_e4m3fn")
     assert covered[f"{LAYER}self_attn.q_proj.weight_scale_inv"] == ((4, 2), "float32")
     assert covered[f"{LAYER}mlp.gate.weight"] == ((4, 256), "bfloat16")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offbeat.plugins.vllm.coverage import coverage_of
+from offbeat.plugins.vllm.coverage import read_coverage
 from offbeat.weight_sync.errors import CoverageRefused
 from offbeat.weight_sync.manifest import Manifest, plan
 
@@ -53,7 +53,7 @@ def test_what_the_model_does_not_read_need_not_be_in_a_release(
     tmp_path: Path, unread: list[str], settings: dict[str, Any]
 ) -> None:
     """No trainer has these tensors: a model whose files hold them could not be served at all."""
-    coverage = coverage_of(str(directory(tmp_path, unread, **settings)), "float32")
+    coverage = read_coverage(str(directory(tmp_path, unread, **settings)), "float32")
     coverage.check(1, manifest())
     coverage.check(2, manifest((*TRAINED, *unread)))
     with pytest.raises(CoverageRefused, match=r"model\.layers\.0\.mlp"):
@@ -73,6 +73,6 @@ def test_what_the_model_does_not_read_need_not_be_in_a_release(
 def test_any_other_tensor_of_the_files_is_needed(
     tmp_path: Path, more: str, settings: dict[str, Any]
 ) -> None:
-    coverage = coverage_of(str(directory(tmp_path, [more], **settings)), "float32")
+    coverage = read_coverage(str(directory(tmp_path, [more], **settings)), "float32")
     with pytest.raises(CoverageRefused, match=more.replace(".", r"\.")):
         coverage.check(1, manifest())

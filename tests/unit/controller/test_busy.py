@@ -65,7 +65,7 @@ def test_the_time_of_calls_is_compute_as_far_as_the_trainer_says_so() -> None:
     run.passes(1)
     with run.busy.trainer_in(T.COMPUTE):
         run.passes(5)
-    run.busy.computed(4)
+    run.busy.add_computing(4)
     assert run.trainer == {T.WAITING_GROUPS: 2, T.CONTROLLER: 1, T.COMPUTE: 4, T.CALLS: 1}
 
 
@@ -225,7 +225,7 @@ def test_the_trainers_categories_sum_to_the_wall_time(
             case "wait":
                 run.busy.trainer_waits(fact)
             case "computed":
-                run.busy.computed(fact)
+                run.busy.add_computing(fact)
             case "lap":
                 laps.append(run.busy.lap()[0])
             case "block":

@@ -36,7 +36,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import plan, release_digest
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 FENCE = Fence("run", 1)
@@ -220,11 +220,11 @@ def test_after_a_load_the_engine_samples_exactly_as_one_made_from_the_new_weight
 
 
 def test_an_engine_serves_what_it_loaded_as_if_a_trainer_had_sent_it() -> None:
-    initial = WeightRelease(0, loaded_digest(str(TINY)), manifest=None, chunks=(), nbytes=0)
+    initial = WeightRelease(0, digest_loaded(str(TINY)), manifest=None, chunks=(), nbytes=0)
 
     async def use(server: EmbeddedEngineServer) -> None:
         ack = await server.load(FENCE, 1, initial)
-        assert (ack.version, ack.digest) == (0, loaded_digest(str(TINY)))
+        assert (ack.version, ack.digest) == (0, digest_loaded(str(TINY)))
         unsent = await server.generate(REQUEST)
         await load(server, release_of(TINY, 1), epoch=2)
         assert same(await server.generate(REQUEST), unsent)
@@ -236,9 +236,9 @@ def test_an_engine_serves_what_it_loaded_as_if_a_trainer_had_sent_it() -> None:
 
 def test_other_weights_under_the_same_name_have_another_digest(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    before = loaded_digest(str(tmp_path))
+    before = digest_loaded(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"Weights")
-    assert loaded_digest(str(tmp_path)) != before
+    assert digest_loaded(str(tmp_path)) != before
 
 
 @pytest.mark.parametrize("wrong", ["digest", "byte", "chunk missing"])

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("default_signals")
 
 def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:
     signals = Signals()
-    with signals.installed(), pytest.raises(Interrupted, match="SIGTERM"):
+    with signals.install(), pytest.raises(Interrupted, match="SIGTERM"):
         signal.raise_signal(signal.SIGTERM)
     assert signals.received is signal.SIGTERM
 
@@ -19,13 +19,13 @@ def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:
 def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_was_started_with_nohup() -> None:
     signals = Signals()
     signals.watched = signals.begun = True
-    with signals.installed():
+    with signals.install():
         signal.raise_signal(signal.SIGHUP)
     assert signals.received is signal.SIGHUP
     under_nohup = Signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with under_nohup.installed():
+        with under_nohup.install():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -45,7 +45,7 @@ def test_ray_is_not_interrupted_while_it_starts_but_by_a_second_signal(
     interrupts: int, done: list[str]
 ) -> None:
     signals, seen = Signals(), list[str]()
-    with signals.installed(), pytest.raises(Interrupted, match="SIGINT"):
+    with signals.install(), pytest.raises(Interrupted, match="SIGINT"):
         start_of_ray(signals, interrupts, seen)
     assert seen == done
 
@@ -54,7 +54,7 @@ def test_the_first_thing_that_asks_for_the_end_is_its_reason() -> None:
     signals = Signals()
     signals.watched = True
     signals.stop("run.stop()")
-    with signals.installed():
+    with signals.install():
         signal.raise_signal(signal.SIGTERM)
     assert signals.received is signal.SIGINT
     assert signals.reason == "run.stop()"
@@ -63,7 +63,7 @@ def test_the_first_thing_that_asks_for_the_end_is_its_reason() -> None:
 def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
     signals = Signals()
     signals.watched = True
-    with signals.installed():
+    with signals.install():
         assert not signals.at_once
         signal.raise_signal(signal.SIGINT)
     assert signals.at_once
@@ -72,7 +72,7 @@ def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
 def test_a_run_is_ended_in_order_until_a_second_signal_comes() -> None:
     signals = Signals()
     signals.watched = signals.begun = True
-    with signals.installed():
+    with signals.install():
         signal.raise_signal(signal.SIGINT)
         assert not signals.at_once
         signal.raise_signal(signal.SIGTERM)

@@ -40,7 +40,7 @@ from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.transport import release_of
+from offbeat.weight_sync.transport import make_release
 from tests.support.live_run import offbeat
 from tests.support.no_address import no_address
 from tests.support.run_records import RunRecords
@@ -236,7 +236,7 @@ class Parts:
 
     def publish(self, version: int = 0) -> WeightRelease:
         published, *handles = self.rank.publish_weights(FENCE, version)
-        return release_of(version, published, tuple(handles), 0)
+        return make_release(version, published, tuple(handles), 0)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def spooling(directory: Path, work: Callable[[Spooling], Awaitable[Any]]) -> Any
 
 def spooled(directory: Path, groups: int) -> list[Receipt]:
     async def work(spool: Spooling) -> list[Receipt]:
-        writes = (spool.spooled(made(n, 1), columns(n)) for n in range(groups))
+        writes = (spool.spool_group(made(n, 1), columns(n)) for n in range(groups))
         return await asyncio.gather(*writes)
 
     return spooling(directory, work)
@@ -58,9 +58,9 @@ def test_a_disk_that_refuses_costs_the_copy_and_is_told_once(tmp_path: Path) -> 
     (tmp_path / "spool").write_text("in the way")
 
     async def work(spool: Spooling) -> list[Receipt]:
-        refused = [await spool.spooled(made(n, 1), columns(n)) for n in range(3)]
+        refused = [await spool.spool_group(made(n, 1), columns(n)) for n in range(3)]
         (tmp_path / "spool").unlink()
-        return [*refused, await spool.spooled(made(3, 1), columns(3))]
+        return [*refused, await spool.spool_group(made(3, 1), columns(3))]
 
     with capture_logs() as told:
         receipts = spooling(tmp_path / "spool", work)
@@ -71,7 +71,7 @@ def test_a_disk_that_refuses_costs_the_copy_and_is_told_once(tmp_path: Path) -> 
 
 def test_a_column_that_cannot_be_written_fails_its_rollout(tmp_path: Path) -> None:
     async def work(spool: Spooling) -> Receipt:
-        return await spool.spooled(made(0, 1), {"dates": np.array(["2020"], "datetime64[Y]")})
+        return await spool.spool_group(made(0, 1), {"dates": np.array(["2020"], "datetime64[Y]")})
 
     with pytest.raises(SchemaError, match="dates"):
         spooling(tmp_path, work)
@@ -96,12 +96,12 @@ def test_a_disk_that_hangs_holds_up_no_group_and_is_used_again_once_it_answers(
 
     async def main() -> list[Receipt]:
         spool = Spooling(writer, patience_s=0.2)
-        without = [await spool.spooled(made(n, 1), columns(n)) for n in range(2)]
+        without = [await spool.spool_group(made(n, 1), columns(n)) for n in range(2)]
         writer.freed.set()
         copied = without[0]
         while copied.spooled is None:  # the thread is not back yet
             await asyncio.sleep(0)
-            copied = await spool.spooled(made(2, 1), columns(2))
+            copied = await spool.spool_group(made(2, 1), columns(2))
         await spool.close()
         return [*without, copied]
 
@@ -113,8 +113,8 @@ def test_a_disk_that_hangs_holds_up_no_group_and_is_used_again_once_it_answers(
 
 def test_a_cancelled_rollout_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async def work(spool: Spooling) -> Receipt:
-        first = asyncio.ensure_future(spool.spooled(made(0, 1), columns(0)))
-        second = asyncio.ensure_future(spool.spooled(made(1, 1), columns(1)))
+        first = asyncio.ensure_future(spool.spool_group(made(0, 1), columns(0)))
+        second = asyncio.ensure_future(spool.spool_group(made(1, 1), columns(1)))
         await asyncio.sleep(0)
         first.cancel()
         return await second
@@ -127,7 +127,7 @@ def test_another_incarnation_of_the_controller_has_segments_of_its_own(tmp_path:
         written = list[Receipt]()
         for prompt_index, incarnation in enumerate(("run/1", "run/1", "run/2")):
             spool.begin(incarnation)
-            written.append(await spool.spooled(made(prompt_index, 1), columns(prompt_index)))
+            written.append(await spool.spool_group(made(prompt_index, 1), columns(prompt_index)))
         return written
 
     places = [receipt.spooled for receipt in spooling(tmp_path, work)]

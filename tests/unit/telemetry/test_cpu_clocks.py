@@ -20,7 +20,7 @@ def test_the_seconds_of_a_hosted_thread_are_not_the_controllers() -> None:
     process_s = 0.0
     clocks = CpuClocks(lambda: process_s)
     executor = ThreadPoolExecutor(1)
-    read = clocks.clock_of(executor.submit(threading.current_thread).result())
+    read = clocks.make_clock(executor.submit(threading.current_thread).result())
     before_s, rest_s = read(), clocks.rest_s()
     executor.submit(burn, 0.05).result()
     spent_s = read() - before_s

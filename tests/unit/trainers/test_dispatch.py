@@ -76,9 +76,9 @@ def test_every_replica_has_one_leader_and_twins_share_the_data(
     data: int, tensor: int, pipeline: int, context: int
 ) -> None:
     world = Replicas(data, tensor, pipeline, context)
-    assert [world.share_of(rank) for rank in world.leaders] == list(range(data))
+    assert [world.find_share(rank) for rank in world.leaders] == list(range(data))
     per_share = [0] * data
     for rank in range(world.ranks):
-        per_share[world.share_of(rank)] += 1
+        per_share[world.find_share(rank)] += 1
     assert per_share == [tensor * context * pipeline] * data
     assert min(world.leaders) >= (pipeline - 1) * data * tensor * context

@@ -101,7 +101,7 @@ def sparse(glm4: Path) -> MakeSparse:
 
 
 def biases(trainer: TorchTrainer) -> Tensor:
-    weights = dict(trainer.named_weights())
+    weights = dict(trainer.iterate_weights())
     return torch.stack([each for name, each in weights.items() if name.endswith("_bias")])
 
 

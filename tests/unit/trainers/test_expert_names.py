@@ -20,7 +20,7 @@ from offbeat.trainers.expert_names import (
 )
 from offbeat.weight_sync.chunks import dtype_name
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.region import Region, part_of
+from offbeat.weight_sync.region import Region, cut_part
 
 SIZES = {
     "vocab_size": 20,
@@ -178,7 +178,7 @@ def test_regions_of_experts_hold_the_elements_that_whole_tensors_hold(
         for name, region, values in held:
             axis = data.draw(st.integers(0, len(region.start) - 1))
             cuts = [0, data.draw(st.integers(0, region.stop[axis])), region.stop[axis]]
-            for part in (part_of(region.stop, axis, cuts, each) for each in (0, 1)):
+            for part in (cut_part(region.stop, axis, cuts, each) for each in (0, 1)):
                 cut.append(TensorRegion(name, part, values[part.slices]))
         found = {name: torch.full_like(each, torch.nan) for name, each in wanted.items()}
         for name, region, values in names(cut, shapes):

@@ -45,7 +45,7 @@ def plain_trained(trainer: TorchTrainer, patterns: list[str]) -> dict[str, nn.Pa
 
 
 def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
-    return {name: each.clone() for name, each in trainer.named_weights()}
+    return {name: each.clone() for name, each in trainer.iterate_weights()}
 
 
 @pytest.mark.parametrize(

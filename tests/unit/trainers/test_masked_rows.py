@@ -60,8 +60,8 @@ def test_a_masked_sample_leaves_gradient_and_divisor_as_without_it(
     assert (got.tokens, got.sequences) == (want.tokens, want.sequences)
     assert got.loss == pytest.approx(want.loss, rel=1e-9)
     assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-9)
-    weights = dict(plain.named_weights())
-    for name, each in with_masked.named_weights():
+    weights = dict(plain.iterate_weights())
+    for name, each in with_masked.iterate_weights():
         torch.testing.assert_close(each, weights[name], rtol=1e-9, atol=1e-12)
 
 

@@ -149,7 +149,7 @@ class Cutting:
 
 def out_of_memory_at(tokens: int) -> PassRoom:
     room = PassRoom(torch.device("cpu"))
-    with pytest.raises(torch.OutOfMemoryError), room.used(tokens):
+    with pytest.raises(torch.OutOfMemoryError), room.measure_pass(tokens):
         raise torch.OutOfMemoryError("CUDA out of memory")
     return room
 
@@ -210,7 +210,7 @@ class Gpu:
     def train(self, cutting: Cutting) -> list[int]:
         """Train on a chunk. Return the tokens of its microbatches."""
         _, microbatches = self.room.fit(cutting.read, cutting.cut_smaller)
-        with self.room.used(largest_tokens(microbatches)):
+        with self.room.measure_pass(largest_tokens(microbatches)):
             for each in microbatches:
                 self.allocate(each.input_ids_RT.size)
                 self.allocate(-each.input_ids_RT.size)

@@ -78,7 +78,7 @@ def test_weights_and_norm_are_those_of_a_plain_loop_over_minibatches_and_epochs(
 
     result = run_step(trainer, step_data, several, chunks, minibatches=MINIBATCHES)
 
-    got, want = (dict(each.named_weights()) for each in (trainer, plain))
+    got, want = (dict(each.iterate_weights()) for each in (trainer, plain))
     assert worst_relative_error(got, want) <= 1e-10
     assert result.grad_norm == pytest.approx(sum(norms) / len(norms), rel=1e-10)
     assert result.metrics["train/optimizer_steps"] == 6

@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {
 def test_weights_go_by_their_hugging_face_names_tied_ones_once(
     trainer_of: MakeTrainer, qwen3: Path, llama: Path
 ) -> None:
-    untied = dict(trainer_of(qwen3).named_weights())
-    tied = dict(trainer_of(llama).named_weights())
+    untied = dict(trainer_of(qwen3).iterate_weights())
+    tied = dict(trainer_of(llama).iterate_weights())
     assert "lm_head.weight" in untied
     assert "lm_head.weight" not in tied
     assert "model.embed_tokens.weight" in tied
@@ -60,7 +60,7 @@ def test_a_saved_directory_is_a_model_with_its_tokenizer(
     trainer.train(*in_chunk(step_data), LossSpec())
     trainer.save(target)
     loaded = AutoModelForCausalLM.from_pretrained(target).state_dict()
-    for name, weight in trainer.named_weights():
+    for name, weight in trainer.iterate_weights():
         assert torch.equal(loaded[name], weight)
     assert (target / "tokenizer.json").exists()
     assert (target / "model.safetensors").exists()

@@ -9,7 +9,7 @@ import pytest
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.trainers.no_trainer import NoTrainer
-from offbeat.weight_sync.served import loaded_digest
+from offbeat.weight_sync.served import digest_loaded
 
 pytestmark = pytest.mark.real_clock
 
@@ -21,7 +21,7 @@ async def test_it_has_version_0_of_the_files_that_engines_load(tmp_path: Path) -
     trainer = NoTrainer(str(tmp_path))
 
     state = await trainer.state(FENCE)
-    assert (state.version, state.initial_digest) == (0, loaded_digest(str(tmp_path)))
+    assert (state.version, state.initial_digest) == (0, digest_loaded(str(tmp_path)))
     release = await trainer.publish_weights(FENCE, 0)
     assert (release.digest, release.nbytes) == (state.digest, 0)
     assert await trainer.restore(FENCE, 5) == state

@@ -35,7 +35,7 @@ from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.transfer_queue.schema import Columns
-from offbeat.weight_sync.canary import invented
+from offbeat.weight_sync.canary import invent_canary
 from offbeat.weight_sync.manifest import release_digest
 from tests.support.no_address import no_address
 from tests.support.recipes import make_config
@@ -311,7 +311,7 @@ def test_every_nth_release_of_a_process_has_a_canary_of_its_weights(
         with_one = [place for place, manifest in enumerate(published) if manifest.canary]
         assert with_one == expected
         for place in with_one:
-            tokens, logprobs = invented(trainer.weights_digest())
+            tokens, logprobs = invent_canary(trainer.weights_digest())
             assert (published[place].canary.tokens, published[place].canary.logprobs) == (
                 tokens,
                 logprobs,

@@ -32,7 +32,7 @@ from offbeat.trainers.receiver_names import (
     names_for_module,
 )
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.chunks import dtype_name, named_weights
+from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from tests.support.recipes import make_config
 
 BODY: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_an_embedded_engine_holds_the_weights_of_the_module_as_they_are(
     make: Make, family: str
 ) -> None:
     path, model = make(family)
-    metas = metas_of(named_weights(model))
+    metas = metas_of(iterate_weights(model))
     assert names_for_module(path, metas, remote_code=False) is AS_THEY_ARE
     assert {name: shape for name, shape, _ in metas} == module_shapes(path, remote_code=False)
 
@@ -117,8 +117,8 @@ def test_a_vllm_engine_is_sent_the_names_and_the_values_of_the_files(
     make: Make, family: str
 ) -> None:
     path, model = make(family)
-    names = names_for_files(path, metas_of(named_weights(model)))
-    sent, stored = dict(names.named(named_weights(model))), in_files(path)
+    names = names_for_files(path, metas_of(iterate_weights(model)))
+    sent, stored = dict(names.named(iterate_weights(model))), in_files(path)
     assert sent.keys() <= stored.keys()
     assert all(torch.equal(sent[name], stored[name]) for name in sent)
 
@@ -130,7 +130,7 @@ def test_files_are_joined_to_the_weights_of_the_module(make: Make, family: str) 
     stored = sorted(in_files(path).items())
     names = names_for_module(path, metas_of(iter(stored)), remote_code=False)
     assert names is TOGETHER
-    joined, want = dict(names.named(stored)), dict(named_weights(model))
+    joined, want = dict(names.named(stored)), dict(iterate_weights(model))
     assert joined.keys() == want.keys()
     assert all(torch.equal(joined[name], want[name]) for name in want)
 
@@ -144,7 +144,7 @@ def test_a_model_whose_names_cannot_be_mapped_is_refused_by_name(
 ) -> None:
     path, model = make(family)
     with pytest.raises(UntrainableModel, match="holds under other names") as refused:
-        names_for_files(path, metas_of(named_weights(model)))
+        names_for_files(path, metas_of(iterate_weights(model)))
     assert names in str(refused.value)
     assert f"and {more} more" in str(refused.value)
 
@@ -159,7 +159,7 @@ def test_experts_that_are_half_there_are_refused_by_name(make: Make) -> None:
 
 def test_experts_without_a_gate_are_parted_and_joined(make: Make) -> None:
     _, model = make("nemotron_h")
-    stored = dict(named_weights(model))
+    stored = dict(iterate_weights(model))
     parted = dict(APART.named(iter(stored.items())))
     assert "model.layers.0.mixer.experts.3.up_proj.weight" in parted
     assert not any(name.endswith(("experts.up_proj", "experts.down_proj")) for name in parted)
@@ -182,7 +182,7 @@ def test_without_safetensors_files_names_stay_as_they_are(tmp_path: Path) -> Non
 
 
 def manifest_metas(model: PreTrainedModel) -> list[Meta]:
-    return [(name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(model)]
+    return [(name, tuple(each.shape), dtype_name(each)) for name, each in iterate_weights(model)]
 
 
 @pytest.mark.plugins
@@ -194,10 +194,10 @@ def test_a_rank_sends_what_the_engines_of_its_run_load(
     overrides = {"generator": {"backend": backend}, "sync": {"chunk_mib": 0.01}}
     config = make_config(model=path, **overrides)
     spec = TrainerSpec(config, "run")
-    source = build_source(spec, manifest_metas(model), lambda: named_weights(model))
+    source = build_source(spec, manifest_metas(model), lambda: iterate_weights(model))
     sent = {each.name for each in source.manifest.tensors}
     assert any(".experts.3." in name for name in sent) == is_apart
-    own = {name for name, _ in named_weights(model)}
+    own = {name for name, _ in iterate_weights(model)}
     assert sent == (in_files(path).keys() if is_apart else own)
     assert len(source.manifest.chunk_nbytes) > 1, "of 10 KiB each, where a tensor fits into one"
 
@@ -207,7 +207,7 @@ def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> No
     sync = {"wire_dtype": "bfloat16", "keep_float32": ["norm.weight"]}
     config = make_config(path, sync=sync)
     spec = TrainerSpec(config, "run")
-    source = build_source(spec, manifest_metas(model), lambda: named_weights(model))
+    source = build_source(spec, manifest_metas(model), lambda: iterate_weights(model))
     dtypes = {each.name: each.dtype for each in source.manifest.tensors}
     assert dtypes == {
         name: "float32" if name.endswith("norm.weight") else "bfloat16" for name in dtypes
@@ -219,7 +219,7 @@ def test_a_router_s_bias_that_is_not_sent_is_named(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"n_routed_experts": 4, "first_k_dense_replace": 1}
     model = AutoModelForCausalLM.from_config(Glm4MoeConfig(**BODY, **EXPERTS, **HEAD, **sizes))
     model.save_pretrained(tmp_path)
-    metas = [(name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(model)]
+    metas = [(name, tuple(each.shape), dtype_name(each)) for name, each in iterate_weights(model)]
     names_for_module(tmp_path, metas, remote_code=False)
     parameters = [meta for meta in metas if not meta[0].endswith("e_score_correction_bias")]
     with pytest.raises(UntrainableModel, match=r"layers\.1\.mlp\.gate\.e_score_correction_bias"):

@@ -113,7 +113,7 @@ def test_the_model_stays_in_evaluation_mode_under_its_own_names(trainer_of: Make
     )
     assert not any(each.training for each in trainer.module.modules())
     assert trainer.identity == plain.identity
-    assert list(dict(trainer.named_weights())) == list(dict(plain.named_weights()))
+    assert list(dict(trainer.iterate_weights())) == list(dict(plain.iterate_weights()))
 
 
 def test_a_model_that_names_no_layers_is_refused_with_a_way_out(qwen3: Path) -> None:

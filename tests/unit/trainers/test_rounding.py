@@ -73,6 +73,6 @@ def test_weights_that_are_restored_are_those_that_were_rounded() -> None:
     restored.make_room(optimizer.moments())
     for name, master in restored.masters().items():
         master.detach().copy_(optimizer.masters()[name].detach())
-    restored.filled(optimizer.steps())
+    restored.resume_filled(optimizer.steps())
     assert torch.equal(other.weight, layer.weight)
     assert torch.equal(other.bias, layer.bias)

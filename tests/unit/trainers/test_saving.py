@@ -23,7 +23,7 @@ from transformers import (
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.state import save_model
-from offbeat.weight_sync.chunks import named_weights
+from offbeat.weight_sync.chunks import iterate_weights
 
 T = TypeVar("T")
 EXPERTS: dict[str, Any] = {
@@ -72,19 +72,19 @@ def test_several_files_are_loaded_by_transformers_and_one_is_held_at_a_time(
     export(model, path, tmp_path / "several", BOUND, held)
     files = list((tmp_path / "several").glob("*.safetensors"))
     assert len(files) > 4
-    largest = max(each.nbytes for _, each in named_weights(model))
+    largest = max(each.nbytes for _, each in iterate_weights(model))
     assert held.most <= max(BOUND, largest) + largest
-    assert held.most < sum(each.nbytes for _, each in named_weights(model)) / 2
+    assert held.most < sum(each.nbytes for _, each in iterate_weights(model)) / 2
     total = json.loads((tmp_path / "several/model.safetensors.index.json").read_text())["metadata"]
-    assert total["total_size"] == sum(each.nbytes for _, each in named_weights(model))
+    assert total["total_size"] == sum(each.nbytes for _, each in iterate_weights(model))
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "several").state_dict()
-    for name, each in named_weights(model):
+    for name, each in iterate_weights(model):
         assert torch.equal(again[name], each)
 
 
 def test_weights_that_are_not_all_there_are_not_exported(qwen3: Path, tmp_path: Path) -> None:
     model = load_model(qwen3, "float32", "cpu", trust_remote_code=False)
-    weights = dict(named_weights(model))
+    weights = dict(iterate_weights(model))
     weights.popitem()
     with pytest.raises(ValueError, match="shorter"):
         save_model(weights.items(), model, torch.float32, tmp_path / "model", qwen3, SingleRank())
@@ -98,7 +98,7 @@ class HeldBytes:
 
     def copies(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         made = list["weakref.ref[NDArray[np.float32]]"]()
-        for name, each in named_weights(model):
+        for name, each in iterate_weights(model):
             self.most = max(self.most, sum(map(nbytes_of, made)))
             memory = each.numpy().copy()  # kept by every tensor that lies in it
             made.append(weakref.ref(memory))

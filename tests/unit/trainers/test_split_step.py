@@ -34,7 +34,7 @@ BY_SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=
 
 
 def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
-    return {name: each.clone() for name, each in trainer.named_weights()}
+    return {name: each.clone() for name, each in trainer.iterate_weights()}
 
 
 @pytest.mark.parametrize("loss", [FULL, BY_SEQUENCES], ids=["tokens", "sequences"])

@@ -27,8 +27,8 @@ def test_each_step_and_restore_is_a_line_in_the_run_directory(
     place = WriteLocation(own, RunFiles(tmp_path) if is_remote else None)
     for _ in range(2):  # a restarted process goes on in the same file
         log = open_trained_log(place)
-        log.trained(StepKey(3, 2, 9), 3, [7, 5])
-        log.restored(1)
+        log.record_step(StepKey(3, 2, 9), 3, [7, 5])
+        log.record_restore(1)
         log.close()
     lines = (tmp_path / "logs" / "trained-rank0.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [STEP, {"restored": 1}] * 2
@@ -43,7 +43,7 @@ def test_a_line_that_cannot_be_written_is_warned_of_and_fails_no_applied_step(
     place = WriteLocation(tmp_path, FullDisk(tmp_path) if is_remote else None)
     log = open_trained_log(place)
     with capture_logs() as events:
-        log.trained(StepKey(3, 2, 9), 3, [7, 5])
-        log.restored(1)
+        log.record_step(StepKey(3, 2, 9), 3, [7, 5])
+        log.record_restore(1)
     assert [each["event"] for each in events] == ["trained.not_logged"] * 2
     assert "no space left" in events[0]["error"].lower()

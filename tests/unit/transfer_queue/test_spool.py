@@ -225,10 +225,10 @@ def test_a_segment_is_needed_while_a_group_in_it_is_held() -> None:
     first, second = holds.hold(place(1)), holds.hold(place(1))
     newer = holds.hold(place(2))
     del first
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == []
     del second
-    assert holds.unneeded() == [place(1).segment]
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == [place(1).segment]
+    assert holds.list_unneeded() == []
     del newer
 
 
@@ -236,9 +236,9 @@ def test_the_segment_that_is_being_written_is_needed_though_nobody_holds_a_group
     holds = Holds()
     del_me = holds.hold(place(1))
     del del_me
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == []
     later = holds.hold(place(2))
-    assert holds.unneeded() == [place(1).segment]
+    assert holds.list_unneeded() == [place(1).segment]
     del later
 
 
@@ -247,7 +247,7 @@ def test_a_new_incarnation_of_a_producer_ends_the_last_segment_of_the_one_before
     kept = [holds.hold(place(7))]
     kept.clear()
     kept.append(holds.hold(place(1, incarnation="2-b")))
-    assert holds.unneeded() == [place(7).segment]
+    assert holds.list_unneeded() == [place(7).segment]
 
 
 def test_producers_do_not_end_each_others_segments() -> None:
@@ -255,7 +255,7 @@ def test_producers_do_not_end_each_others_segments() -> None:
     kept = [holds.hold(place(1))]
     kept.clear()
     kept.append(holds.hold(place(1, producer="environment-1")))
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == []
 
 
 def test_an_answer_that_comes_late_does_not_end_a_later_segment() -> None:
@@ -263,18 +263,18 @@ def test_an_answer_that_comes_late_does_not_end_a_later_segment() -> None:
     kept = [holds.hold(place(2))]
     late = [holds.hold(place(1))]
     late.clear()
-    assert holds.unneeded() == [place(1).segment]
+    assert holds.list_unneeded() == [place(1).segment]
     kept.clear()
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == []
 
 
 def test_what_a_former_controller_left_is_needed_only_while_it_is_held() -> None:
     holds = Holds()
     left = [holds.inherit(place(3)), holds.inherit(place(3))]
     left.pop()
-    assert holds.unneeded() == []
+    assert holds.list_unneeded() == []
     left.pop()
-    assert holds.unneeded() == [place(3).segment]
+    assert holds.list_unneeded() == [place(3).segment]
 
 
 @given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60))
@@ -289,8 +289,8 @@ def test_no_held_group_is_ever_unneeded_and_in_the_end_one_segment_is_left(
         else:
             begun += which == 0
             held.append((place(begun).segment, holds.hold(place(begun))))
-        gone.update(holds.unneeded())
+        gone.update(holds.list_unneeded())
         assert gone.isdisjoint(segment for segment, _ in held)
     held.clear()
-    gone.update(holds.unneeded())
+    gone.update(holds.list_unneeded())
     assert place(begun).segment not in gone

@@ -33,7 +33,7 @@ DIGESTS = ["d0", "d1", "d2"]
 
 def manifest(specs: TensorSpecs = SPECS) -> Manifest:
     laid = plan([(name, shape, dtype) for name, (shape, dtype) in specs.items()], chunk_bytes=1)
-    return laid.sealed(DIGESTS[: len(specs)])
+    return laid.seal(DIGESTS[: len(specs)])
 
 
 def release(of: Manifest) -> str:

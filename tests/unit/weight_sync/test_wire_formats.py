@@ -16,7 +16,7 @@ from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.wire_format import (
     find_wire_format,
     formats_by_dtype,
-    policy_of,
+    make_policy,
     wire_held,
     wire_metas,
     wire_regions,
@@ -41,7 +41,7 @@ def test_a_recipe_chooses_among_the_formats_of_plugins() -> None:
     for name, each in formats.items():
         config = make_config(sync={"quantize": name})
         assert find_wire_format(name) is each
-        assert policy_of(config.sync).quantize == name
+        assert make_policy(config.sync).quantize == name
         assert wire_dtypes("bfloat16", config.sync) == ("bfloat16", None, each.dtype)
 
 

@@ -14,16 +14,16 @@ from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import (
     GatheredSource,
     ModuleSource,
-    named_weights,
+    iterate_weights,
     pack,
     tensor_views,
     walk,
 )
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import TensorMeta, digest_of, plan
+from offbeat.weight_sync.manifest import TensorMeta, digest_bytes, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.wire_format import policy_of
+from offbeat.weight_sync.wire_format import make_policy
 from tests.support.release_parts import receive_release
 from tests.support.weight_models import Model, weights
 
@@ -62,7 +62,7 @@ def test_floats_are_rounded_on_the_way_but_for_those_that_would_not_survive(
 
 
 def test_a_recipe_keeps_what_senders_keep_unless_it_says_otherwise() -> None:
-    assert policy_of(ObjectStoreSyncConfig()) == WirePolicy()
+    assert make_policy(ObjectStoreSyncConfig()) == WirePolicy()
 
 
 def test_a_router_bias_keeps_its_order_through_a_transfer_in_16_bits() -> None:
@@ -93,7 +93,7 @@ def test_names_of_the_same_memory_travel_once() -> None:
     module.part = nn.Parameter(module.a.data[:1])
     module.empty = nn.Parameter(torch.empty(0))
     module.also_empty = nn.Parameter(torch.empty(0))
-    found = [name for name, _ in named_weights(module)]
+    found = [name for name, _ in iterate_weights(module)]
     assert found == ["a", "part", "empty", "also_empty"]
 
 
@@ -133,10 +133,10 @@ def test_of_gathered_tensors_those_of_one_chunk_are_held_and_of_their_metadata_n
 def test_whatever_was_in_the_memory_before_a_packed_chunk_is_the_same() -> None:
     source = ModuleSource(Model(1), 10**6)
     (chunk,) = walk(source.manifest)
-    tensors = dict(named_weights(Model(1)))
+    tensors = dict(iterate_weights(Model(1)))
     packed = [np.full(chunk.nbytes, fill, np.uint8) for fill in (0, 255)]
     digests = [pack(chunk, tensors, into) for into in packed]
-    assert digests[0] == digests[1] == digest_of(packed[1])
+    assert digests[0] == digests[1] == digest_bytes(packed[1])
     assert np.array_equal(packed[0], packed[1])
 
 

@@ -159,22 +159,22 @@ class AgentGroups:
         """
         draws = SampleDraws.begin(engine.task, policy, engine.generate)
 
-        def draw_of(sample: int) -> Draw:
+        def make_draw(sample: int) -> Draw:
             async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
-                async def timed(request: GenerateRequest) -> GenerateResult:
+                async def time_generate(request: GenerateRequest) -> GenerateResult:
                     began = time.perf_counter()
                     try:
                         return await generate(request)
                     finally:
                         transcript.generate_s += time.perf_counter() - began
 
-                client = replace(engine, generate=timed)
+                client = replace(engine, generate=time_generate)
                 session = SampleSession(client, self._bridge, sample, retry, self._limits)
                 await self._play(session, transcript)
 
             return draw
 
-        return packed_with_own_prompts(engine.task, await draws.draw_all(draw_of))
+        return packed_with_own_prompts(engine.task, await draws.draw_all(make_draw))
 
     async def _play(self, session: SampleSession, transcript: Transcript) -> None:
         began, api_key = time.perf_counter(), self._endpoint.open(session)

@@ -49,6 +49,6 @@ class RequestRefused(Exception):
         return {"error": fields}
 
 
-def unsupported(param: str, problem: str) -> RequestRefused:
+def refuse_field(param: str, problem: str) -> RequestRefused:
     """Return the refusal of one field of a request."""
     return RequestRefused(HTTPStatus.BAD_REQUEST, "unsupported_value", f"{param}: {problem}", param)

@@ -61,7 +61,7 @@ def answer_to_version(request: web.Request) -> web.StreamResponse | None:
     return _last_answer(status, code, f"HTTP/{major}.{minor} is not spoken here: use HTTP/1.1")
 
 
-async def expected(request: web.Request) -> web.StreamResponse | None:
+async def check_expect(request: web.Request) -> web.StreamResponse | None:
     """Return the refusal of an ``Expect`` header, or None if it is met.
 
     After a refusal it is unknown whether the body follows.
@@ -87,7 +87,7 @@ CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
 """Error code by which agent frameworks detect that a conversation is too long."""
 
 
-def refusal_of(error: Exception) -> RequestRefused | None:
+def make_refusal(error: Exception) -> RequestRefused | None:
     """Return the answer to a request with a failed turn, or None for a bug of this package."""
     match error:
         case SessionFinished():

@@ -54,7 +54,7 @@ class RendererBridge:
         try:
             with self._lock:
                 ids = self._renderer.render_ids(
-                    _sent(messages), tools=_offered(tools), add_generation_prompt=True
+                    _sent(messages), tools=_decode_tools(tools), add_generation_prompt=True
                 )
         except (ValueError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
@@ -76,7 +76,10 @@ class RendererBridge:
         try:
             with self._lock:
                 bridged = self._renderer.bridge_to_next_turn(
-                    list(prompt), list(completion), _sent(messages[length:]), tools=_offered(tools)
+                    list(prompt),
+                    list(completion),
+                    _sent(messages[length:]),
+                    tools=_decode_tools(tools),
                 )
         except (ValueError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
@@ -92,7 +95,7 @@ class RendererBridge:
             with self._lock:
                 found = self._renderer.parse_response(
                     list(answer.token_ids),
-                    tools=_offered(tools),
+                    tools=_decode_tools(tools),
                     prompt_ids=list(answer.prompt_ids),
                 )
         except (ValueError, TypeError, LookupError, RecursionError):  # text that it cannot parse
@@ -129,7 +132,7 @@ def _sent(messages: Sequence[ChatMessage]) -> Objects:
     return [message.for_template() for message in messages]
 
 
-def _offered(tools: Tools) -> Objects | None:
+def _decode_tools(tools: Tools) -> Objects | None:
     return [msgspec.json.decode(tool) for tool in tools] or None
 
 

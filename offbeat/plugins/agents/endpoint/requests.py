@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from offbeat.messages.bad_json import json_problem
 from offbeat.messages.generation import SamplingParams
 from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall, compact_json
-from offbeat.plugins.agents.endpoint.errors import RequestRefused, unsupported
+from offbeat.plugins.agents.endpoint.errors import RequestRefused, refuse_field
 from offbeat.plugins.agents.endpoint.session import ChatTurn, TokenTurn
 
 Stop = str | Annotated[list[str], Meta(max_length=16)] | None
@@ -161,15 +161,15 @@ class ChatRequest(_Sampling, kw_only=True):
         """
         _check_sampling(self, sampling)
         if self.top_logprobs:
-            raise unsupported("top_logprobs", "only the drawn token's logprob is known: use 0")
+            raise refuse_field("top_logprobs", "only the drawn token's logprob is known: use 0")
         if self.response_format not in (None, {"type": "text"}):
-            raise unsupported("response_format", 'only {"type": "text"} is supported')
+            raise refuse_field("response_format", 'only {"type": "text"} is supported')
         if self.messages[-1].role == "assistant":
             problem = (
                 "the last message is the assistant's, which the chat template would close before it "
                 "opens another: end with a message of the user or of a tool"
             )
-            raise unsupported("messages", problem)
+            raise refuse_field("messages", problem)
         limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each]
         try:
             tools = [msgspec.json.encode(tool).decode() for tool in self.tools or ()]
@@ -177,7 +177,7 @@ class ChatRequest(_Sampling, kw_only=True):
                 self.chat_template_kwargs or {}, order="sorted"
             ).decode()
         except RecursionError as error:
-            raise unsupported("tools", "a definition is nested too deeply") from error
+            raise refuse_field("tools", "a definition is nested too deeply") from error
         return ChatTurn(
             messages=tuple(message.canonical() for message in self.messages),
             tools=tuple(tools),
@@ -222,7 +222,7 @@ class TokenRequest(_Body):
         asked = self.sampling_params
         _check_sampling(asked, sampling)
         if asked.logprobs is not None and asked.logprobs > 1:
-            raise unsupported("logprobs", "only the drawn token's logprob is known: use 1")
+            raise refuse_field("logprobs", "only the drawn token's logprob is known: use 1")
         return TokenTurn(
             tuple(self.token_ids),
             _stop(asked.stop),
@@ -232,7 +232,7 @@ class TokenRequest(_Body):
         )
 
 
-def decoded(body: bytes, kind: type[T]) -> T:
+def decode_body(body: bytes, kind: type[T]) -> T:
     """Return a body as an object of this type.
 
     Raises:
@@ -262,20 +262,20 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 def _check_sampling(asked: _Sampling, sampling: SamplingParams) -> None:
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(asked, name)) not in neutral:
-            raise unsupported(name, f"{value} is not supported: leave it out")
+            raise refuse_field(name, f"{value} is not supported: leave it out")
     for name in ("temperature", "top_p", "top_k", "min_p"):
         value, fixed = getattr(asked, name), getattr(sampling, name)
         if name == "top_k" and value == _EVERY_TOKEN:
             value = 0
         if value is not None and value != fixed:
             problem = f"{value:g} is asked for, but the recipe samples with {fixed:g}: leave it out"
-            raise unsupported(name, problem)
+            raise refuse_field(name, problem)
 
 
 def _stop(stop: Stop) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in strings:
-        raise unsupported("stop", "it holds an empty string: leave that out")
+        raise refuse_field("stop", "it holds an empty string: leave that out")
     return strings
 
 
@@ -284,5 +284,5 @@ def _text(content: str | list[ContentPart] | None) -> str:
         return content or ""
     for part in content:
         if part.type != "text" or part.text is None:
-            raise unsupported("messages", f"parts of type {part.type} are not supported: use text")
+            raise refuse_field("messages", f"parts of type {part.type} are not supported: use text")
     return "\n".join(part.text or "" for part in content)

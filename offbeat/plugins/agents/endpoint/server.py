@@ -37,8 +37,13 @@ from aiohttp import web
 from offbeat.plugins.agents.endpoint import responses
 from offbeat.plugins.agents.endpoint.connections import Connection, Connections
 from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.plugins.agents.endpoint.http import answer_to_version, expected, refusal_of, too_long
-from offbeat.plugins.agents.endpoint.requests import ChatRequest, TokenRequest, decoded
+from offbeat.plugins.agents.endpoint.http import (
+    answer_to_version,
+    check_expect,
+    make_refusal,
+    too_long,
+)
+from offbeat.plugins.agents.endpoint.requests import ChatRequest, TokenRequest, decode_body
 from offbeat.plugins.agents.endpoint.session import (
     Branch,
     ChatTurn,
@@ -178,9 +183,9 @@ class AgentEndpoint:
             middlewares=[self._in_openai_form], client_max_size=self._max_request_bytes
         )
         add = app.router.add_route
-        add("GET", "/v1/models", self._models, expect_handler=expected)
-        add("POST", "/v1/chat/completions", self._chat, expect_handler=expected)
-        add("POST", "/inference/v1/generate", self._generate, expect_handler=expected)
+        add("GET", "/v1/models", self._models, expect_handler=check_expect)
+        add("POST", "/v1/chat/completions", self._chat, expect_handler=check_expect)
+        add("POST", "/inference/v1/generate", self._generate, expect_handler=check_expect)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner = runner
@@ -249,14 +254,14 @@ class AgentEndpoint:
     # --- requests ---------------------------------------------------------------------------------
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        engine = self._authorised(request).session.engine
+        engine = self._authorise(request).session.engine
         return _json(responses.models(self.model, engine.max_model_len))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        entry = self._authorised(request)
+        entry = self._authorise(request)
         with entry.open_request():
             session = entry.session
-            asked = decoded(await self._body(request), ChatRequest)
+            asked = decode_body(await self._body(request), ChatRequest)
             self._check_model(asked.model)
             turn = asked.turn(session.engine.sampling)
             _check_length(session, turn)
@@ -269,16 +274,16 @@ class AgentEndpoint:
             return await self._sent(request, _json(body))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        entry = self._authorised(request)
+        entry = self._authorise(request)
         with entry.open_request():
             session = entry.session
-            asked = decoded(await self._body(request), TokenRequest)
+            asked = decode_body(await self._body(request), TokenRequest)
             self._check_model(asked.model or self.model)
             turn = asked.turn(session.engine.sampling)
             answer = await _answer(request, entry, turn, lambda: session.continue_tokens(turn))
             return await self._sent(request, _json(responses.token_completion(answer)))
 
-    def _authorised(self, request: web.Request) -> _Entry:
+    def _authorise(self, request: web.Request) -> _Entry:
         """Return the sample of a request's token, before any part of the body is read.
 
         Raises:
@@ -393,7 +398,7 @@ async def _answer(
             raise RequestRefused(*_FINISHED) from None
         raise
     except Exception as error:
-        refused = refusal_of(error)
+        refused = make_refusal(error)
         if refused is None:
             raise
         raise refused from error

@@ -140,7 +140,7 @@ class SampleSession:
                 Errors of the engine are raised unchanged.
         """
         parent, reason, prompt = await self._prompt(request)
-        number, result = await self._generated(prompt, parent, request)
+        number, result = await self._generate(prompt, parent, request)
         drawn = _drawn(prompt, result, request.stop)
         parsed = self.bridge.parse(drawn, request.tools, parses_calls=request.parses_tool_calls)
         calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
@@ -194,7 +194,7 @@ class SampleSession:
         if parent is None:
             reason = BranchReason.HISTORY_EDITED if self.turns else BranchReason.OPENING
         prompt = RenderedPrompt("", ids, ids if parent is None else ids[_length(parent) :])
-        number, result = await self._generated(prompt, parent, request)
+        number, result = await self._generate(prompt, parent, request)
         history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()), len(ids))
         ended = "length" if result.finish_reasons[0] == "length" else "stop"
         drawn = _drawn(prompt, result, request.stop)
@@ -238,7 +238,7 @@ class SampleSession:
         asked = (request.messages, request.tools, request.variables)
         if self.turns and any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
-        for parent in self._continued_by(request.messages):
+        for parent in self._find_continued(request.messages):
             if request.tools != parent.history.tools:
                 reason = BranchReason.TOOLS_CHANGED
                 continue
@@ -249,7 +249,7 @@ class SampleSession:
         opening = await _apart(request, partial(bridge.opening, *asked))
         return None, reason, opening
 
-    def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
+    def _find_continued(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
         """Return the longest turns with a conversation that is a prefix of these messages."""
         chain, found = 0, list[Turn]()
         for message in messages:
@@ -259,13 +259,15 @@ class SampleSession:
             chain = hash((chain, message))
         return found[::-1]  # the newest of equal ones first
 
-    async def _generated(
+    async def _generate(
         self, prompt: RenderedPrompt, parent: Turn | None, request: ChatTurn | TokenTurn
     ) -> tuple[int, GenerateResult]:
         number = self._admit(prompt, parent)
         self.engine.check_text(prompt.new_ids, "the conversation")
         task, sampling = self.engine.task, self.engine.sampling
-        room = self.limits.max_sample_tokens - self.tokens - self._added_tokens(prompt, parent)
+        room = (
+            self.limits.max_sample_tokens - self.tokens - self._count_added_tokens(prompt, parent)
+        )
         most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
         if request.max_new_tokens is not None:
             most = min(most, request.max_new_tokens)
@@ -301,7 +303,7 @@ class SampleSession:
             raise SessionFinished
         if self.open_requests >= limits.max_open_requests:
             raise LimitExceeded("max_open_requests", limits.max_open_requests)
-        self._check_room(self._added_tokens(prompt, parent) + 1, parent)
+        self._check_room(self._count_added_tokens(prompt, parent) + 1, parent)
         number = next(self._numbers)
         if number >= limits.max_requests:
             raise LimitExceeded("max_requests", limits.max_requests)
@@ -323,7 +325,7 @@ class SampleSession:
     def _opens_branch(self, parent: Turn | None) -> bool:
         return parent is None or self.was_continued(parent)
 
-    def _added_tokens(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
+    def _count_added_tokens(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
         """Return the tokens that a prompt adds; a new branch counts its history again."""
         return len(prompt.token_ids if self._opens_branch(parent) else prompt.new_ids)
 
@@ -333,7 +335,7 @@ class SampleSession:
         Raises:
             LimitExceeded: Another request that was open at the same time has used up the room.
         """
-        tokens = self._added_tokens(turn.prompt, turn.parent) + len(turn.result.token_ids)
+        tokens = self._count_added_tokens(turn.prompt, turn.parent) + len(turn.result.token_ids)
         self._check_room(tokens, turn.parent)
         self.turns.append(turn)
         self.tokens += tokens
@@ -434,7 +436,7 @@ class SharedCalls:
         if call is None or not self._can_answer(call):
             task = asyncio.create_task(sample(), name="endpoint-sample")
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._discard)
             call = self._calls[asked] = _Call(task)
         call.waiters += 1
         try:
@@ -459,7 +461,7 @@ class SharedCalls:
             return False
         return not self._session.was_continued(task.result())
 
-    def _ended(self, task: asyncio.Task[Turn]) -> None:
+    def _discard(self, task: asyncio.Task[Turn]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # mark it as retrieved, because nobody may be waiting

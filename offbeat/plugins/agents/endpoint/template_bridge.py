@@ -67,7 +67,7 @@ class TemplateBridge:
         tools: Tools,
         variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
-        render, asked = self._template.render, self._asked(history, variables)
+        render, asked = self._template.render, self._render_prompt(history, variables)
         sent = messages[: len(history.messages)]
         answered = render(sent, tools, variables, opens_answer=False)
         following = render(messages, tools, variables, opens_answer=True)
@@ -97,7 +97,7 @@ class TemplateBridge:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._template.decode(token_ids)
 
-    def _asked(self, history: AnsweredChat, variables: str) -> str:
+    def _render_prompt(self, history: AnsweredChat, variables: str) -> str:
         """Return the text of the prompt of a turn, without the opening of the answer."""
         text, opening = history.prompt_text, self._opening
         if opening is not None and text.endswith(opening):

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import encoder_tokens
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.models.loading import model_without_memory
-from offbeat.plugins.encoder_ranks.bridge import Exchange, prove_sides, shared_values
+from offbeat.plugins.encoder_ranks.bridge import Exchange, prove_sides, share_values
 from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
 from offbeat.plugins.encoder_ranks.loading import side_mesh
 from offbeat.plugins.encoder_ranks.tower_plan import tower_plan
@@ -35,7 +35,7 @@ from offbeat.plugins.megatron.mapping import TOWER, TensorBox
 from offbeat.plugins.megatron.optimizer import MASTER, MOMENTS, RankState
 from offbeat.plugins.megatron.passes import share_top_logprobs
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
-from offbeat.plugins.megatron.tower import unfilled_tower
+from offbeat.plugins.megatron.tower import make_unfilled_tower
 from offbeat.plugins.tensor_ranks.tensor_parallel import divide
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
@@ -116,7 +116,7 @@ class TowerOptimizer(RankState):
         if self._has_masters:
             for name, each in self._shards.items():
                 each.copy_(kinds[MASTER][name])
-        self._optimizer.filled(torch.full((len(self._optimizer.names),), float(steps)))
+        self._optimizer.resume_filled(torch.full((len(self._optimizer.names),), float(steps)))
         self.steps = steps
 
     def reset(self) -> None:
@@ -235,7 +235,7 @@ class MegatronEncoderTrainer(ModelTrainer):
         self._grid = grid = self._exchange.grid
         # At the same time, the first rank checks the files.
         self._plan = run_on_all_ranks(
-            self.peers, "its start", lambda: self._planned(grid.encoder_tensor)
+            self.peers, "its start", lambda: self._plan_division(grid.encoder_tensor)
         )
         # Create it before any other group of the layout. torch caches data of shards only by the
         # ranks of their mesh. It finds the mesh of an earlier world in this process by its group's
@@ -246,7 +246,7 @@ class MegatronEncoderTrainer(ModelTrainer):
         self._tower = self._build(trained=True)
         self.gathering = TensorGather(self._tower.boxes, self.peers)
         if grid.encoder_tensor > 1:
-            prove_sides(self.peers, self.architecture.name, self._proved)
+            prove_sides(self.peers, self.architecture.name, self._prove)
         self.updates = self.optimizer = TowerOptimizer(
             self._tower.model,
             self._tower.shards,
@@ -300,13 +300,13 @@ class MegatronEncoderTrainer(ModelTrainer):
     def _weights_in(self, shards: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: each.to(self._dtype) for name, each in shards.items()}
 
-    def _proved(self) -> tuple[float, str]:
+    def _prove(self) -> tuple[float, str]:
         """Prove the divided tower against the whole one, read by each encoder's first rank."""
         tensor = self._mesh.tensor
         assert tensor is not None  # noqa: S101 -- otherwise nothing needs a proof
         whole = (
-            unfilled_tower(self.model_path, self._dtype)
-            if self.peers.rank == self._grid.sender_of(self.peers.rank)
+            make_unfilled_tower(self.model_path, self._dtype)
+            if self.peers.rank == self._grid.find_sender(self.peers.rank)
             else None
         )
         if whole is not None:
@@ -317,8 +317,8 @@ class MegatronEncoderTrainer(ModelTrainer):
             ]
             load_boxes(parameters, boxes, self.model_path, self._file_names)
         made = None if whole is None else example_features(whole, self.architecture.media_rules)
-        sender, group = self._grid.sender_of(self.peers.rank), tensor.get_group()
-        want = shared_values(made, sender, group, self._device)
+        sender, group = self._grid.find_sender(self.peers.rank), tensor.get_group()
+        want = share_values(made, sender, group, self._device)
         return prove_tower(
             self._tower.model, self.architecture.media_rules, want, self._dtype, self._mesh
         )
@@ -331,14 +331,14 @@ class MegatronEncoderTrainer(ModelTrainer):
         for name, each in tower.shards.items():
             each.copy_(read[name])
 
-    def _planned(self, ranks: int) -> dict[str, str]:
+    def _plan_division(self, ranks: int) -> dict[str, str]:
         """Return the division of the tower's matrices over ``ranks`` ranks."""
         if ranks == 1:
             return {}
         return tower_plan(model_without_memory(self.model_path, trust_remote_code=False), ranks)
 
     def _build(self, *, trained: bool) -> _Tower:
-        model = unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
+        model = make_unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
         freeze_weights(model, self.frozen.names)
 
         held = ShardedWeights(

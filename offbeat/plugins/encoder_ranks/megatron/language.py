@@ -114,6 +114,6 @@ class LanguageSide(ModelSide):
 
 def grid_trainer_kind(trainer: ModelTrainerConfig, rank: int) -> Callable[..., ModelTrainer]:
     """Return the constructor of a rank's trainer. Language ranks come first."""
-    if side_grid(trainer).side_of(rank) is Side.TOWER:
+    if side_grid(trainer).find_side(rank) is Side.TOWER:
         return MegatronEncoderTrainer
     return partial(MegatronTrainer, parts=BackendParts(side=LanguageSide))

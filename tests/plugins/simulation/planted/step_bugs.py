@@ -26,7 +26,7 @@ class AnAdoptedStepIsNeverScored(Planted):
     }
 
     class ForgetfulEvaluation(Evaluation):
-        def arrived_at_version(self) -> None:
+        def request_due(self) -> None:
             pass
 
     def plant(self) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.weight_sync.buckets import BucketPlan, agreed_digests
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_of, release_digest
+from offbeat.weight_sync.buckets import BucketPlan, agree_on_digests
+from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_bytes, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards
@@ -38,11 +38,13 @@ def packed(
     for rank, held in enumerate(shards):
         sender = HeldShards(plan, rank, lambda held=held: held)
         digests.append({})
-        for bucket, data, digest in sender.packed(lambda _, nbytes: np.empty(nbytes, np.uint8)):
+        for bucket, data, digest in sender.pack_buckets(
+            lambda _, nbytes: np.empty(nbytes, np.uint8)
+        ):
             assert isinstance(data, np.ndarray)  # the memory that it was given
-            assert digest_of(data) == digest
+            assert digest_bytes(data) == digest
             chunks[bucket], digests[-1][bucket] = data, digest
-    return plan.manifest.sealed(agreed_digests(digests, names)), chunks
+    return plan.manifest.seal(agree_on_digests(digests, names)), chunks
 
 
 class RegionTarget:

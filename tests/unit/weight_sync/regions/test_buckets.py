@@ -13,12 +13,12 @@ from offbeat.weight_sync.manifest import (
     Manifest,
     PieceSpec,
     TensorMeta,
-    digest_of,
+    digest_bytes,
     release_digest,
 )
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
-from offbeat.weight_sync.region_tensors import joined_release
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
+from offbeat.weight_sync.region_tensors import join_release
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import Transaction
 
@@ -27,7 +27,7 @@ META = TensorMeta("w", (7, 5), "float32")
 
 
 def two_ranks(bucket_bytes: int = 50) -> BucketPlan:
-    held = [[("w", part_of((7, 5), 0, chunk_cuts(7, 2), rank))] for rank in range(2)]
+    held = [[("w", cut_part((7, 5), 0, chunk_cuts(7, 2), rank))] for rank in range(2)]
     return plan_buckets([META], held, bucket_bytes)
 
 
@@ -35,27 +35,27 @@ def packed(plan: BucketPlan) -> tuple[Manifest, str, list[Bytes]]:
     """The release of both ranks, sealed."""
     buckets = dict[int, Bytes]()
     for rank in range(2):
-        region = part_of((7, 5), 0, chunk_cuts(7, 2), rank)
+        region = cut_part((7, 5), 0, chunk_cuts(7, 2), rank)
         held = [TensorRegion("w", region, W[region.slices])]
         source = HeldShards(plan, rank, lambda held=held: held)
-        for bucket, data, _ in source.packed(lambda _, nbytes: np.zeros(nbytes, np.uint8)):
+        for bucket, data, _ in source.pack_buckets(lambda _, nbytes: np.zeros(nbytes, np.uint8)):
             assert isinstance(data, np.ndarray)
             buckets[bucket] = data
     chunks = [buckets[index] for index in range(len(buckets))]
-    manifest = plan.manifest.sealed([digest_of(data) for data in chunks])
+    manifest = plan.manifest.seal([digest_bytes(data) for data in chunks])
     return manifest, release_digest(manifest, manifest.chunk_digests), chunks
 
 
 def test_whole_tensors_are_made_of_verified_buckets_alone() -> None:
     manifest, digest, buckets = packed(two_ranks())
     release = WeightRelease(1, digest, manifest, (), manifest.nbytes)
-    whole = joined_release(release, buckets)
+    whole = join_release(release, buckets)
     (data,) = whole.chunks
     assert np.array_equal(data.view(np.float32).reshape(7, 5), W.numpy())
     assert whole.digest == release_digest(whole.manifest, whole.manifest.chunk_digests)
     buckets[1] = buckets[1] + np.uint8(1)
     with pytest.raises(TransferRefused, match=r"digest of chunk 1 \(w\["):
-        joined_release(release, buckets)
+        join_release(release, buckets)
 
 
 def test_a_loader_of_whole_tensors_refuses_regions() -> None:

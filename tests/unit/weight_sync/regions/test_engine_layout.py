@@ -15,15 +15,15 @@ from torch import Tensor
 from offbeat.weight_sync.buckets import (
     BucketPlan,
     NamedRegion,
-    needed_by,
+    find_needed,
     plan_buckets,
 )
-from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets, needs_of
+from offbeat.weight_sync.engine_layout import EngineLayout, find_needed_buckets, find_needs
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.region_tensors import RegionTensors, groups_of
+from offbeat.weight_sync.region_tensors import RegionTensors, find_groups
 from offbeat.weight_sync.transaction import Transaction
 
 NAMES = ("w", "v")
@@ -109,8 +109,8 @@ def test_any_disjoint_boxes_of_every_rank_arrive_as_plain_slices_and_each_needed
     plan = case.plan(case.layout)
     manifest, chunks = case.packed(plan)
     for rank, needed in enumerate(case.needed):
-        buckets = needed_buckets(1, manifest, case.layout.needs(rank))
-        assert list(buckets) == needed_by(plan.routes, rank)
+        buckets = find_needed_buckets(1, manifest, case.layout.needs(rank))
+        assert list(buckets) == find_needed(plan.routes, rank)
         target = RegionTarget(case.tensors, case.layout.needs(rank))
         part = receive(target, manifest, chunks, buckets)
         assert sum(each.region.elements for each in part.pieces) == sum(
@@ -125,7 +125,7 @@ def test_a_rank_finds_what_it_needs_in_any_release_also_in_one_that_is_planned_w
 ) -> None:
     manifest, chunks = case.packed(case.plan(case.layout if planned else None))
     for rank, needed in enumerate(case.needed):
-        buckets = needed_buckets(1, manifest, case.layout.needs(rank))
+        buckets = find_needed_buckets(1, manifest, case.layout.needs(rank))
         made = RegionTensors(manifest, buckets)
         got = dict(each for group in made.tensors([chunks[at] for at in buckets]) for each in group)
         assert got.keys() >= {name for name, _ in needed}
@@ -137,7 +137,7 @@ def test_a_rank_finds_what_it_needs_in_any_release_also_in_one_that_is_planned_w
 @given(cases())
 def test_groups_hold_every_tensor_once_in_order(case: Case) -> None:
     manifest = case.plan(None).manifest
-    assert [index for group in groups_of(manifest) for index in group] == list(range(len(NAMES)))
+    assert [index for group in find_groups(manifest) for index in group] == list(range(len(NAMES)))
 
 
 SQUARE = TensorMeta("w", (4, 4), "float32")
@@ -152,9 +152,9 @@ def one_rank(needed: EngineLayout | None) -> BucketPlan:
 def test_a_region_that_no_bucket_holds_is_refused_by_name() -> None:
     plan = one_rank(EngineLayout(("w",), ((("w", ROWS),),)))
     with pytest.raises(TransferRefused, match=r"elements of 'w'\[0:4, 0:4\] is 8, expected 16"):
-        needed_buckets(3, plan.manifest, needs_of(["w"], [("w", ALL)]))
+        find_needed_buckets(3, plan.manifest, find_needs(["w"], [("w", ALL)]))
     with pytest.raises(TransferRefused, match=r"tensor 'u' is not in the release"):
-        needed_buckets(3, plan.manifest, needs_of(["u"], []))
+        find_needed_buckets(3, plan.manifest, find_needs(["u"], []))
 
 
 def test_a_tensor_that_was_not_recorded_or_has_another_shape_is_sent_whole_to_every_rank() -> None:

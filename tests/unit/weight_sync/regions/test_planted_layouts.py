@@ -13,7 +13,7 @@ from region_target import RegionTarget, metas, packed, receive
 from torch import Tensor
 
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets
+from offbeat.weight_sync.engine_layout import EngineLayout, find_needed_buckets
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused, WeightsNotCovered
 from offbeat.weight_sync.fingerprints import tensor_difference
 from offbeat.weight_sync.grid import ModelGrid
@@ -56,7 +56,7 @@ def sync(
     plan = plan_buckets(metas(model), named, 64, layout.placement(metas(model)))
     manifest, chunks = packed(plan, shards)
     needs = layout.needs(rank)
-    buckets = needed_buckets(1, manifest, layout.needs(rank if asked is None else asked))
+    buckets = find_needed_buckets(1, manifest, layout.needs(rank if asked is None else asked))
     target = RegionTarget(model, held or needs)
     receive(target, manifest, chunks, buckets)
     for name, regions in needs.items():

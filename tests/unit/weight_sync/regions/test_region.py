@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of, union_elements
+from offbeat.weight_sync.region import Region, chunk_cuts, cut_part, union_elements
 
 
 @st.composite
@@ -49,16 +49,16 @@ def test_slices_of_a_region_are_the_region_and_small(
     drawn: tuple[tuple[int, ...], list[Region]], most: int
 ) -> None:
     for region in drawn[1]:
-        parts = region.sliced(most)
+        parts = region.slice_rows(most)
         assert sum(each.elements for each in parts) == region.elements
         assert union_elements(parts) == region.elements
         assert all(each.elements <= most or each.shape[0] == 1 for each in parts)
 
 
 def test_five_rows_in_slices_of_two_are_two_two_and_one() -> None:
-    slices = Region((1, 0), (6, 2)).sliced(4)
+    slices = Region((1, 0), (6, 2)).slice_rows(4)
     assert slices == [Region((at, 0), (min(at + 2, 6), 2)) for at in (1, 3, 5)]
 
 
 def test_a_part_lies_between_two_cuts_of_one_axis() -> None:
-    assert part_of((4, 6), 1, [0, 2, 6], 1) == Region((0, 2), (4, 6))
+    assert cut_part((4, 6), 1, [0, 2, 6], 1) == Region((0, 2), (4, 6))

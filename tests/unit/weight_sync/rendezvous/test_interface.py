@@ -2,11 +2,15 @@
 
 import pytest
 
-from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, bind_collectives, interface_of
+from offbeat.weight_sync.rendezvous.interface import (
+    AddressNotLocal,
+    bind_collectives,
+    find_interface,
+)
 
 
 def test_a_private_run_stays_on_loopback() -> None:
-    loopback, environment = interface_of("127.0.0.1"), dict[str, str]()
+    loopback, environment = find_interface("127.0.0.1"), dict[str, str]()
     bind_collectives("127.0.0.1", environment)
     assert loopback.startswith("lo")
     assert environment == {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}"}
@@ -20,4 +24,4 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_an_address_of_another_machine_is_refused_with_the_fix() -> None:
     with pytest.raises(AddressNotLocal, match=r"192\.0\.2\.1 .* 127\.0\.0\.1.*--node-ip-address"):
-        interface_of("192.0.2.1")
+        find_interface("192.0.2.1")
