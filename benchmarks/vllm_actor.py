@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import await_reply
 from offbeat.actors.call_batching import CallBatcher
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
@@ -81,13 +81,13 @@ async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:
 
     async def exchange(asked: Any, cancelled: Any, doubted: Any) -> Any:  # noqa: ANN401
         ref = engine.exchange.remote("bench", "incarnation", asked, cancelled, doubted)
-        return await reply_of(ref, "engine", "generate")
+        return await await_reply(ref, "engine", "generate")
 
     ask = CallBatcher[GenerateRequest, GenerateResult](exchange)
 
     async def of_bare(turn: int) -> float:
         bare = engine.bare.remote(requests_of(arguments, f"b{turn}"))
-        tokens, took_s = await reply_of(bare, "engine", "bare")
+        tokens, took_s = await await_reply(bare, "engine", "bare")
         return tokens / took_s
 
     async def of_actor(turn: int) -> float:
@@ -95,8 +95,8 @@ async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:
         results = await asyncio.gather(*map(ask.call, requests_of(arguments, f"a{turn}")))
         return sum(len(each.token_ids) for each in results) / (time.perf_counter() - began)
 
-    await reply_of(engine.state.remote(Fence("bench", 1)), "engine", "start")
-    await reply_of(engine.serve_as_loaded.remote(), "engine", "start")
+    await await_reply(engine.state.remote(Fence("bench", 1)), "engine", "start")
+    await await_reply(engine.serve_as_loaded.remote(), "engine", "start")
     sides = [("bare", of_bare), ("actor", of_actor)]
     speeds: dict[str, list[float]] = {name: [] for name, _ in sides}
     load = [busy_cores()]

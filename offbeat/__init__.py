@@ -6,7 +6,7 @@ package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
 
 from typing import Final
 
-from offbeat.public_names import imported_on_use
+from offbeat.public_names import import_on_use
 
 __version__ = "0.1.0"
 
@@ -39,4 +39,4 @@ _MODULES: Final = {
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 
-__getattr__, __dir__ = imported_on_use(__name__, _MODULES)
+__getattr__, __dir__ = import_on_use(__name__, _MODULES)

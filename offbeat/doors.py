@@ -248,7 +248,7 @@ def explain_unusable(kind: Kind, name: str) -> str:
     return f"{found}." if isinstance(found, PluginUnusable) else ""
 
 
-def plugins_of(kind: Kind) -> dict[str, Any]:
+def find_plugins(kind: Kind) -> dict[str, Any]:
     """Return the plug-ins of this package by name, without absent and broken ones."""
     loaded = {name: _load(kind, name) for name in _IN_TREE[kind]}
     return {
@@ -304,7 +304,7 @@ def is_installed(package: str) -> bool:
     return _find_spec(package) is not None
 
 
-def installed_version(package: str) -> str | None:
+def find_installed_version(package: str) -> str | None:
     """Return the version in the metadata of a package, or None if it is not installed."""
     try:
         return version(package)
@@ -402,18 +402,18 @@ def _broken(subject: str, error: Exception, fix: str) -> PluginUnusable:
 
 
 def _unknown(kind: Kind, name: str) -> NoSuchPlugin:
-    known = ", ".join(plugins_of(kind))
+    known = ", ".join(find_plugins(kind))
     use = f"Use one of {known}, or install" if known else "Install"
     fix = f"{use} the package with the entry point {kind}.{name} of {GROUP}"
     return NoSuchPlugin(f"{kind} {name}", "there is none of this name", fix)
 
 
 def _entry_points(name: str | None = None) -> list[EntryPoint]:
-    return [each for each in _installed(tuple(sys.path)) if name in (None, each.name)]
+    return [each for each in _list_entry_points(tuple(sys.path)) if name in (None, each.name)]
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _list_entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of all packages on ``path``. Reading them needs some milliseconds."""
     del path
     return tuple(entry_points(group=GROUP))

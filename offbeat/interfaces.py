@@ -5,7 +5,7 @@ Each is imported at its first use, so a module of a plug-in may import any of th
 
 from typing import Final
 
-from offbeat.public_names import imported_on_use
+from offbeat.public_names import import_on_use
 
 _MODULES: Final = {
     "Admission": "offbeat.sampler.policy",
@@ -74,4 +74,4 @@ _MODULES: Final = {
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 
-__getattr__, __dir__ = imported_on_use(__name__, _MODULES)
+__getattr__, __dir__ = import_on_use(__name__, _MODULES)

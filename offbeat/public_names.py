@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def imported_on_use(
+def import_on_use(
     package: str, module_by_name: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__`` and ``__dir__``. Its ``__init__.pyi`` has the types."""

@@ -49,7 +49,7 @@ _EXIT: Final = re.compile(r"Worker exit type: (\w+) Worker exit detail: ([^.\n]+
 _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 
 
-async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
+async def await_reply(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     """Await the value of a remote call.
 
     Cancelling this await also cancels the call in the actor, which would otherwise run to its end.
@@ -67,14 +67,14 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
         ray.cancel(ref)
         raise
     except RayTaskError as error:  # first: it is also an instance of its cause's class
-        raise cause_of(error, actor, during) from None
+        raise find_cause(error, actor, during) from None
     except _LOST as error:
         raise lost(error, actor, during) from None
     except RayError as error:
         raise RemoteBug(actor, during, type(error).__name__, first_line(error)) from None
 
 
-def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
+def find_cause(error: RayTaskError, actor: str, during: str) -> OffbeatError:
     """Return the typed failure inside a task error, or a ``RemoteBug`` with its details."""
     cause = error.cause
     if isinstance(cause, OffbeatError):
@@ -91,7 +91,7 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
 def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
     """Return the failure of a process that has died, or that did not start because it raised."""
     if isinstance(error, RayActorError) and error.actor_init_failed:
-        return StartFailed(actor, raised_line(error))
+        return StartFailed(actor, find_raised_line(error))
     return ActorLost(actor, during, _cause_of_death(error))
 
 
@@ -123,7 +123,7 @@ def _how_lost(error: ObjectLostError) -> str:
     return "the machine that held it died or cannot be reached"
 
 
-def raised_line(error: BaseException) -> str:
+def find_raised_line(error: BaseException) -> str:
     """Return the last line of a traceback that names an exception."""
     lines = [" ", *str(error).splitlines()]
     named = [

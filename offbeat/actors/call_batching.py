@@ -123,7 +123,7 @@ class CallBatcher(Generic[Q, A]):
         batch = _Batch(
             tuple(self._requests),
             tuple(self._cancelled),
-            tuple(self._owed(self._doubted_before)) if self._presumed_lost else (),
+            tuple(self._list_owed(self._doubted_before)) if self._presumed_lost else (),
             self._next_id,
             frozenset(each for each in self._exchanges if not each.done()),
             frozenset(self._presumed_lost),
@@ -195,7 +195,7 @@ class CallBatcher(Generic[Q, A]):
 
     def _fail(self, before: int, failure: Exception) -> None:
         """Fail every call with an id below ``before``. The next exchange notifies a live callee."""
-        for id_ in self._owed(before):
+        for id_ in self._list_owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
 
@@ -203,7 +203,7 @@ class CallBatcher(Generic[Q, A]):
         """Return whether a call with an id below ``before`` waits, as a rule the oldest one."""
         return any(id_ < before and not answer.done() for id_, answer in self._open.items())
 
-    def _owed(self, before: int) -> list[int]:
+    def _list_owed(self, before: int) -> list[int]:
         return [id_ for id_, answer in self._open.items() if id_ < before and not answer.done()]
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
-from offbeat.actors.ray_run_files import prepared
+from offbeat.actors.ray_run_files import set_up_files
 from offbeat.fakes.engine_server import StubEngineServer
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer
@@ -44,7 +44,7 @@ class EmbeddedEngineActor(EngineActor, EmbeddedEngineServer):
     """Ray actor of the embedded engine."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        prepared(spec.name, spec.run_dir, spec.sharing)
+        set_up_files(spec.name, spec.run_dir, spec.sharing)
         with pause_collections():
             from offbeat.generators.embedded import start  # noqa: PLC0415 -- it imports torch
 
@@ -56,7 +56,7 @@ class StubEngineActor(EngineActor, StubEngineServer):
     """Ray actor of the stub engine, for dry runs without torch."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        prepared(spec.name, spec.run_dir, spec.sharing)
+        set_up_files(spec.name, spec.run_dir, spec.sharing)
         super().__init__(spec)
 
 
@@ -67,7 +67,7 @@ def make_actor_class(server: Any) -> type[EngineActor]:  # noqa: ANN401 -- made 
         """Ray actor of a plug-in's engine."""
 
         def __init__(self, spec: EngineSpec) -> None:
-            prepared(spec.name, spec.run_dir, spec.sharing)
+            set_up_files(spec.name, spec.run_dir, spec.sharing)
             server.__init__(self, spec)
 
     return PluginEngineActor

@@ -9,9 +9,9 @@ from typing import Final
 
 import ray
 
-from offbeat.actors.call import Handle, reply_of
+from offbeat.actors.call import Handle, await_reply
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
-from offbeat.actors.ray_run_files import prepared
+from offbeat.actors.ray_run_files import set_up_files
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.messages.failures import ActorLost, OffbeatError, RemoteBug
 from offbeat.messages.fences import Fence
@@ -34,7 +34,7 @@ class EnvironmentActor:
     """Async actor of one environment worker."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
+        place = set_up_files(spec.name, spec.run_dir, spec.sharing, spec.config)
         self._spec = spec
         self._engines: dict[str, CallBatcher[GenerateRequest, GenerateResult]] = {}
         self._worker = EnvironmentWorker(spec, place, self._generate)
@@ -114,7 +114,7 @@ def _exchange_with(
         doubted: Sequence[int],
     ) -> Sequence[BatchedReply[GenerateResult]]:
         ref = handle.exchange.remote(worker, incarnation, requests, cancelled, doubted)
-        return await reply_of(ref, engine, "generate")
+        return await await_reply(ref, engine, "generate")
 
     return exchange
 

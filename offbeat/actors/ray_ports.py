@@ -19,7 +19,7 @@ from typing import Any, cast
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from offbeat.actors.call import Handle, reply_of
+from offbeat.actors.call import Handle, await_reply
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.ray_worker import RayWorker
 from offbeat.messages.failures import ActorLost, ArgumentLost, ReleaseLost
@@ -118,7 +118,7 @@ class RayRollouts:
     @staticmethod
     async def _close_one(worker: RayWorker) -> None:
         with contextlib.suppress(ActorLost):
-            worker.closed(await reply_of(worker.handle.close.remote(), worker.name, "close"))
+            worker.closed(await await_reply(worker.handle.close.remote(), worker.name, "close"))
 
     def _exchange_with(
         self, worker: RayWorker
@@ -133,11 +133,11 @@ class RayRollouts:
             )
             places = itertools.count()
 
-            def packed(receipt: Receipt) -> tuple[Receipt, PayloadHandle]:
+            def pack(receipt: Receipt) -> tuple[Receipt, PayloadHandle]:
                 return receipt, PayloadHandle(payload, next(places), self._hold(receipt))
 
             return [
-                BatchedReply(each.id, each.value and packed(each.value), each.failure)
+                BatchedReply(each.id, each.value and pack(each.value), each.failure)
                 for each in await worker.answer(answers, "rollout")
             ]
 
@@ -152,13 +152,13 @@ class RayGenerator:
         self._engine = engine
 
     async def state(self, fence: Fence) -> EngineState:
-        return await reply_of(self._engine.state.remote(fence), self.name, "state")
+        return await await_reply(self._engine.state.remote(fence), self.name, "state")
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         # Ray replaces handles with their content only if the handles themselves are arguments
         ref = self._engine.load.remote(fence, epoch, release.without_handles(), *release.handles)
         try:
-            return await reply_of(ref, self.name, release.loading)
+            return await await_reply(ref, self.name, release.loading)
         except ArgumentLost as lost:
             raise ReleaseLost(self.name, release.version, lost.detail) from lost
 
@@ -170,7 +170,7 @@ class RayGenerator:
 
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):
-            await reply_of(self._engine.close.remote(), self.name, "close")
+            await await_reply(self._engine.close.remote(), self.name, "close")
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from offbeat.actors.call import Handle, raised_line
+from offbeat.actors.call import Handle, find_raised_line
 from offbeat.config.run import RunConfig
 from offbeat.messages.text import first_line
 from offbeat.run_files.files import Fingerprint, RunFiles
@@ -33,7 +33,7 @@ SHARE_FIX: Final = (
 )
 
 
-def prepared(
+def set_up_files(
     process: str,
     run_dir: str,
     sharing: Sharing | None,
@@ -57,12 +57,12 @@ def prepared(
     """
     if sharing is not None:
         os.environ.update(sharing.secrets)
-    place = _place_of(process, run_dir, sharing, needs_to_share)
+    place = _find_location(process, run_dir, sharing, needs_to_share)
     prepare(process, str(place.directory), config)
     return place
 
 
-def _place_of(
+def _find_location(
     process: str, run_dir: str, sharing: Sharing | None, needs_to_share: str
 ) -> WriteLocation:
     if sharing is None:
@@ -137,6 +137,6 @@ class RayFiles:
         except GetTimeoutError as late:
             raise OSError(f"{problem}: no answer within {_CALL_S:g} s") from late
         except RayError as error:
-            raise OSError(f"{problem}: {raised_line(error) or first_line(error)}") from error
+            raise OSError(f"{problem}: {find_raised_line(error) or first_line(error)}") from error
         except ValueError as gone:  # the actor of this name no longer exists
             raise OSError(f"{problem}: {gone}") from gone

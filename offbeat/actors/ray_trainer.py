@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 import ray
 import structlog
 
-from offbeat.actors.call import Handle, reply_of
+from offbeat.actors.call import Handle, await_reply
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
@@ -106,13 +106,13 @@ class EngineLayouts:
             await asyncio.gather(*asked, return_exceptions=True)
 
 
-def layouts_of(engines: Mapping[str, Handle], deadline_s: float) -> EngineLayouts:
+def make_layouts(engines: Mapping[str, Handle], deadline_s: float) -> EngineLayouts:
     """Create the layouts of engine actors, for releases with this ``sync.deadline_s``."""
 
-    def ask_of(name: str, engine: Handle) -> AskLayout:
-        return lambda fence: reply_of(engine.layout.remote(fence), name, "record its layout")
+    def make_ask(name: str, engine: Handle) -> AskLayout:
+        return lambda fence: await_reply(engine.layout.remote(fence), name, "record its layout")
 
-    asks = {name: ask_of(name, engine) for name, engine in engines.items()}
+    asks = {name: make_ask(name, engine) for name, engine in engines.items()}
     return EngineLayouts(asks, FIRST_SHARE * deadline_s)
 
 
@@ -226,7 +226,7 @@ class RayTrainer:
         shares = self._shares(chunk)
         calls, sent = list[Any](), list[_Sent]()
         for rank, handle in enumerate(self._ranks):
-            part = part_of(chunk, self._places_of(rank, shares))
+            part = select_groups(chunk, self._find_places(rank, shares))
             places, columns = self._send(rank, fence, shares, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
@@ -240,7 +240,7 @@ class RayTrainer:
                 )
             )
         answers = await self._of_groups(chunk, shares, calls, sent, "microbatch")
-        return combined([answers[rank] for rank in self._replicas.leaders])
+        return combine_results([answers[rank] for rank in self._replicas.leaders])
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         return with_highest(
@@ -260,7 +260,7 @@ class RayTrainer:
         content = (fence, version) if layout is None else (fence, version, ray.put(layout))
         meta, *chunks = call.remote(*content)
         helping = [each.publish_weights.remote(*content) for each in others]
-        published, *_ = await self._gathered([meta, *helping], "publish")
+        published, *_ = await self._gather([meta, *helping], "publish")
         if layout is not None:
             self._planned = incarnations
         return make_release(version, published, tuple(chunks), self._delta_handles)
@@ -299,7 +299,7 @@ class RayTrainer:
         )
         return tuple(tuple(place_of[prompt_index] for prompt_index in share) for share in assigned)
 
-    def _places_of(self, rank: int, shares: Sequence[Sequence[int]]) -> list[int]:
+    def _find_places(self, rank: int, shares: Sequence[Sequence[int]]) -> list[int]:
         """Return the indices of a rank's groups in the chunk, share after share."""
         return [place for share in self._replicas.list_shares(rank) for place in shares[share]]
 
@@ -316,7 +316,7 @@ class RayTrainer:
         One rank gets them with the call. Several ranks compute together, so a rank must report lost
         columns inside the call. Therefore their columns are sent ahead of the call.
         """
-        places, refs = flat(part_of(chunk, self._places_of(rank, shares)))
+        places, refs = flat(select_groups(chunk, self._find_places(rank, shares)))
         if len(self._ranks) == 1 or not refs:
             return places, [0, *refs]
         number = next(self._numbers)
@@ -336,12 +336,12 @@ class RayTrainer:
         Raises:
             UnfitGroup: A rank cannot train one of the groups.
             PayloadLost: The columns of some groups are lost.
-            OffbeatError: As in ``_gathered``.
+            OffbeatError: As in ``_gather``.
         """
         try:
-            return await self._gathered(refs, during)
+            return await self._gather(refs, during)
         except UnfitColumns as unfit:
-            place = self._places_of(unfit.rank, shares)[unfit.place]
+            place = self._find_places(unfit.rank, shares)[unfit.place]
             raise UnfitGroup(unfit.rank, chunk.prompt_indices[place], str(unfit)) from unfit
         except ArgumentLost as lost:
             raise payload_lost(chunk, [lost]) from lost
@@ -367,9 +367,9 @@ class RayTrainer:
         return (await self._all(call, during))[0]
 
     async def _all(self, call: Callable[[Handle], Any], during: str) -> list[Any]:
-        return await self._gathered([call(rank) for rank in self._ranks], during)
+        return await self._gather([call(rank) for rank in self._ranks], during)
 
-    async def _gathered(self, refs: Sequence[Any], during: str) -> list[Any]:
+    async def _gather(self, refs: Sequence[Any], during: str) -> list[Any]:
         """Return the replies of all ranks.
 
         Raises:
@@ -392,7 +392,7 @@ class RayTrainer:
             }
             if failures:
                 silent = [rank for rank, call in enumerate(calls) if not call.done()]
-                raise judged(failures, silent, during)
+                raise pick_failure(failures, silent, during)
             return [call.result() for call in calls]
         finally:
             for call in calls:
@@ -400,7 +400,7 @@ class RayTrainer:
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _reply(self, rank: int, ref: "ray.ObjectRef[T]", during: str) -> T:
-        return await reply_of(ref, f"trainer rank {rank}", during)
+        return await await_reply(ref, f"trainer rank {rank}", during)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,9 @@ def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | 
     return PayloadLost(prompt_indices, first.during, first.detail) if prompt_indices else first
 
 
-def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
+def pick_failure(
+    failures: dict[int, BaseException], silent: Sequence[int], during: str
+) -> BaseException:
     """Return the most specific of all ranks' failures."""
     for kind in (StartFailed, ActorLost):
         if gone := next((each for each in failures.values() if isinstance(each, kind)), None):
@@ -438,7 +440,7 @@ def judged(failures: dict[int, BaseException], silent: Sequence[int], during: st
     return own[0] if own else ActorLost("trainer", during, first)
 
 
-def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
+def select_groups(chunk: Chunk, places: Sequence[int]) -> Chunk:
     """Return the groups of a chunk at these indices."""
     return Chunk(
         tuple(chunk.prompt_indices[place] for place in places),
@@ -450,7 +452,7 @@ def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
     )
 
 
-def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
+def combine_results(replies: Sequence[ChunkResult]) -> ChunkResult:
     """Combine the results of one rank per replica. Add the counts and use the maximum time."""
     return ChunkResult(
         tokens=sum(each.tokens for each in replies),

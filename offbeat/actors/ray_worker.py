@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import ray
 import structlog
 
-from offbeat.actors.call import Handle, reply_of
+from offbeat.actors.call import Handle, await_reply
 from offbeat.messages.failures import ActorLost, StartFailed
 from offbeat.messages.fixed_times import RETRY_S
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerReport
@@ -72,10 +72,10 @@ class RayProcess:
         self._name, self._handle = name, handle
 
     async def ping(self, during: str) -> WorkerReport:
-        return await reply_of(self._handle.ping.remote(), self._name, during)
+        return await await_reply(self._handle.ping.remote(), self._name, during)
 
     async def alive(self) -> None:
-        await reply_of(self._handle.alive.remote(), self._name, "a probe")
+        await await_reply(self._handle.alive.remote(), self._name, "a probe")
 
     def kill(self) -> None:
         ray.kill(self._handle, no_restart=False)
@@ -107,7 +107,7 @@ class RayWorker:
     async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
         """Return the reply to a call, without the process report that it contains.
 
-        Raises as ``reply_of`` does, and ``ActorLost`` once the process is given up.
+        Raises as ``await_reply`` does, and ``ActorLost`` once the process is given up.
         """
         if self._given_up is None:
             self._given_up = asyncio.get_running_loop().create_future()
@@ -121,13 +121,13 @@ class RayWorker:
             raise
         finally:
             self._calls -= 1
-        self._answered_by(report, is_probe=False)
+        self._note_answer(report, is_probe=False)
         return answer
 
     async def _reply(
         self, ref: "ray.ObjectRef[T]", during: str, given_up: asyncio.Future[str]
     ) -> T:
-        reply = asyncio.ensure_future(reply_of(ref, self.name, during))
+        reply = asyncio.ensure_future(await_reply(ref, self.name, during))
         try:
             await asyncio.wait([reply, given_up], return_when=asyncio.FIRST_COMPLETED)
             if reply.done():
@@ -186,7 +186,7 @@ class RayWorker:
             self._is_lost = True
             self.on_lost(self.name, reason)
 
-    def _answered_by(self, report: WorkerReport, *, is_probe: bool) -> None:
+    def _note_answer(self, report: WorkerReport, *, is_probe: bool) -> None:
         """Report a process at its first reply, and when a probe finds it alive after a loss.
 
         The reply to a call may be late, and come from a process that was lost or replaced since.
@@ -215,7 +215,7 @@ class RayWorker:
                 self._state = "starting"  # the next call reports it
                 break
             else:
-                self._answered_by(report, is_probe=True)
+                self._note_answer(report, is_probe=True)
                 break
         self._probe = None
 
@@ -240,13 +240,13 @@ class RayWorker:
         if missed == _MISSED_PROBES and self._given_up is not None:
             silent_s = _MISSED_PROBES * _SILENT_S
             self._replace(silent_s)
-            self._given_up.set_result(_killed_after(silent_s))
+            self._given_up.set_result(_describe_kill(silent_s))
             self._given_up = None
 
     async def _replace_if_silent(self, silent_s: float) -> None:
         try:
             async with asyncio.timeout(silent_s):
-                self._answered_by(await self._process.ping("a probe"), is_probe=True)
+                self._note_answer(await self._process.ping("a probe"), is_probe=True)
         except TimeoutError:
             self._replace(silent_s)
         except (ActorLost, StartFailed):
@@ -256,9 +256,9 @@ class RayWorker:
     def _replace(self, silent_s: float) -> None:
         """Kill a process that hangs. Ray starts another one."""
         log.warning("worker.lost", worker=self.name, silent_s=silent_s)
-        self._report_lost(_killed_after(silent_s))
+        self._report_lost(_describe_kill(silent_s))
         self._process.kill()
 
 
-def _killed_after(silent_s: float) -> str:
+def _describe_kill(silent_s: float) -> str:
     return f"it did not answer for {silent_s:g} s and was killed"

@@ -14,7 +14,7 @@ from functools import partial
 
 import ray
 
-from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.actors.ray_run_files import SHARE_FIX, set_up_files
 from offbeat.config.base import of_kind
 from offbeat.config.limits import rank_resources
 from offbeat.config.loss_spec import LossSpec
@@ -39,7 +39,7 @@ class TrainerActor(TrainerRank):
 
     def __init__(self, spec: TrainerSpec, make: MakeRank) -> None:
         """``make`` is called after all other ranks have joined, or at once without others."""
-        place = prepared(
+        place = set_up_files(
             spec.process,
             spec.run_dir,
             spec.sharing,

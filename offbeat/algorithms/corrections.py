@@ -49,7 +49,7 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
     if config.tis_cap is not None or config.icepop_band is not None:
         k_N = weight_N = ratio(log_k_N)
         if config.tis_cap is not None:
-            weight_N = truncated(k_N, config.tis_cap)
+            weight_N = truncate_weights(k_N, config.tis_cap)
             metrics["train/tis_weight_mean"] = token_mean(weight_N, tokens.mask_N)
         if config.icepop_band is not None:
             out_N = outside(k_N, config.icepop_band)
@@ -69,7 +69,7 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
         )
     if config.sequence_cap is not None:
         k_S = sequence_ratio(tokens, log_k_N, "product")
-        weight_N = truncated(k_S, config.sequence_cap)[tokens.sequence_N]
+        weight_N = truncate_weights(k_S, config.sequence_cap)[tokens.sequence_N]
         parts.append(weight_N)
         metrics["train/sequence_weight_mean"] = token_mean(weight_N, tokens.mask_N)
     if config.off_policy_delta is not None:
@@ -86,7 +86,7 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
     )
 
 
-def truncated(k: Tensor, cap: float) -> Tensor:
+def truncate_weights(k: Tensor, cap: float) -> Tensor:
     """Return ``min(k, cap)``: truncated importance sampling (TIS), of tokens [N] or sequences [S].
 
     By token: fengyao.notion.site/off-policy-rl, and verl since its PR 2953. By sequence, of the

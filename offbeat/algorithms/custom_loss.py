@@ -90,9 +90,9 @@ class CustomLoss:
         except Exception as error:
             problem = f"it raised {describe(error, self._working_dir)}"
             raise LossRefused(self.target, problem, "Repair the function") from error
-        return self._checked(returned, len(tokens.mask_N))
+        return self._check_values(returned, len(tokens.mask_N))
 
-    def _checked(self, returned: object, count: int) -> TokenValues:
+    def _check_values(self, returned: object, count: int) -> TokenValues:
         loss_N, shown = returned, dict[object, object]()
         if isinstance(returned, tuple):
             pair = cast("tuple[object, ...]", returned)

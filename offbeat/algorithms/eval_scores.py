@@ -89,7 +89,9 @@ def _scores(prompts: Sequence[Sequence[ScoredSample]]) -> SetScores:
         masked_samples=sum(map(len, prompts)) - len(everything),
         k=drawn,
         mean=_estimate([statistics.fmean(one.reward for one in prompt) for prompt in scored]),
-        pass_at={k: _estimate(passed) for k in _ks(drawn) if (passed := _passed(scored, k))},
+        pass_at={
+            k: _estimate(passed) for k in _ks(drawn) if (passed := _compute_pass_at_k(scored, k))
+        },
         majority=_estimate([_majority(prompt) for prompt in scored])
         if has_answers and drawn > 1
         else None,
@@ -102,7 +104,7 @@ def _ks(drawn: int) -> list[int]:
     return sorted({*(1 << power for power in range(drawn.bit_length())), drawn})
 
 
-def _passed(prompts: Sequence[Sequence[ScoredSample]], k: int) -> list[float]:
+def _compute_pass_at_k(prompts: Sequence[Sequence[ScoredSample]], k: int) -> list[float]:
     """Return pass@k of each prompt that has at least k valid samples."""
     return [
         pass_at_k(len(prompt), sum(sample.is_correct for sample in prompt), k)

@@ -33,7 +33,9 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     return difference.exp() - difference - 1
 
 
-def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: str) -> Tensor:
+def compute_weighted_kl(
+    logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: str
+) -> Tensor:
     """Return ``exp(logprob - old)`` times ``kl_penalty``, [N], which has the gradient of the KL.
 
     The value is an expectation over tokens of the policy itself, so its gradient has a part for
@@ -48,7 +50,7 @@ def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: st
     return weight_N * kl_penalty(logprobs_N, reference_N, kind)
 
 
-def penalised(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
+def penalise_kl(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return tokens with advantage ``A - kl_reward_coef * (old - reference)``: KL in the reward.
 
     Each token's advantage contains only its KL (discount 0), as in REINFORCE++ with baseline of

@@ -127,7 +127,7 @@ def _results(
     found = dict[str, Tensor]()
     for sequences in calls:
         places = _places(tokens, sequences, trained_only=trained_only)
-        for name, values_N in _call(loss, config, _picked(tokens, places)):
+        for name, values_N in _call(loss, config, _pick(tokens, places)):
             zeros_N = torch.zeros_like(tokens.logprobs_N)
             found.setdefault(name, zeros_N)[places] = values_N.detach().to(zeros_N.dtype)
     return _Found(found, cut)
@@ -140,7 +140,7 @@ def _places(tokens: LossTokens, sequences: Sequence[int], *, trained_only: bool)
     return torch.cat(each)
 
 
-def _picked(tokens: LossTokens, places: Tensor) -> LossTokens:
+def _pick(tokens: LossTokens, places: Tensor) -> LossTokens:
     """Return the tokens at some places of [N], with sequences renumbered in that order."""
     present, counts = torch.unique_consecutive(tokens.sequence_N[places], return_counts=True)
     of_tokens = {

@@ -26,7 +26,7 @@ from torch import Tensor
 from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
 from offbeat.algorithms.divisors import divisor_parts
-from offbeat.algorithms.kl import kl_penalty, penalised, reward_kl_metrics, weighted_kl
+from offbeat.algorithms.kl import compute_weighted_kl, kl_penalty, penalise_kl, reward_kl_metrics
 from offbeat.algorithms.tokens import (
     LOG_RATIO_LIMIT,
     Loss,
@@ -50,7 +50,7 @@ from offbeat.config.sections.loss import (
 )
 
 
-def distilled(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
+def distill(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return tokens with advantage ``reward_coef * A + coef * (teacher - old)``.
 
     In expectation over tokens of the policy, ``old - teacher`` is the reverse KL of the next token
@@ -92,7 +92,7 @@ class Surrogate:
     bounded_N: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
-def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
+def clip_surrogate(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
     """Compute ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO's clipped objective.
 
     Tokens beyond their bound have no gradient. PPO, arXiv:1707.06347, equation 7. Separate bounds
@@ -103,7 +103,7 @@ def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
 
 
 def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
-    """Compute ``clipped`` with one ratio for all tokens of a sequence: their geometric mean.
+    """Compute ``clip_surrogate`` with one ratio for all tokens of a sequence: their geometric mean.
 
     ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071. Its
     objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves less
@@ -114,7 +114,7 @@ def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surr
     return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, config)
 
 
-def bounded_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogate:
+def bound_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogate:
     """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
     The clipped ratio has no gradient. CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5:
@@ -176,20 +176,20 @@ __all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
 
 
 def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
-    """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``clipped``.
+    """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``clip_surrogate``.
 
     For each valid token, with ratio ``r = exp(logprob - old)`` and advantage ``A``::
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
     With a teacher, or a KL penalty in the reward, ``A`` includes a part for each token:
-    ``distilled``, ``kl.penalised``. ``w`` is the product of the recipe's corrections.
+    ``distill``, ``kl.penalise_kl``. ``w`` is the product of the recipe's corrections.
     ``normalize="tokens"`` is DAPO's token-level loss (arXiv:2503.14476, section 3.3),
     ``"sequences"`` GRPO's mean of means (arXiv:2402.03300), ``"constant"`` Dr. GRPO's division by
     the generation budget (arXiv:2503.20783, section 3.2).
     """
     valid = with_advantages(tokens, config)
-    return add_up(valid, clipped(valid, config), correction(valid, config), tokens, config)
+    return add_up(valid, clip_surrogate(valid, config), correction(valid, config), tokens, config)
 
 
 def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
@@ -202,12 +202,12 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
 
 def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
-    """Compute a policy gradient with a bounded importance weight: ``bounded_weight``.
+    """Compute a policy gradient with a bounded importance weight: ``bound_weight``.
 
     arXiv:2506.13585, which normalises over tokens.
     """
     valid = with_advantages(tokens, config)
-    return add_up(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
+    return add_up(valid, bound_weight(valid, config), correction(valid, config), tokens, config)
 
 
 def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
@@ -228,7 +228,7 @@ def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
 def with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return the valid tokens, with the parts of teacher and reference in their advantages."""
     valid = valid_tokens(tokens, config.old_logprobs)
-    return penalised(distilled(valid, config), config)
+    return penalise_kl(distill(valid, config), config)
 
 
 def add_up(
@@ -274,7 +274,7 @@ def add_up(
 def _kl(valid: ValidTokens, reference_N: Tensor, config: AnyLossConfig) -> Tensor:
     """Return each token's KL to the reference [N], bounded by ``kl_clamp``."""
     if isinstance(config, PolicyGradientLossConfig) and config.kl_gradient == "unbiased":
-        kl_N = weighted_kl(valid.logprobs_N, reference_N, valid.old_N, config.kl_kind)
+        kl_N = compute_weighted_kl(valid.logprobs_N, reference_N, valid.old_N, config.kl_kind)
     else:
         kl_N = kl_penalty(valid.logprobs_N, reference_N, config.kl_kind)
     return kl_N if config.kl_clamp is None else kl_N.clamp(-config.kl_clamp, config.kl_clamp)

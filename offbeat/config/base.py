@@ -122,7 +122,7 @@ def with_fields(core: type[Kind], fields: Mapping[str, Any]) -> type[Kind]:
     )
 
 
-def choice_of(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type
+def make_choice(key: str, choice: str, sections: tuple[type[Config], ...]) -> Any:  # noqa: ANN401 -- a type
     """Return the type of a section that ``key`` selects from these models; default ``choice``."""
     marks = [default_choice(key, choice)]
     if len(sections) == 1:  # pydantic refuses a choice with one member

@@ -59,7 +59,7 @@ def give(value: Any) -> str:  # noqa: ANN401 -- any object that can be called
 
     name = getattr(value, "__name__", type(value).__name__)
     try:
-        pickled = _pickled(_cloudpickle(), value)
+        pickled = _pickle(_cloudpickle(), value)
         copy = _cloudpickle().loads(pickled)
     except Exception as error:
         raise CannotBeSent(name, f"{type(error).__name__}: {error}") from error
@@ -112,7 +112,7 @@ def pack(targets: Iterable[str]) -> tuple[PackedValue, ...]:
     return tuple(_packed[target] for target in targets if target in _packed)
 
 
-def _pickled(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
+def _pickle(cloudpickle: Any, value: object) -> bytes:  # noqa: ANN401 -- a module
     """Pickle with the code of the user's module, because a child may be unable to import it."""
     from offbeat.config.value_digest import is_installed  # noqa: PLC0415 -- imports numpy
 

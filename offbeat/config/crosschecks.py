@@ -19,13 +19,13 @@ from offbeat.config.hub_path import (
     is_on_hub,
 )
 from offbeat.config.limits import (
-    encoder_of,
     encoder_ranks,
+    find_encoder,
+    find_moe,
     max_evaluation_calls,
     max_group_bytes,
     max_outstanding_groups,
     max_reward_calls,
-    moe_of,
     on_failed_sample,
     schedule_in_steps,
     trainer_device,
@@ -265,7 +265,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def moe_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings that cannot work together with ``trainer.moe``."""
-    moe = moe_of(config)
+    moe = find_moe(config)
     if moe is None:
         return
     loss = config.algorithm.loss
@@ -396,13 +396,13 @@ def in_each_environment(
 ) -> Callable[[RunConfig], Iterator[Clash]]:
     """Turn a check of a single environment into a check of all environments of a run."""
 
-    def checked(config: RunConfig) -> Iterator[Clash]:
+    def check_each(config: RunConfig) -> Iterator[Clash]:
         for name, view in environment_views(config).items():
             for clash in check(view):
                 keys = tuple(text_in(name, key) for key in clash.keys)
                 yield Clash(keys, text_in(name, clash.message), text_in(name, clash.hint))
 
-    return checked
+    return check_each
 
 
 def environment_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -626,7 +626,7 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
     if trainer.backend == "stub" or trainer.optimizer.rounding == "nearest":
         return
     key, ranks = "trainer.optimizer.rounding", trainer_ranks(config)
-    has_encoder = encoder_of(trainer) is not None
+    has_encoder = find_encoder(trainer) is not None
     one_rank = "train on one rank, with trainer.data_parallel and trainer.tensor_parallel of 1"
     if has_encoder:
         one_rank = "train on one rank, without trainer.encoder"

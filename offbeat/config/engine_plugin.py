@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from offbeat.config.problems import Clash
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class EnginePlugin(ABC):
 
 def known_engines() -> dict[str, EnginePlugin]:
     """Return the kinds of engines from plug-ins of this package, by name."""
-    return cast("dict[str, EnginePlugin]", plugins_of("engine"))
+    return cast("dict[str, EnginePlugin]", find_plugins("engine"))
 
 
 def find_engine(name: str) -> EnginePlugin | None:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, cast
 
 from offbeat.config.problems import Clash
 from offbeat.config.user_code import REWARD, CallForm
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _EnvironmentPlugin(Protocol):
 def known_environments() -> dict[str, EnvironmentTraits]:
     """Return the environments of this package, in display order."""
     known = list(CORE_ENVIRONMENTS.items())
-    for name, plugin in cast("dict[str, _EnvironmentPlugin]", plugins_of("environment")).items():
+    for name, plugin in cast("dict[str, _EnvironmentPlugin]", find_plugins("environment")).items():
         names, before = [each for each, _ in known], plugin.traits.listed_after
         known.insert(
             names.index(before) + 1 if before in names else len(known), (name, plugin.traits)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from offbeat.config import schema
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.normalise import meant
-from offbeat.config.package_names import installed_names
+from offbeat.config.package_names import list_installed_names
 from offbeat.config.plugin_sections import section_of_plugin
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import PluginGeneratorConfig
@@ -61,7 +61,7 @@ def explain(key: str = "") -> str:
     head = f"{key}: {_entry(known, _notes(known), '    ')}"
     if not known.sections:
         return head
-    choices = [f"    {name}: {schema.doc_of(each)}" for name, each in schema.choices(key).items()]
+    choices = [f"    {name}: {schema.read_doc(each)}" for name, each in schema.choices(key).items()]
     engines = [*_engines_of_packages()] if key == _GENERATOR else []
     own = [*_keys_of_packages()] if key == _GENERATOR else []
     return "\n".join([head, *choices, *engines, "", _table(schema.children(known.key)), *own])
@@ -74,12 +74,12 @@ def _explain_plugin(key: str) -> str:
         section = section_of_plugin(name)
     except PluginUnusable as unusable:
         raise NoSuchKey(key, f"{unusable}.") from None
-    keys = {each.key: each for each in schema.keys_of(section, f"{_PLUGINS}.{name}.")}
+    keys = {each.key: each for each in schema.list_keys(section, f"{_PLUGINS}.{name}.")}
     if key in keys:
         return f"{key}: {_entry(keys[key], margin='    ')}"
     if key != f"{_PLUGINS}.{name}":
         raise NoSuchKey(key, f"{name} has the keys {', '.join(section.model_fields)}.")
-    return f"{key}: {schema.doc_of(section)}\n\n{_table(keys.values())}"
+    return f"{key}: {schema.read_doc(section)}\n\n{_table(keys.values())}"
 
 
 def _find_by_last_part(part: str) -> str:
@@ -110,7 +110,7 @@ def _entry(key: schema.Key, notes: str = "", margin: str = "") -> str:
 
 def _notes(key: schema.Key) -> str:
     """Format the names that other packages add to a key, and the settings that the key needs."""
-    names = [f"{name} ({package})" for name, package in installed_names(key.key).items()]
+    names = [f"{name} ({package})" for name, package in list_installed_names(key.key).items()]
     notes = [f"Of installed packages: {', '.join(names)}."] if names else []
     settings = schema.only_with(key)
     if settings.startswith(f"{_BACKEND}="):
@@ -138,7 +138,7 @@ def _find_engines(path: tuple[str, ...]) -> PackageEngines:
     del path
     sections = dict[str, type[PluginGeneratorConfig]]()
     unusable = dict[str, PluginUnusable]()
-    for name in installed_names(_BACKEND):
+    for name in list_installed_names(_BACKEND):
         try:
             plugin = find_engine(name)
         except PluginUnusable as error:
@@ -148,7 +148,7 @@ def _find_engines(path: tuple[str, ...]) -> PackageEngines:
             sections[name] = plugin.section
     by_form = dict[tuple[str, str, str], schema.Key]()
     for name, section in sections.items():
-        for key in schema.keys_of(section, f"{_GENERATOR}."):
+        for key in schema.list_keys(section, f"{_GENERATOR}."):
             form = (key.key, key.summary, key.doc)
             others = by_form[form].variants if form in by_form else ()
             by_form[form] = replace(key, variants=(*others, name))
@@ -178,7 +178,7 @@ def _only_with_engines(key: schema.Key) -> str:
 def _engines_of_packages() -> Iterator[str]:
     """Yield the meaning of each engine of another package, or why it is unknown."""
     found = _find_engines(tuple(sys.path))
-    yield from (f"    {name}: {schema.doc_of(each)}" for name, each in found.sections.items())
+    yield from (f"    {name}: {schema.read_doc(each)}" for name, each in found.sections.items())
     yield from (f"    {name}: unusable. {each}." for name, each in found.unusable.items())
 
 
@@ -191,10 +191,10 @@ def _keys_of_packages() -> Iterator[str]:
 
 def _engines_with(key: schema.Key) -> tuple[list[str], list[str]]:
     """Return other packages' engines with a key of section ``generator``, and notes on them."""
-    installed = [*installed_names(_BACKEND)]
+    installed = [*list_installed_names(_BACKEND)]
     if not installed:
         return [], []
-    if key.key in {each.key for each in schema.keys_of(PluginGeneratorConfig, f"{_GENERATOR}.")}:
+    if key.key in {each.key for each in schema.list_keys(PluginGeneratorConfig, f"{_GENERATOR}.")}:
         return installed, [f"Another package may set another default: {', '.join(installed)}."]
     found = _find_engines(tuple(sys.path))
     forms = [each for each in found.keys if each.key == key.key]

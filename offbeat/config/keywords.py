@@ -41,7 +41,7 @@ _ARGUMENT_BY_KEY: Final = {
 """Arguments of ``offbeat.train`` by the recipe key that they set."""
 
 
-def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+def format_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return ``key=value`` of each keyword, as ``load_recipe`` reads them.
 
     A keyword is a section or a dotted key of a recipe. The last part of a key suffices if it is

@@ -134,14 +134,14 @@ class EncoderSizes(Protocol):
     def gpus(self) -> float | None: ...
 
 
-def encoder_of(trainer: AnyTrainerConfig) -> EncoderSizes | None:
+def find_encoder(trainer: AnyTrainerConfig) -> EncoderSizes | None:
     """Return the section of the ranks with only the vision tower, or None without such ranks."""
     return cast("EncoderSizes | None", getattr(trainer, "encoder", None))
 
 
 def encoder_ranks(trainer: AnyTrainerConfig) -> int:
     """Return the number of ranks that hold only the vision tower: the last of the world."""
-    encoder = encoder_of(trainer)
+    encoder = find_encoder(trainer)
     return 0 if encoder is None else encoder.data_parallel * encoder.tensor_parallel
 
 
@@ -157,7 +157,7 @@ class RankResources:
 def rank_resources(trainer: AnyTrainerConfig, rank: int, ranks: int) -> RankResources:
     """Return the resources of a rank in a world of ``ranks`` ranks."""
     threads = trainer.threads if isinstance(trainer, ModelTrainerConfig) else 1
-    encoder = encoder_of(trainer)
+    encoder = find_encoder(trainer)
     if encoder is None or rank < ranks - encoder_ranks(trainer):
         return RankResources(trainer.cpus, trainer.gpus, threads)
     cpus = trainer.cpus if encoder.cpus is None else encoder.cpus
@@ -179,7 +179,7 @@ def microbatch_tokens(trainer: AnyTrainerConfig) -> int:
 
 def encoder_tokens(trainer: AnyTrainerConfig) -> int | None:
     """Return the maximum media tokens that an encoder rank computes at once, None if unbounded."""
-    encoder = encoder_of(trainer)
+    encoder = find_encoder(trainer)
     return None if encoder is None else encoder.max_tokens_per_microbatch
 
 
@@ -195,7 +195,7 @@ def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
     return trainer.freeze if isinstance(trainer, ModelTrainerConfig) else ()
 
 
-def moe_of(config: RunConfig) -> MoeConfig | None:
+def find_moe(config: RunConfig) -> MoeConfig | None:
     """Return how the run balances experts, or None to leave it to the loss."""
     trainer = config.trainer
     moe = trainer.moe if isinstance(trainer, ModelTrainerConfig) else None
@@ -239,7 +239,7 @@ def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> Optimize
     return optimizer.model_copy(update=changes)
 
 
-def counted_functions(environment: EnvironmentConfig) -> int:
+def count_functions(environment: EnvironmentConfig) -> int:
     """Return the number of reward functions of an environment, without built-in graders."""
     if environment.name != "function":
         return 0
@@ -273,7 +273,7 @@ def _calls_per_sample(config: RunConfig) -> int:
     if policy != "fail_group":
         scorings += 1 + (config.rollout.sample_retries if policy == "retry" else 0)
     per_sample = max(
-        counted_functions(view.environment) * (1 + view.environment.reward_retries)
+        count_functions(view.environment) * (1 + view.environment.reward_retries)
         for view in environment_views(config).values()
     )
     return scorings * per_sample

@@ -76,7 +76,7 @@ def load_recipe(
     config, wrong = _judge(root)
     problems += _news(wrong, problems, complete=read.complete)
     bad = {problem.key for problem in problems if problem.key}
-    problems += _cross_check(config or _patched(root, bad), root, bad, dry_run=dry_run)
+    problems += _cross_check(config or _patch(root, bad), root, bad, dry_run=dry_run)
     if problems or config is None:
         raise ConfigError(tuple(sorted(problems, key=_reading_order)))
     return LoadedRecipe(
@@ -108,7 +108,7 @@ def _judge(root: Section) -> tuple[RunConfig | None, list[Problem]]:
     try:
         return RunConfig.model_validate(root.plain()), []
     except ValidationError as error:
-        by_key = {_key_of(detail): detail for detail in reversed(error.errors(include_url=False))}
+        by_key = {_find_key(detail): detail for detail in reversed(error.errors(include_url=False))}
         return None, [_problem(key, detail, root) for key, detail in by_key.items()]
 
 
@@ -129,7 +129,7 @@ def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iter
             yield problem
 
 
-def _key_of(detail: ErrorDetails) -> str:
+def _find_key(detail: ErrorDetails) -> str:
     """Return the dotted key of a pydantic error, without choices and list indices."""
     key, chosen = "", ""
     for part in detail["loc"]:
@@ -163,7 +163,7 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
 # --- several values together ---------------------------------------------------------------------
 
 
-def _patched(root: Section, bad: set[str]) -> RunConfig | None:
+def _patch(root: Section, bad: set[str]) -> RunConfig | None:
     """Return the configuration with each bad value replaced by its default.
 
     Return None if it still does not validate.

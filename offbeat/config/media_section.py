@@ -11,7 +11,7 @@ from pydantic import Field
 
 from offbeat.config.base import Config, with_fields
 from offbeat.config.problems import Clash
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
@@ -58,4 +58,4 @@ def media_clashes(config: "RunConfig") -> Iterator[Clash]:
 
 
 def _plugins() -> list[_MediaPlugin]:
-    return [cast("_MediaPlugin", plugin) for plugin in plugins_of("media").values()]
+    return [cast("_MediaPlugin", plugin) for plugin in find_plugins("media").values()]

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.package_names import expand_names
-from offbeat.config.peer_keys import find_note, translated
+from offbeat.config.peer_keys import find_note, translate_keys
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.trainer_parts import common_keys
@@ -210,7 +210,7 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
     if isinstance(node, Section):  # a section of another library, with known keys
         below = (name for name, _ in node.locations(f"{key}."))
         is_misspelt = difflib.get_close_matches(key.rpartition(".")[2], valid, cutoff=_CLOSE)
-        hint = translated(below, parts=2, places={} if is_misspelt else _places())
+        hint = translate_keys(below, parts=2, places={} if is_misspelt else _places())
     hint = hint or _explain_absent(key) or meant(key, valid)
     return Problem(node.location, key, node.plain(), "unknown key", hint)
 
@@ -241,7 +241,7 @@ def meant(key: str, valid: Iterable[str]) -> str:
     is_known = any(known.leaf == leaf for known in schema.known_keys().values())
     near = difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE_ELSEWHERE)
     is_misspelt = place and near and not find_note(key)
-    hint = "" if is_misspelt else translated([key], parts=2 if is_known else 1)
+    hint = "" if is_misspelt else translate_keys([key], parts=2 if is_known else 1)
     return hint or _nearest(key, valid)
 
 

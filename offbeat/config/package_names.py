@@ -44,7 +44,7 @@ _BUILT_IN: Final[Mapping[str, Iterable[str]]] = {
 """Names of this package for a key that also holds targets."""
 
 
-def installed_names(key: str) -> dict[str, str]:
+def list_installed_names(key: str) -> dict[str, str]:
     """Return the names that installed packages add to a key, each with its package."""
     kind, known = _KINDS.get(key), schema.known(key)
     if kind is None or known is None:

@@ -456,7 +456,7 @@ _MOST_TRANSLATED: Final = 4
 _PAGE: Final = "More: docs/coming-from.md."
 
 
-def translated(
+def translate_keys(
     keys: Iterable[str], *, parts: int = 1, places: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return the recipe keys that correspond to ``keys`` of other libraries, or ``""`` if none.
@@ -506,14 +506,14 @@ def matching_keys(key: str, least: int) -> list[str]:
     They share at least ``least`` parts, or all parts of the counterpart.
     """
     shared = {
-        ours: max(_shared_parts(key, peer, least) for peer in peers)
+        ours: max(_count_shared_parts(key, peer, least) for peer in peers)
         for ours, peers in PEER_KEYS.items()
     }
     most = max(shared.values())
     return [ours for ours, count in shared.items() if count == most > 0]
 
 
-def _shared_parts(one: str, other: str, least: int) -> int:
+def _count_shared_parts(one: str, other: str, least: int) -> int:
     """Count the last parts that two dotted keys have in common. Return 0 if they are too few."""
     left, right = one.split("."), other.split(".")
     count = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.schema import Key, choices, doc_of, known_keys, only_with
+from offbeat.config.schema import Key, choices, known_keys, only_with, read_doc
 
 _COLUMNS: Final = 120
 _HEAD: Final = """\
@@ -25,7 +25,7 @@ settings that cannot work together.
 def document() -> str:
     """Return the whole page."""
     chapters = [_section("", "Top level")]
-    repeated = dict(_repeated_sections())
+    repeated = dict(_find_repeats())
     for section in (key for key in known_keys().values() if key.sections):
         if is_repeated(section.key):
             continue
@@ -36,10 +36,10 @@ def document() -> str:
 
 def is_repeated(key: str) -> bool:
     """Return whether a key is in a section with the same keys as an earlier section."""
-    return any(key.startswith(f"{section}.") for section, _ in _repeated_sections())
+    return any(key.startswith(f"{section}.") for section, _ in _find_repeats())
 
 
-def _repeated_sections() -> Iterator[tuple[str, str]]:
+def _find_repeats() -> Iterator[tuple[str, str]]:
     """Yield each section with the models of an earlier section, and that section."""
     earlier = dict[tuple[type, ...], str]()
     for key in known_keys().values():
@@ -56,7 +56,7 @@ def _reference(section: Key, first: str) -> str:
 
 def _chapter(section: Key) -> str:
     """Return the chapter of a section, with its choices if a key selects among them."""
-    docs = [f"`{name}`: {doc_of(model)}" for name, model in choices(section.key).items()]
+    docs = [f"`{name}`: {read_doc(model)}" for name, model in choices(section.key).items()]
     only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""
     intro = [f"{only}{section.doc}", *docs]
     return _section(f"{section.key}.", f"`{section.key}`", intro)

@@ -23,7 +23,7 @@ from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 
 
 class RunConfig(Config):
@@ -128,7 +128,7 @@ class RunConfig(Config):
 def _with_sections_of_plugins(core: type[RunConfig]) -> type[RunConfig]:
     """Return the model of a recipe with the sections of this package's plug-ins."""
     sections: dict[str, type[Config]] = {
-        name: tracker.section for name, tracker in plugins_of("tracker").items()
+        name: tracker.section for name, tracker in find_plugins("tracker").items()
     }
     fields: dict[str, Any] = {
         name: (section, Field(default=section(), description=section.__doc__))

@@ -82,11 +82,11 @@ def known_keys() -> dict[str, Key]:
     known = dict[str, Key]()
     for name, variants in found.items():
         section = known.get(name.rpartition(".")[0])
-        known[name] = _combined(variants, section)
+        known[name] = _combine(variants, section)
     return known
 
 
-def keys_of(section: type[Config], prefix: str) -> list[Key]:
+def list_keys(section: type[Config], prefix: str) -> list[Key]:
     """Return the keys of a section outside of the models, with ``prefix`` before each."""
     return list(_walk(section, prefix, ()))
 
@@ -145,7 +145,7 @@ def only_with(key: Key) -> str:
     return f"{chooser(section)}={' or '.join(key.variants)}"
 
 
-def doc_of(section: type[Config]) -> str:
+def read_doc(section: type[Config]) -> str:
     """Return the docstring of a section on one line."""
     return _in_markdown(section.__doc__)
 
@@ -176,7 +176,7 @@ def _walk(
             holds_text=field.annotation == dict[str, str],
             chosen_by=chosen_by,
             default_choice=str(getattr(field.default, chosen_by)) if chosen_by else "",
-            holds_sections=(named := _named_section(field.annotation)) is not None,
+            holds_sections=(named := _find_named_section(field.annotation)) is not None,
         )
         if named is not None:
             yield from _walk_named(named, f"{prefix}{name}.{NAME}")
@@ -186,12 +186,12 @@ def _walk(
 
 
 def _walk_named(model: type[Config], key: str) -> Iterator[Key]:
-    kind, doc = f"section, {NAME} {_NAMED}", doc_of(model)
+    kind, doc = f"section, {NAME} {_NAMED}", read_doc(model)
     yield Key(key, kind, "{}", doc, (model,), (), is_text=False, is_path=False)
     yield from _walk(model, f"{key}.", ())
 
 
-def _named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
+def _find_named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
     """Return the model of a mapping from names to sections, or None for any other field."""
     if get_origin(annotation) is not dict:
         return None
@@ -199,7 +199,7 @@ def _named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
     return model
 
 
-def _combined(keys: list[Key], section: Key | None) -> Key:
+def _combine(keys: list[Key], section: Key | None) -> Key:
     """Combine the same key of several variants into one key; list all values that differ."""
     first = keys[0]
     if section is None or not first.variants:
@@ -308,7 +308,7 @@ def _word(part: Any, marks: tuple[Any, ...]) -> str:  # noqa: ANN401
     if origin is tuple:
         count = "" if Ellipsis in inside else f"{len(inside)} "
         return f"list of {count}values, each: {_kind(inside[0])}"
-    if _named_section(part) is not None:
+    if _find_named_section(part) is not None:
         return f"sections by name; a name is {_NAMED}"
     return ", ".join([_WORDS.get(origin or part, "any value"), *_bounds(marks)])
 

@@ -87,7 +87,7 @@ def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = 
             return value
 
 
-def redacted_keys(values: object) -> Iterator[str]:
+def find_redacted_keys(values: object) -> Iterator[str]:
     """Yield the dotted key of each value that was redacted as a secret; a list is one value."""
     yield from dict.fromkeys(key for key, value in _leaves(values) if value == REDACTED)
 

@@ -62,7 +62,7 @@ def _read_chain(recipe: Path, sources: Sources) -> None:
         while path is not None:
             _check_link(path, asked_at, chain)
             chain[path] = section = _read_recipe(path, asked_at, sources.problems)
-            path, asked_at = _base_of(path, section, sources.problems)
+            path, asked_at = _pop_base(path, section, sources.problems)
     except ConfigError as error:
         sources.problems.extend(error.problems)
         sources.complete = False
@@ -90,7 +90,9 @@ def _check_link(path: Path, asked_at: Location, above: Iterable[Path]) -> None:
         raise _refusal(asked_at, "extends", ABSENT, message, "Merge some of them.")
 
 
-def _base_of(path: Path, section: Section, problems: list[Problem]) -> tuple[Path | None, Location]:
+def _pop_base(
+    path: Path, section: Section, problems: list[Problem]
+) -> tuple[Path | None, Location]:
     """Remove ``extends`` from a recipe; return the path in it, if any, and its location."""
     match section.children.pop("extends", None):
         case None:
@@ -199,7 +201,7 @@ def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
     sources.layers.append(layer)
 
 
-def _quoted_for_yaml(key: str, text: str) -> str:
+def _advise_quotes(key: str, text: str) -> str:
     """Return advice for a value that YAML cannot read. In a list, the elements need quotes."""
     if not text.startswith("["):
         return f"Quote the value for YAML too: {key}='\"...\"'."
@@ -224,7 +226,7 @@ def _read_override(override: str, sources: Sources) -> Section | None:
     try:
         node, problems = yaml_text.parse(text, where.source, numbered=False)
     except ConfigError as error:
-        message, hint = error.problems[0].message, _quoted_for_yaml(key, text)
+        message, hint = error.problems[0].message, _advise_quotes(key, text)
         sources.problems.append(Problem(where, key, text, message, hint))
         return None
     sources.problems.extend(problems)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from offbeat.config.problems import Clash
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
@@ -27,7 +27,7 @@ class _TrainerPlugin(Protocol):
 
 def trainer_sections() -> "tuple[type[ModelTrainerConfig], ...]":
     """Return the models of section ``trainer`` from plug-ins of this package."""
-    brought = cast("dict[str, _TrainerPlugin]", plugins_of("trainer"))
+    brought = cast("dict[str, _TrainerPlugin]", find_plugins("trainer"))
     return tuple(plugin.section for plugin in brought.values())
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from offbeat.config.base import Config, with_fields
 from offbeat.config.problems import Clash
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
@@ -81,7 +81,7 @@ def keys_of_one_backend() -> list[str]:
     ]
 
 
-def fixed_keys() -> list[str]:
+def list_fixed_keys() -> list[str]:
     """Return the keys of parts that cannot change when a run resumes."""
     return [f"trainer.{part.key}" for part in _parts().values() if part.is_fixed]
 
@@ -102,4 +102,4 @@ def has_part(key: str) -> bool:
 
 
 def _parts() -> dict[str, _TrainerPart]:
-    return cast("dict[str, _TrainerPart]", plugins_of("trainer_part"))
+    return cast("dict[str, _TrainerPart]", find_plugins("trainer_part"))

@@ -332,7 +332,7 @@ def describe(error: BaseException, user_dir: Path | None = None) -> str:
     return where + printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def traceback_of(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return the end of an error's traceback, in at most ``_TRACEBACK_CHARACTERS``."""
     text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
     return text.encode(errors="backslashreplace").decode()  # UTF-8 has no lone surrogates

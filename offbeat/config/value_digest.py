@@ -79,11 +79,11 @@ def is_installed(module: ModuleType) -> bool:
 
 
 def _is_in_package(file: str) -> bool:
-    return any(Path(file).is_relative_to(folder) for folder in _installed_folders())
+    return any(Path(file).is_relative_to(folder) for folder in _find_installed_folders())
 
 
 @functools.cache
-def _installed_folders() -> tuple[str, ...]:
+def _find_installed_folders() -> tuple[str, ...]:
     own = str(Path(__file__).parents[1])
     folders = {own, *sysconfig.get_paths().values(), *site.getsitepackages()}
     return tuple(sorted(folders - {sysconfig.get_path("scripts"), sysconfig.get_path("data")}))
@@ -123,7 +123,7 @@ class _Walk:
         for each in value:
             yield self.of(each, name)
 
-    def unordered_parts(self, value: Iterable[Any], name: str) -> Iterator[str]:
+    def sort_parts(self, value: Iterable[Any], name: str) -> Iterator[str]:
         yield from sorted(self.of(each, name) for each in value)
 
     def mapping_parts(self, value: Mapping[Any, Any], name: str) -> Iterator[str]:
@@ -139,7 +139,7 @@ class _Walk:
 
     def function_parts(self, value: FunctionType, name: str) -> Iterator[str]:
         if _is_of_package(value):
-            yield _path_of(value)
+            yield _format_path(value)
             return
         yield self.of(value.__code__, name)
         yield self.of((value.__defaults__, value.__kwdefaults__), f"default of {name}")
@@ -149,9 +149,9 @@ class _Walk:
             except ValueError:  # the function is recursive and still being defined
                 continue
             yield self.of(content, free)
-        for used in sorted(_looked_up(value.__code__, _LOOKS_UP) & value.__globals__.keys()):
+        for used in sorted(_find_lookups(value.__code__, _LOOKS_UP) & value.__globals__.keys()):
             yield used + self.of(value.__globals__[used], used)
-        for name_of_module in sorted(_looked_up(value.__code__, _IMPORTS)):
+        for name_of_module in sorted(_find_lookups(value.__code__, _IMPORTS)):
             yield from _module_source(name_of_module)
 
     def method_parts(self, value: MethodType, name: str) -> Iterator[str]:
@@ -162,7 +162,7 @@ class _Walk:
 
     def class_parts(self, value: type, name: str) -> Iterator[str]:
         if _is_of_package(value):
-            yield _path_of(value)
+            yield _format_path(value)
             return
         yield value.__qualname__
         yield from self.item_parts(value.__bases__, name)
@@ -188,7 +188,7 @@ class _Walk:
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001 -- of any class: it is named, not handled
-            self.unverifiable.append(f"{name} ({_path_of(type(value))})")
+            self.unverifiable.append(f"{name} ({_format_path(type(value))})")
             return
         if isinstance(reduced, str):
             yield reduced
@@ -199,21 +199,21 @@ class _Walk:
 
 _Parts = Callable[[_Walk, Any, str], Iterator[str]]
 _PARTS: Final[tuple[tuple[type, _Parts], ...]] = (
-    (enum.Enum, lambda _, value, __: iter([_path_of(type(value)), value.name])),
+    (enum.Enum, lambda _, value, __: iter([_format_path(type(value)), value.name])),
     (PurePath, lambda _, value, __: iter([str(value)])),
     (re.Pattern, lambda _, value, __: iter([repr(value.pattern), str(value.flags)])),
     (np.ndarray, _Walk.array_parts),
     (np.generic, lambda _, value, __: iter([repr(value)])),
     (CodeType, _Walk.code_parts),
     (FunctionType, _Walk.function_parts),
-    *((kind, lambda _, value, __: iter([_path_of(value)])) for kind in _BUILT_IN),
+    *((kind, lambda _, value, __: iter([_format_path(value)])) for kind in _BUILT_IN),
     (MethodType, _Walk.method_parts),
     (functools.partial, _Walk.partial_parts),
     (type, _Walk.class_parts),
     (ModuleType, _Walk.module_parts),
     (Mapping, _Walk.mapping_parts),
-    (set, _Walk.unordered_parts),
-    (frozenset, _Walk.unordered_parts),
+    (set, _Walk.sort_parts),
+    (frozenset, _Walk.sort_parts),
     (list, _Walk.item_parts),
     (tuple, _Walk.item_parts),
 )
@@ -222,11 +222,11 @@ _PARTS: Final[tuple[tuple[type, _Parts], ...]] = (
 _OTHER: Final[tuple[type, _Parts]] = (object, _Walk.other_parts)
 
 
-def _looked_up(code: CodeType, by: Container[str]) -> set[str]:
+def _find_lookups(code: CodeType, by: Container[str]) -> set[str]:
     """Return the names that instructions of a code object, and of the code in it, look up."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname in by}
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return own.union(*(_looked_up(each, by) for each in inner))
+    return own.union(*(_find_lookups(each, by) for each in inner))
 
 
 def _module_source(name: str) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _function_in(attribute: Any) -> Any:  # noqa: ANN401 -- an attribute of a cl
     return getattr(attribute, "__func__", attribute)
 
 
-def _path_of(value: Any) -> str:  # noqa: ANN401 -- a function or a class
+def _format_path(value: Any) -> str:  # noqa: ANN401 -- a function or a class
     return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
 
 

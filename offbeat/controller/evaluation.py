@@ -39,7 +39,7 @@ from offbeat.messages.failures import (
     RolloutFailed,
 )
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.text import bounded
+from offbeat.messages.text import bound_text
 from offbeat.telemetry.evaluation_files import evaluation_metrics
 
 log = structlog.stdlib.get_logger()
@@ -312,7 +312,7 @@ def _samples(
 ) -> Iterator[ScoredSample]:
     for task, receipt in receipts:
         row = media_prompts().without_content(task.prompt.data)
-        prompt = bounded(json.dumps(row, ensure_ascii=False, default=str))
+        prompt = bound_text(json.dumps(row, ensure_ascii=False, default=str))
         for sample, is_valid in enumerate(receipt.valid):
             yield ScoredSample(
                 set=task.eval_set,

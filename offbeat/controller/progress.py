@@ -19,7 +19,7 @@ from offbeat.controller.run_stats import summarize
 from offbeat.controller.state import RunState
 from offbeat.controller.stats_records import RunTotals
 from offbeat.controller.step_metrics import StepMetricsBuilder
-from offbeat.doors import installed_version
+from offbeat.doors import find_installed_version
 from offbeat.messages.failures import Component
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.status_file import Status
@@ -235,5 +235,5 @@ def _last_steps() -> deque[float]:
 def _versions() -> dict[str, str]:
     """Return the installed versions of the libraries that the run uses."""
     packages = ("offbeat", "ray", "torch", "transformers")
-    found = {"python": platform.python_version()} | {p: installed_version(p) for p in packages}
+    found = {"python": platform.python_version()} | {p: find_installed_version(p) for p in packages}
     return {name: version for name, version in found.items() if version is not None}

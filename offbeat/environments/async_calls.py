@@ -53,7 +53,7 @@ class AsyncCalls:
         deadline = asyncio.timeout(self._limits.deadline_s)
         try:
             async with deadline:
-                return await self._tried(row, response)
+                return await self._call_with_retries(row, response)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -61,7 +61,7 @@ class AsyncCalls:
             late = f"no reward within {limit_s:.3g} s: its service is slow or down"
             return unavailable(late)
 
-    async def _tried(self, row: dict[str, object], response: str) -> object:
+    async def _call_with_retries(self, row: dict[str, object], response: str) -> object:
         retry = 0
         while True:
             async with self._open:

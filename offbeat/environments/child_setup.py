@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import msgspec
 
 from offbeat.config.by_value import unpack
-from offbeat.config.user_code import TargetNotFound, describe, load_target, traceback_of
+from offbeat.config.user_code import TargetNotFound, describe, format_traceback, load_target
 from offbeat.environments.frames import (
     CallMark,
     Ready,
@@ -23,14 +23,14 @@ from offbeat.environments.frames import (
     RewardCall,
     RewardReply,
     RewardTarget,
-    framed,
+    frame_message,
 )
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_value import (
     BadReward,
     NamedRewards,
-    reward_and_answer_of,
-    reward_of,
+    parse_named_reward,
+    parse_reward,
 )
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
@@ -51,7 +51,7 @@ class ChildSide:
     mark: CallMark
 
     def send(self, message: msgspec.Struct) -> None:
-        self.channel.sendall(framed(message))
+        self.channel.sendall(frame_message(message))
 
 
 def run_child(
@@ -85,10 +85,10 @@ def run_child(
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     function = _import(target, adapt)
     if isinstance(function, Refused):
-        channel.sendall(framed(function))
+        channel.sendall(frame_message(function))
         return
     ready = describe_target(function.func)
-    channel.sendall(framed(ready))
+    channel.sendall(frame_message(ready))
     serve(ChildSide(target, function, ready, channel, frames, mark))
 
 
@@ -124,17 +124,17 @@ def restrict_to_this_process(send: Send) -> Send:
     return sent
 
 
-def row_of(call: RewardCall) -> dict[str, Any]:
+def copy_row(call: RewardCall) -> dict[str, Any]:
     """Return a copy of the row for one sample, so that the function's changes affect no other."""
     return msgspec.json.decode(call.prompt, type=dict[str, Any])
 
 
 def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
-    """Return the reply for a value of user code, or for an error wrapped by ``raised``."""
+    """Return the reply for a value of user code, or for an error wrapped by ``make_bad_reward``."""
     if isinstance(value, Mapping):
-        value = reward_and_answer_of(cast("Mapping[object, object]", value))
+        value = parse_named_reward(cast("Mapping[object, object]", value))
     elif not isinstance(value, NamedRewards | BadReward):
-        value = reward_of(value)
+        value = parse_reward(value)
     match value:
         case BadReward():
             return RewardReply(call.number, sample, problem=value)
@@ -144,9 +144,11 @@ def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
             return RewardReply(call.number, sample, NamedRewards(cast("float", value), {}))
 
 
-def raised(error: BaseException, working_dir: Path) -> BadReward:
+def make_bad_reward(error: BaseException, working_dir: Path) -> BadReward:
     """Return the missing reward of a sample for which user code raised."""
-    return BadReward("reward_raised", describe(error, working_dir), traceback=traceback_of(error))
+    return BadReward(
+        "reward_raised", describe(error, working_dir), traceback=format_traceback(error)
+    )
 
 
 async def answer(
@@ -164,11 +166,11 @@ async def answer(
             fails the sample.
     """
     try:
-        return reply_with(call, sample, await function(row_of(call), call.responses[sample]))
+        return reply_with(call, sample, await function(copy_row(call), call.responses[sample]))
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        return reply_with(call, sample, raised(error, working_dir))
+        return reply_with(call, sample, make_bad_reward(error, working_dir))
 
 
 def _import(
@@ -177,7 +179,7 @@ def _import(
     """Import the target and return it with its options, or ``Refused`` with the reason."""
     working_dir = target.working_dir
     try:
-        function = partial(_function_of(target, adapt), **target.options)
+        function = partial(_import_function(target, adapt), **target.options)
     except TargetNotFound as error:
         return Refused(str(error), error.problem, error.fix)
     source = source_digest(target.target, working_dir)  # digest of the source just imported
@@ -187,7 +189,7 @@ def _import(
     return function
 
 
-def _function_of(
+def _import_function(
     target: RewardTarget, adapt: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[..., Any]:
     """Import the target.

@@ -60,7 +60,7 @@ class Demonstrations(Environment):
         return made
 
     def _plain(self, prompt: Prompt) -> Demonstration:
-        completion = self._ended(self._encode(prompt.data["completion"]))
+        completion = self._append_end(self._encode(prompt.data["completion"]))
         return Demonstration(
             encode_prompt(prompt, self._tokenizer), completion, (True,) * len(completion)
         )
@@ -88,7 +88,7 @@ class Demonstrations(Environment):
                 mask += [False] * len(context)
             answer = self._encode(_behind(opened, whole, place))
             if place == answers[-1]:
-                answer = self._ended(answer)
+                answer = self._append_end(answer)
             learned = self._length_to_end(answer)
             response += answer
             mask += [True] * learned + [False] * (len(answer) - learned)
@@ -115,7 +115,7 @@ class Demonstrations(Environment):
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _ended(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def _append_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens of a last answer, with the end token appended if missing."""
         end = self._tokenizer.eos_token_id
         return tokens if end is None or end in tokens else (*tokens, end)

@@ -91,8 +91,8 @@ def contain_exits() -> None:
     with code ``LOOP_ENDED`` and a log line, so that callers notice the loss.
     """
     loop = asyncio.get_running_loop()
-    if loop.get_task_factory() is not _contained_task:
-        loop.set_task_factory(_contained_task)
+    if loop.get_task_factory() is not _make_contained_task:
+        loop.set_task_factory(_make_contained_task)
         _end_with_thread(threading.current_thread())
 
 
@@ -102,7 +102,7 @@ def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, ob
     Exits of tasks are contained as in ``contain_exits``. If a callback raises an exit, the exit is
     logged and the loop continues.
     """
-    loop.set_task_factory(_contained_task)
+    loop.set_task_factory(_make_contained_task)
     task = loop.create_task(main)
     while not task.done():
         try:
@@ -111,7 +111,7 @@ def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, ob
             _log_critical("event_loop.continued", describe(error))
 
 
-def _contained_task(
+def _make_contained_task(
     loop: asyncio.AbstractEventLoop,
     coroutine: Any,  # noqa: ANN401 - a coroutine, or what a generator makes of one
     **options: Any,  # noqa: ANN401 - those of asyncio

@@ -40,7 +40,7 @@ class FinalAnswer(NamedTuple):
     strict: bool  # whether it follows ####
 
 
-def opened_thought(prompt: str) -> str:
+def find_open_thought(prompt: str) -> str:
     """Return ``<think>`` if a prompt ends inside a block that it has just opened, else no text.
 
     Some chat templates open the block themselves. A response then begins inside it. Prepend this
@@ -69,7 +69,7 @@ def without_thinking(text: str) -> str:
     return "".join(said)
 
 
-def tagged_answer(text: str) -> str | None:
+def find_tagged_answer(text: str) -> str | None:
     """Return the content of the last ``<answer>...</answer>``, or None without one.
 
     A block extends from its opening tag to the next closing tag.

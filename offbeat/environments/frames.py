@@ -90,9 +90,9 @@ LONGEST_ANSWER_BYTES: Final = 1 << 20
 """Largest reply of a child: a number or a bounded text. Longer replies are refused."""
 
 
-def framed(message: msgspec.Struct | RewardTarget) -> bytes:
+def frame_message(message: msgspec.Struct | RewardTarget) -> bytes:
     """Return the message with its length in front."""
-    return framing.framed(msgspec.json.encode(message, enc_hook=str))  # encodes a path
+    return framing.add_header(msgspec.json.encode(message, enc_hook=str))  # encodes a path
 
 
 _MARK_BYTES: Final = 8

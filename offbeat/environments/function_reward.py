@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from offbeat.environments.final_answer import opened_thought
+from offbeat.environments.final_answer import find_open_thought
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.killable import ChildPool, RewardFailed
 from offbeat.environments.media_prompts import media_prompts
@@ -104,7 +104,7 @@ class FunctionReward(SingleTurn):
             last = self.encode(prompt)[-_LAST_TOKENS:]
         except ValueError:  # a tokenizer without a template: prompts with media have a processor's
             return ""
-        return opened_thought(self._tokenizer.decode(last))
+        return find_open_thought(self._tokenizer.decode(last))
 
 
 class WeightedRewards(SingleTurn):
@@ -139,7 +139,7 @@ class WeightedRewards(SingleTurn):
         try:
             async with asyncio.TaskGroup() as scoring:
                 running = {
-                    name: scoring.create_task(_scored(name, function, task, result))
+                    name: scoring.create_task(_score(name, function, task, result))
                     for name, (_, function) in self._functions.items()
                 }
         except ExceptionGroup as errors:
@@ -183,7 +183,7 @@ class WeightedRewards(SingleTurn):
         return NamedRewards(math.fsum(weighted), by_name, answer)
 
 
-async def _scored(
+async def _score(
     name: str, function: FunctionReward, task: RolloutTask, result: GenerateResult
 ) -> Sequence[NamedRewards | None]:
     try:

@@ -12,7 +12,7 @@ import msgspec
 from offbeat.environments.final_answer import (
     FinalAnswer,
     final_answer,
-    opened_thought,
+    find_open_thought,
     without_thinking,
 )
 from offbeat.environments.protocol import SingleTurn
@@ -76,7 +76,7 @@ class Gsm8k(SingleTurn):
 
     def __init__(self, tokenizer: Tokenizer, options: Gsm8kOptions) -> None:
         self._tokenizer, self._options = tokenizer, options
-        self._opened_by_prompt = opened_thought(tokenizer.decode(self._tokens("1+1?")))
+        self._opened_by_prompt = find_open_thought(tokenizer.decode(self._tokens("1+1?")))
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self._tokens(prompt.data["question"]))

@@ -51,12 +51,12 @@ def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]
     commits = dict[str, str]()
     for path in filter(is_on_hub, prompt_paths(config).values()):
         if path not in commits:
-            commits[path] = known.get(path) or resolved_commit(path)
+            commits[path] = known.get(path) or resolve_commit(path)
             hub_files(path, commits[path])
     return commits
 
 
-def resolved_commit(path: str) -> str:
+def resolve_commit(path: str) -> str:
     """Return the commit to which the revision of a path resolves now.
 
     Raises:
@@ -65,7 +65,7 @@ def resolved_commit(path: str) -> str:
     # Imported late, here and below: most runs read only local files.
     from huggingface_hub import resolve_revision  # noqa: PLC0415
 
-    wanted = _parsed(path)
+    wanted = _parse(path)
     with _dataset_errors(path, wanted):
         return resolve_revision(
             wanted.dataset, repo_type="dataset", revision=wanted.revision
@@ -81,7 +81,7 @@ def hub_files(path: str, commit: str) -> list[Path]:
     from huggingface_hub import get_cached_repo_tree, snapshot_download  # noqa: PLC0415
     from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
 
-    wanted = _parsed(path)
+    wanted = _parse(path)
     dataset, pattern = wanted.dataset, wanted.pattern
     with _dataset_errors(path, wanted):
         folder = snapshot_download(
@@ -97,7 +97,7 @@ def hub_files(path: str, commit: str) -> list[Path]:
     return [Path(folder) / name for name in found]
 
 
-def _parsed(path: str) -> HubPath:
+def _parse(path: str) -> HubPath:
     wanted = hub_path(path)
     if wanted is None:
         raise HubFilesError(path, "names no files on the hub", f"Write {FORM}")

@@ -54,7 +54,7 @@ def check_same(key: str, value: str, digest: str | None, began_with: Mapping[str
         raise InputChanged(key, value)
 
 
-def digest_of(contents: Iterable[bytes]) -> str:
+def digest_contents(contents: Iterable[bytes]) -> str:
     """Return one SHA-256 digest of several contents, in this order."""
     whole = hashlib.sha256()
     for content in contents:
@@ -73,12 +73,12 @@ def source_digest(target: str, working_dir: Path) -> str | None:
         return digest_in_name(target)
     try:
         files = _sources(target.partition(":")[0], working_dir)
-        return digest_of(file.read_bytes() for file in files) if files else None
+        return digest_contents(file.read_bytes() for file in files) if files else None
     except OSError:
         return None  # the import itself reports the problem
 
 
-def resolved_program(name: str, working_dir: Path) -> str | None:
+def resolve_program(name: str, working_dir: Path) -> str | None:
     """Return the path of a program: below ``working_dir`` if it names a folder, else on the PATH."""
     return shutil.which(str(working_dir / name) if os.sep in name else name)
 
@@ -124,12 +124,12 @@ def _imports(module: str, file: Path) -> Iterator[str]:
         return  # the import itself reports the problem
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
-        for name in _named(node, package):
+        for name in _find_module_names(node, package):
             parts = name.split(".")
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
-def _named(node: ast.AST, package: str) -> Iterator[str]:
+def _find_module_names(node: ast.AST, package: str) -> Iterator[str]:
     """Yield names in an import statement: modules, and names that may be modules."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)

@@ -46,7 +46,7 @@ from offbeat.environments.frames import (
     RewardReply,
     RewardTarget,
     TryBegun,
-    framed,
+    frame_message,
 )
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import NamedRewards, RewardFault
@@ -224,7 +224,7 @@ class Child:
         with ExitStack() as undo:
             undo.callback(self._events.on_end)
             encoded = msgspec.Raw(msgspec.json.encode(row))
-            request = framed(RewardCall(number, encoded, list(responses)))
+            request = frame_message(RewardCall(number, encoded, list(responses)))
             undo.pop_all()
         answers = asyncio.get_running_loop().create_future()
         call = self._open[number] = OpenCall(len(responses), answers, asyncio.timeout(None))
@@ -251,7 +251,7 @@ class Child:
         if self._end is None:
             with suppress(ProcessLookupError):  # it has already ended
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._end = asyncio.create_task(self._ended(), name="reward-child-end")
+            self._end = asyncio.create_task(self._wait_for_end(), name="reward-child-end")
         return self._end
 
     async def close(self) -> None:
@@ -262,7 +262,7 @@ class Child:
         target = self._target
         try:
             async with asyncio.timeout(target.start_s):
-                self._writer.write(framed(target))
+                self._writer.write(frame_message(target))
                 reply = await self._message()
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
@@ -291,7 +291,7 @@ class Child:
         if self._job.calls_at_once == 1:
             self.kill()
             return
-        self._writer.write(framed(CancelCall(number)))
+        self._writer.write(frame_message(CancelCall(number)))
         asyncio.get_running_loop().call_later(self._job.grace_s, self._kill_for, number)
         self.is_worn = True
         self._events.on_change()
@@ -309,7 +309,7 @@ class Child:
                     case TryBegun():
                         self._events.on_begin()
                     case RewardReply() as reply:
-                        self._replied(reply)
+                        self._handle_reply(reply)
                     case message:
                         raise RewardFailed(_DIED, f"it sent {message!r}, no answer")  # noqa: TRY301
         except RewardFailed as error:
@@ -336,7 +336,7 @@ class Child:
         except msgspec.DecodeError as error:
             raise RewardFailed(_DIED, f"it sent no answer: {error}") from None
 
-    def _replied(self, reply: RewardReply) -> None:
+    def _handle_reply(self, reply: RewardReply) -> None:
         call = self._open.get(reply.call)
         if call is not None and call.answers.done() and not self._job.outlives_calls:
             return  # a sample has failed, or is late: the caller kills this process
@@ -391,7 +391,7 @@ class Child:
             self._events.on_end()
         self._events.on_change()
 
-    async def _ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         await self._process.wait()
         if self._receiving is not None:
             # A process that left the group may hold the socket open.
@@ -499,14 +499,14 @@ class ChildPool:
         for start in starts:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
-        for child in (*self._former, *map(_started, starts)):
+        for child in (*self._former, *map(_get_started, starts)):
             if child is not None:
                 await child.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of running children, also of replaced ones."""
-        children = (*self._former, *map(_started, self._starts))
+        children = (*self._former, *map(_get_started, self._starts))
         return tuple(child.pid for child in children if child is not None and not child.is_gone)
 
     async def _emptiest(self) -> Child:
@@ -527,12 +527,12 @@ class ChildPool:
                 self._expected.remove(start)
             if start in self._starts:  # else it has been replaced meanwhile
                 break
-        if _started(start) is None:
+        if _get_started(start) is None:
             self._starts[self._starts.index(start)] = self._start_child()
         return start.result()
 
     def _load(self, start: asyncio.Future[Child]) -> tuple[int, bool]:
-        child, expected = _started(start), self._expected.count(start)
+        child, expected = _get_started(start), self._expected.count(start)
         return (expected, True) if child is None else (expected + child.open_calls, child.is_gone)
 
     def _count(self) -> None:
@@ -546,7 +546,7 @@ class ChildPool:
         """Replace each child that is gone, or worn while fewer than ``size`` drain."""
         self._former = [each for each in self._former if not each.has_ended]
         for place, start in enumerate(self._starts):
-            child = _started(start)
+            child = _get_started(start)
             is_full = sum(not each.is_gone for each in self._former) >= self._size
             if child is None or not (child.is_gone or (child.is_worn and not is_full)):
                 continue
@@ -556,7 +556,7 @@ class ChildPool:
             child.drain()
 
 
-def _started(start: asyncio.Future[Child]) -> Child | None:
+def _get_started(start: asyncio.Future[Child]) -> Child | None:
     """Return the child if its start has succeeded, else None."""
     is_up = start.done() and not start.cancelled() and start.exception() is None
     return start.result() if is_up else None

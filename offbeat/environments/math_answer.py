@@ -18,7 +18,7 @@ from typing import Any, Final
 from math_verify import parse, verify
 
 from offbeat.environments.final_answer import without_thinking
-from offbeat.environments.prompt_row import column_of
+from offbeat.environments.prompt_row import read_column
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
 """Marks by which math-verify finds LaTeX. It searches a text without marks only for numbers."""
@@ -36,8 +36,8 @@ def math_reward(
         ValueError: math-verify can read nothing in the row's answer.
     """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
-    answer = column_of(prompt, answer_key)
-    wanted = parse(_marked(str(answer)), parsing_timeout=None)
+    answer = read_column(prompt, answer_key)
+    wanted = parse(_mark_bare(str(answer)), parsing_timeout=None)
     if not wanted:
         raise ValueError(
             f"math-verify reads no answer in {answer_key}={answer!r:.80}; write the "
@@ -47,6 +47,6 @@ def math_reward(
     return correct if verify(wanted, given, timeout_seconds=None) else 0.0
 
 
-def _marked(answer: str) -> str:
+def _mark_bare(answer: str) -> str:
     """Mark a bare value as LaTeX. Otherwise math-verify would read only its last number."""
     return answer if any(mark in answer for mark in _MARKED) else f"\\boxed{{{answer}}}"

@@ -62,7 +62,7 @@ def _problem_of_columns(
 ) -> str | None:
     names = cast("list[str]", schema.names)
     columns = f"(columns: {', '.join(names)})"
-    kinds_by_name = {name: _kind_of(schema, name) for name in wanted}
+    kinds_by_name = {name: _find_type(schema, name) for name in wanted}
     if missing := [name for name, kind in kinds_by_name.items() if kind is None]:
         return f"has no column {missing[0]!r} {columns}"
     for name, kind in kinds_by_name.items():
@@ -74,7 +74,7 @@ def _problem_of_columns(
     return None
 
 
-def _kind_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+def _find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a column, or of a field that a dotted name reaches. None if missing."""
     if name in schema.names:
         return schema.field(schema.names.index(name)).type

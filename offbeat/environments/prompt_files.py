@@ -22,9 +22,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from offbeat.config.hub_path import FORM, is_on_hub
-from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
+from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolve_commit
 from offbeat.environments.media_prompts import media_prompts
-from offbeat.environments.prompt_row import column_of, row_problem
+from offbeat.environments.prompt_row import read_column, row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.messages.bad_json import DEEPEST, ENDS_EARLY, json_problem, nesting_depth
 from offbeat.messages.failures import OffbeatError
@@ -168,7 +168,7 @@ def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Pat
         HubFilesError: Files on the hub cannot be fetched.
     """
     if is_on_hub(path):
-        return hub_files(path, commits.get(path) or resolved_commit(path))
+        return hub_files(path, commits.get(path) or resolve_commit(path))
     whole = Path(path)
     if "*" in whole.name and not whole.exists():
         return sorted(whole.parent.glob(whole.name)) or [whole]
@@ -244,7 +244,7 @@ class _Reader:
             if len(line) > _LONGEST_ROW_BYTES:
                 raise PromptFileError(str(path), number, _TOO_LONG)
             if row := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                fields = self._checked(path, number, _decoded(path, number, row))
+                fields = self._check_row(path, number, _decode_row(path, number, row))
                 yield msgspec.json.encode(fields) if self._columns else row
         self._digest.update(digest.digest())
 
@@ -259,7 +259,7 @@ class _Reader:
         absent = {column: None for column in here if "." not in column}
         rows = parquet_rows(path, file, tuple(self._columns.values()), named)
         for number, fields in enumerate(rows, start=1):
-            checked = self._checked(path, number, absent | fields)
+            checked = self._check_row(path, number, absent | fields)
             try:
                 row = json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
             except ValueError as error:
@@ -269,12 +269,14 @@ class _Reader:
                 raise PromptFileError(str(path), number, _TOO_LONG)
             yield row
 
-    def _checked(self, path: Path, number: int, row: Mapping[str, object]) -> Mapping[str, object]:
+    def _check_row(
+        self, path: Path, number: int, row: Mapping[str, object]
+    ) -> Mapping[str, object]:
         """Return the row under the keys that the environment reads. Record its prompt's digest."""
         mapped = dict[str, object]() if self._columns else dict(row)
         for key, column in self._columns.items():
             try:
-                mapped[key] = column_of(row, column)
+                mapped[key] = read_column(row, column)
             except KeyError as missing:
                 problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
                 raise PromptFileError(str(path), number, problem) from missing
@@ -309,7 +311,7 @@ def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _decoded(path: Path, number: int, line: bytes) -> dict[str, object]:
+def _decode_row(path: Path, number: int, line: bytes) -> dict[str, object]:
     """Return the row in a line.
 
     Raises:

@@ -130,7 +130,7 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
     return None
 
 
-def column_of(row: Mapping[str, object], name: str) -> object:
+def read_column(row: Mapping[str, object], name: str) -> object:
     """Return a column of a row. A dotted name that is no column looks into nested objects.
 
     Raises:
@@ -149,7 +149,7 @@ def column_of(row: Mapping[str, object], name: str) -> object:
 def answer_problem(row: Mapping[str, object], answer_key: str) -> str | None:
     """Return why a row has no answer to compare with, or None if it has one."""
     try:
-        answer = column_of(row, answer_key)
+        answer = read_column(row, answer_key)
     except KeyError:
         return f"has no {answer_key!r} (keys: {', '.join(row)}); the grader compares with it"
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):

@@ -20,7 +20,7 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
-def permuted(place: int, rows: int, seed: int, epoch: int) -> int:
+def permute(place: int, rows: int, seed: int, epoch: int) -> int:
     """Return the row at ``place`` of epoch ``epoch``: a permutation of ``range(rows)`` per epoch.
 
     It is a balanced Feistel network over the smallest power of four that holds ``rows``. A value
@@ -89,7 +89,7 @@ class RowPrompts(abc.ABC):
         epoch, place = divmod(prompt_index, self._rows)
         if self._epochs is not None and epoch >= self._epochs:
             return None
-        row = permuted(place, self._rows, self._seed, epoch) if self._shuffle else place
+        row = permute(place, self._rows, self._seed, epoch) if self._shuffle else place
         return Prompt(prompt_index, epoch, row, self._data(row), folder=self._folder)
 
     @abc.abstractmethod
@@ -176,7 +176,7 @@ class MixedPrompts:
     def place(self, prompt_index: int) -> tuple[str, int]:
         """Return the environment of a prompt, and the prompt's index in its source."""
         cycle, place = divmod(prompt_index, self._cycle)
-        slot = permuted(place, self._cycle, self._seed, cycle)
+        slot = permute(place, self._cycle, self._seed, cycle)
         name = next(name for name, end in self._ends.items() if slot < end)
         weight = self._weights[name]
         return name, cycle * weight + slot - (self._ends[name] - weight)

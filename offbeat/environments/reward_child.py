@@ -7,11 +7,11 @@ from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.child_setup import (
     ChildSide,
     answer,
-    raised,
+    copy_row,
+    make_bad_reward,
     receive,
     reply_with,
     restrict_to_this_process,
-    row_of,
     run_child,
 )
 from offbeat.environments.frames import RewardCall, TryBegun
@@ -27,9 +27,9 @@ def serve_rewards(child: ChildSide) -> None:
         """Answer sample by sample. Each reply tells the parent that the next call has begun."""
         for sample, response in enumerate(call.responses):
             try:
-                value = reward(row_of(call), response)
+                value = reward(copy_row(call), response)
             except BaseException as error:  # noqa: BLE001 - whatever user code raises, the answer says it
-                value = raised(error, working_dir)
+                value = make_bad_reward(error, working_dir)
             reply(reply_with(call, sample, value))
 
     async def answer_at_once(call: RewardCall) -> None:

@@ -48,7 +48,7 @@ class NamedRewards(NamedTuple):
     answer: str | None = None  # empty: the sample has none; None: not searched
 
 
-def reward_of(value: object) -> float | BadReward:
+def parse_reward(value: object) -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 
     A bool counts as a number, as does the value of an array or tensor without axes. Anything else
@@ -74,7 +74,7 @@ def reward_of(value: object) -> float | BadReward:
 
 
 def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
-    """Return whether this is a list of rewards that ``reward_of`` would return unchanged."""
+    """Return whether this is a list of rewards that ``parse_reward`` would return unchanged."""
     kind: type[object] = type(values)
     if kind is not list or set(map(type, values)) != {float}:
         return False
@@ -82,7 +82,7 @@ def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
     return all(map(_LARGEST.__ge__, sizes))  # False for NaN
 
 
-def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadReward:
+def parse_named_reward(value: Mapping[object, object]) -> NamedRewards | BadReward:
     """Return the content of a reward function's mapping: ``reward``, and ``answer`` as text.
 
     An answer of None means that the sample has none. Other keys are refused.
@@ -93,7 +93,7 @@ def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadRe
         got = {str(key): type(each).__name__ for key, each in value.items()}
         problem = f"the reward is a mapping of {got!r:.200}; return a float, or a mapping of "
         return BadReward("reward_wrong_type", f"{problem}'reward' (float) and 'answer' (str)")
-    reward = reward_of(value[_REWARD])
+    reward = parse_reward(value[_REWARD])
     return (
         reward
         if isinstance(reward, BadReward)

@@ -70,10 +70,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     if prompt.data.get("messages") is None:
         return tuple(tokenizer.encode(prompt.data["prompt"]))
-    return tuple(rendered_prompt(prompt.data, tokenizer, tokenize=True, return_dict=False))
+    return tuple(render_prompt(prompt.data, tokenizer, tokenize=True, return_dict=False))
 
 
-def rendered_prompt(
+def render_prompt(
     row: Mapping[str, Any],
     template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
     **output: bool,

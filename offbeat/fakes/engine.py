@@ -117,7 +117,7 @@ class StubEngine:
         token_ids = noise.integers(0, len(_VOCABULARY), sum(drawn), dtype=np.int32)
         logprobs = -noise.exponential(1.0, sum(drawn)).astype(np.float32) - np.float32(1e-3)
         ends = [
-            _end_of(ids.tolist(), most, request.sampling.stop)
+            _find_end(ids.tolist(), most, request.sampling.stop)
             for ids in np.split(token_ids, np.cumsum(drawn[:-1]))
         ]
         lengths = [length for length, _ in ends]
@@ -143,7 +143,7 @@ class StubEngine:
             raise EngineUnavailable(self.name, during, "it was closed", "Start another engine")
 
 
-def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[int, str]:
+def _find_end(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[int, str]:
     """Return the length of a sample with these drawn tokens, and why it ends there."""
     if stop:
         matcher = StopMatcher(stub_text, stop)

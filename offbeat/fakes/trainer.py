@@ -20,7 +20,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (
     Advantages,
@@ -230,7 +230,7 @@ def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
     digest = xxhash.xxh3_128()
     names = [PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK]
     names += [name for name in (BRANCH_SAMPLES,) if name in group]
-    names += media_of(group) or ()
+    names += get_media(group) or ()
     for name in names:
         digest.update(np.ascontiguousarray(group[name]).data)
     digest.update(np.asarray(advantages, np.float64).data)

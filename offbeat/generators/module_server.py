@@ -93,7 +93,7 @@ class ModuleEngineServer(EngineServer):
             loader = await self._get_loader(epoch, release.manifest)
             await self._stage(epoch, release, chunks, loader.receiver)
         self._check_newest(epoch)  # nothing is awaited from here to the queue of the thread
-        swap = _swapped(loader.receiver, release.version)
+        swap = _swap(loader.receiver, release.version)
         outcome = await self._commit(epoch, release, swap, loader.read_back)
         self._last = release.manifest.digest, loader
         return outcome
@@ -245,7 +245,7 @@ class ModuleEngineServer(EngineServer):
 
 
 @contextmanager
-def _swapped(receiver: "Receiver", version: int) -> Generator[None]:
+def _swap(receiver: "Receiver", version: int) -> Generator[None]:
     """Commit the staged weights of the receiver."""
     receiver.commit(version)
     yield

@@ -46,7 +46,7 @@ class StartedCall(threading.Thread, Generic[T]):
         return value  # type: ignore[return-value]  # there is one, if no error
 
 
-def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
+def run_bounded(call: Callable[[], T], what: str, within_s: float) -> T:
     """Run a call in a thread and return the result. Abandon a call that blocks.
 
     Raises:

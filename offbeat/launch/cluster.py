@@ -35,9 +35,9 @@ from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.backends import engine_class, trainer_class
-from offbeat.launch.bounded_call import bounded
+from offbeat.launch.bounded_call import run_bounded
 from offbeat.launch.composition import Actors, build_run
-from offbeat.launch.environment import passed_on
+from offbeat.launch.environment import pass_on_variables
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
@@ -171,7 +171,7 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
-    variables = {**ENVIRONMENT, **passed_on(os.environ, runtime_env).plain}
+    variables = {**ENVIRONMENT, **pass_on_variables(os.environ, runtime_env).plain}
     local = _settings_of_private() if address == "local" else {}
     try:
         with in_own_session():
@@ -293,7 +293,7 @@ def check_alive() -> None:
     here = _this_node()
     # The control service may have ended since the last check. Then this call would block forever
     try:
-        nodes = bounded(ray.nodes, "the list of machines", _NODES_S)
+        nodes = run_bounded(ray.nodes, "the list of machines", _NODES_S)
     except DeadlineExceeded:
         return  # ``GcsWatch`` reports it
     if not any(node["NodeID"] == here and node["Alive"] for node in nodes):
@@ -380,14 +380,14 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
     return actor.remote(str(spec.run_dir), sharing.token)
 
 
-def sharing_of(spec: RunSpec, token: RunDirToken) -> Sharing | None:
+def find_sharing(spec: RunSpec, token: RunDirToken) -> Sharing | None:
     """Return how actors check whether they see the run directory, or None.
 
     None means that there is only one machine.
     """
     if not os.environ.get("RAY_ADDRESS"):
         return None
-    secrets = passed_on(os.environ, spec.config.runtime.env).secret
+    secrets = pass_on_variables(os.environ, spec.config.runtime.env).secret
     return Sharing(token, _this_node(), global_name(spec, "run-files"), secrets)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from offbeat.actors.call import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RaySpool
 from offbeat.actors.ray_run_files import check_sees
-from offbeat.actors.ray_trainer import EngineLayouts, RayTrainer, UnpublishedTrainer, layouts_of
+from offbeat.actors.ray_trainer import EngineLayouts, RayTrainer, UnpublishedTrainer, make_layouts
 from offbeat.config.run import RunConfig
 from offbeat.controller.ports import Generator, Trainer
 from offbeat.generators.rows import RowGenerator
@@ -77,4 +77,4 @@ def _find_layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
     by_region = config.sync.sends_regions(len(actors.ranks))
     if not by_region or not config.generator.has_layout:
         return None
-    return layouts_of(actors.engines, config.sync.deadline_s)
+    return make_layouts(actors.engines, config.sync.deadline_s)

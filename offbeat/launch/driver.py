@@ -17,15 +17,15 @@ import structlog
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
-from offbeat.actors.call import Handle, cause_of, lost
+from offbeat.actors.call import Handle, find_cause, lost
 from offbeat.config.run import RunConfig
 from offbeat.launch.cluster import (
     check_alive,
     check_room,
+    find_sharing,
     make_actors,
     make_controller,
     make_run_files,
-    sharing_of,
     start_ray,
     watch_gcs,
 )
@@ -102,7 +102,7 @@ class _RayRuntime:
             with signals.install():  # Ray installs its own handler when it starts
                 with signals.held_back():
                     check_room(spec)
-                    if (sharing := sharing_of(spec, token)) is not None:
+                    if (sharing := find_sharing(spec, token)) is not None:
                         spec = replace(spec, sharing=sharing)
                         handles.append(make_run_files(spec, sharing))
                     actors = make_actors(spec)
@@ -179,7 +179,7 @@ class _WatchedRun:
         try:
             return Summary.from_json(cast("bytes", ray.get(ended)))
         except RayTaskError as error:
-            raise cause_of(error, "controller", "the run") from None
+            raise find_cause(error, "controller", "the run") from None
         except (RayActorError, OutOfMemoryError) as error:
             raise lost(error, "controller", "the run") from None
 
@@ -225,7 +225,7 @@ def ask_status(controller: Handle, within_s: float) -> bytes | None:
     try:
         return cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
     except RayTaskError as error:
-        raise cause_of(error, "controller", "its status") from None
+        raise find_cause(error, "controller", "its status") from None
     except (GetTimeoutError, RayError):
         raise TimeoutError from None
 

@@ -88,7 +88,7 @@ def dry(config: RunConfig) -> RunConfig:
     values["model"]["weights"] = None
     values["generator"] = kept(values["generator"], StubGeneratorConfig)
     values["trainer"] = kept(values["trainer"], StubTrainerConfig)
-    return changed(values, changes, steps=min(config.steps, STEPS), name=f"{config.name}-dry")
+    return change_recipe(values, changes, steps=min(config.steps, STEPS), name=f"{config.name}-dry")
 
 
 def kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name in kind.model_fields}
 
 
-def changed(
+def change_recipe(
     values: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], **others: object
 ) -> RunConfig:
     """Return the recipe of ``values`` with ``changes`` in sections and ``others`` outside."""

@@ -48,7 +48,9 @@ class EnvironmentVariables:
     secret: Mapping[str, str] = field(repr=False)
 
 
-def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> EnvironmentVariables:
+def pass_on_variables(
+    environ: Mapping[str, str], recipe: Mapping[str, str]
+) -> EnvironmentVariables:
     """Return the variables for actors of a joined cluster: the recipe's, and relevant ones of ours.
 
     Variables that a Ray job sets for all of its processes are left out, because Ray refuses

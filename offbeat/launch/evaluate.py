@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from offbeat.algorithms.eval_scores import scores_by_set
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
-from offbeat.launch.dry_run import changed, kept
+from offbeat.launch.dry_run import change_recipe, kept
 from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation, render_scores
@@ -67,10 +67,10 @@ def evaluation_only(config: RunConfig) -> RunConfig:
         "eval": {"interval": 1, "at_start": True},
     }
     change_trackers(values, config, lambda tracker, section: tracker.for_evaluation(section))
-    return changed(values, changes, steps=1, name=f"{config.name}-eval")
+    return change_recipe(values, changes, steps=1, name=f"{config.name}-eval")
 
 
-def rendered_evaluation(run_dir: Path) -> RenderableType:
+def render_evaluation(run_dir: Path) -> RenderableType:
     """Render the scores of a run that evaluated, and the place of its samples."""
     files = evaluation_files(run_dir)
     if not files:

@@ -14,7 +14,7 @@ from offbeat.config.hub_path import HUB, MODEL_FORM, hub_model, is_on_hub
 from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError, HubUnreachable
 from offbeat.launch.hub_snapshot import HubSnapshot, list_snapshot
-from offbeat.launch.stage import staged
+from offbeat.launch.stage import stage_model
 
 STALL_S: Final = 120.0
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -50,7 +50,7 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
     if named is None:
         raise HubFilesError(f"model.path={path}", "names no model", f"Write {HUB}{MODEL_FORM}")
     name, revision = named
-    if revision and _COMMIT.fullmatch(revision) and (there := _downloaded(name, revision)):
+    if revision and _COMMIT.fullmatch(revision) and (there := _find_download(name, revision)):
         return there
     try:
         snapshot = list_snapshot(name, revision)
@@ -61,7 +61,9 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
         return there
     except HubFilesError as error:
         raise _as_path_too(error, name) from error
-    there = _cached(snapshot) or _downloaded(name, snapshot.commit) or _download(snapshot, say)
+    there = (
+        _find_cached(snapshot) or _find_download(name, snapshot.commit) or _download(snapshot, say)
+    )
     ref = _ref(name, revision)
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(str(there), encoding="utf-8")
@@ -80,18 +82,18 @@ def _download(snapshot: HubSnapshot, say: Callable[[str], object]) -> Path:
     beside = target.with_name(f"{snapshot.commit}.part")
     files = len(snapshot.bytes_by_file)
     say(f"model {snapshot.model}: {files} files, {snapshot.nbytes:,} bytes to {target}")
-    for line in staged(snapshot, beside, STALL_S):
+    for line in stage_model(snapshot, beside, STALL_S):
         say(f"model {snapshot.model}: {line}")
     beside.rename(target)
     return target
 
 
-def _downloaded(name: str, commit: str) -> Path | None:
+def _find_download(name: str, commit: str) -> Path | None:
     target = _folder(name) / commit
     return target if target.is_dir() else None
 
 
-def _cached(snapshot: HubSnapshot) -> Path | None:
+def _find_cached(snapshot: HubSnapshot) -> Path | None:
     """Return the directory in the cache of ``huggingface_hub``, if it has every file of a model."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 -- slow to import
 
@@ -100,7 +102,7 @@ def _cached(snapshot: HubSnapshot) -> Path | None:
         path = try_to_load_from_cache(name, file, revision=commit)
         if not isinstance(path, str) or Path(path).stat().st_size != nbytes:
             return None
-    return _folder_of(try_to_load_from_cache(name, _CONFIG, revision=commit))
+    return _get_folder(try_to_load_from_cache(name, _CONFIG, revision=commit))
 
 
 def _last(name: str, revision: str | None) -> Path | None:
@@ -110,10 +112,10 @@ def _last(name: str, revision: str | None) -> Path | None:
     ref = _ref(name, revision)
     if ref.is_file() and (there := Path(ref.read_text(encoding="utf-8"))).is_dir():
         return there
-    return _folder_of(try_to_load_from_cache(name, _CONFIG, revision=revision))
+    return _get_folder(try_to_load_from_cache(name, _CONFIG, revision=revision))
 
 
-def _folder_of(file: object) -> Path | None:
+def _get_folder(file: object) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 

@@ -10,7 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.user_code import check_starts_run
 from offbeat.doors import find_plugin
 from offbeat.launch.process_environment import set_environment
-from offbeat.messages.missing_package import named_if_missing
+from offbeat.messages.missing_package import name_missing_package
 
 if TYPE_CHECKING:
     from offbeat.launch.session import RunEnd, Runtime, Session
@@ -66,7 +66,7 @@ def find_runtime(config: RunConfig) -> "Runtime":
     if config.runtime.backend == "local":
         return find_plugin("runtime", "local")
     # Ray reads its variables when it is imported.
-    with named_if_missing():
+    with name_missing_package():
         from offbeat.launch.driver import RAY
     return RAY
 

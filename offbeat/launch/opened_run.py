@@ -16,12 +16,12 @@ from offbeat.runs.directory import (
     JOURNAL,
     SUMMARY,
     ResumedDirectory,
-    locked,
+    lock_directory,
     make_run_dir,
     reopen_run_dir,
 )
 from offbeat.runs.inputs import read_inputs
-from offbeat.runs.unfinished import unsaved_steps
+from offbeat.runs.unfinished import describe_unsaved_steps
 from offbeat.telemetry.hub import all_trackers
 
 log = structlog.stdlib.get_logger()
@@ -72,9 +72,9 @@ def open_run(
     new_id = f"{config.name}-{secrets.token_hex(4)}"
     if resume is None:
         directory = make_run_dir(config, run_dir, commits)
-        ours.enter_context(locked(directory))
+        ours.enter_context(lock_directory(directory))
         return OpenedRun(new_id, directory, read_inputs(directory))
-    ours.enter_context(locked(resume.absolute()))
+    ours.enter_context(lock_directory(resume.absolute()))
     resumed = reopen_run_dir(config, resume, changed_code=changed_code, commits=commits)
     take_commands(resumed.path)  # discard commands for an earlier driver
     ledger = recover(resumed.path / JOURNAL)
@@ -83,7 +83,7 @@ def open_run(
         resumed.path,
         resumed.inputs,
         resumed,
-        unsaved_steps(resumed.path, ledger.trainer_version)
+        describe_unsaved_steps(resumed.path, ledger.trainer_version)
         or _explain_no_step(ledger.trainer_version, config),
     )
 

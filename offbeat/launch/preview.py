@@ -13,7 +13,7 @@ from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment, make_prompts
 from offbeat.environments.tokenizer import load_tokenizer
-from offbeat.launch.dry_run import NO_FILE, changed
+from offbeat.launch.dry_run import NO_FILE, change_recipe
 from offbeat.launch.evaluate import check_can_evaluate
 from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.launch import launch
@@ -126,10 +126,10 @@ class Preview:
     def _examples(self) -> Iterator[str]:
         for number, prompt in self._shown():
             yield f"prompt {number}"
-            yield _indented(prompt.text)
+            yield _indent(prompt.text)
             for each in prompt.samples:
                 yield f"  {_outcome(each, prompt.errors)}"
-                yield _indented("" if each.response is None else each.response, by=6)
+                yield _indent("" if each.response is None else each.response, by=6)
             yield ""
 
     def _shown(self) -> Iterator[tuple[int, PreviewedPrompt]]:
@@ -180,7 +180,7 @@ def _outcome(sample: ScoredSample, errors: Mapping[int, str]) -> str:
     return f"reward {sample.reward:g}, {sample.response_tokens} tokens, {sample.finish_reason}"
 
 
-def preview_of(
+def preview_recipe(
     loaded: LoadedRecipe, *, prompts: int = PROMPTS, samples: int = SAMPLES, note: str = ""
 ) -> Preview:
     """Sample the first prompts of a recipe with its engines and reward them, without training.
@@ -219,7 +219,7 @@ def preview_of(
         )
         errors = _read_errors(directory)
         shown = Preview(
-            tuple(_previewed(_scored(end, directory), texts, errors)),
+            tuple(_build_prompts(_read_scored(end, directory), texts, errors)),
             note or loaded.config.model.path,
         )
     if shown.reward is None:
@@ -249,10 +249,10 @@ def _only_sampled(config: RunConfig, prompts: int, samples: int) -> RunConfig:
         section["eval"] |= NO_FILE
     values["rollout"] |= {"on_failed_sample": "mask", "min_valid_samples": None}
     counts: dict[str, Any] = {"sets": {}, "prompts": prompts, "samples": samples, "interval": 1}
-    return changed(values, {"eval": {**NO_FILE, **counts}})
+    return change_recipe(values, {"eval": {**NO_FILE, **counts}})
 
 
-def _scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
+def _read_scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
     if end.problems:
         raise RunRefused(end.problems)
     if end.summary is None or end.summary.outcome == "aborted":
@@ -262,7 +262,7 @@ def _scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
     return read_evaluation(evaluation_files(directory)[-1][1]).samples
 
 
-def _previewed(
+def _build_prompts(
     scored: Sequence[ScoredSample],
     texts: Mapping[tuple[str, int], str],
     errors: Mapping[tuple[str, int, int], str],
@@ -297,6 +297,6 @@ def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
     return texts
 
 
-def _indented(text: str, by: int = 4) -> str:
+def _indent(text: str, by: int = 4) -> str:
     shown = cut(text, _CHARACTERS)
     return "\n".join(" " * by + line for line in (shown.splitlines() or [""]))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from offbeat.config.keywords import (
     bad_argument,
     check_names,
+    format_overrides,
     name_arguments,
-    overrides_of,
 )
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
@@ -19,7 +19,7 @@ from offbeat.config.user_code import check_starts_run
 from offbeat.launch.given_rows import prompt_path
 from offbeat.launch.launch import launch
 from offbeat.launch.process_environment import import_progress_bars
-from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, ended_run
+from offbeat.launch.run import LiveRun, NoRunInDirectory, Run, make_ended_run
 from offbeat.runs.directory import CONFIG
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def train(
     check_names(train, (resume,), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
     session = _session(quiet=quiet)
-    return ended_run(_prepared(recipe, run_dir, session, given, dry_run=dry_run)())
+    return make_ended_run(_prepare(recipe, run_dir, session, given, dry_run=dry_run)())
 
 
 def start(
@@ -112,7 +112,7 @@ def start(
     check_names(start, (train, resume), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
     session = _session(quiet=True)
-    return LiveRun(session, _prepared(recipe, run_dir, session, given, dry_run=dry_run))
+    return LiveRun(session, _prepare(recipe, run_dir, session, given, dry_run=dry_run))
 
 
 def preview(
@@ -134,13 +134,13 @@ def preview(
         ConfigError, BadRows, RunRefused: As ``train``.
         PreviewFailed: It ended with an error.
     """
-    from offbeat.launch.preview import preview_of  # slow to import
+    from offbeat.launch.preview import preview_recipe  # slow to import
 
     check_starts_run()
     check_names(preview, (train, resume), settings)
     given = _Given(model, prompts, None, reward, agent, loss, {"steps": 1, **settings})
     with TemporaryDirectory(prefix="offbeat-preview-") as folder:
-        return preview_of(_loaded(recipe, given.in_recipe(Path(folder)), dry_run=False))
+        return preview_recipe(_load_recipe(recipe, given.in_recipe(Path(folder)), dry_run=False))
 
 
 def resume(
@@ -187,11 +187,11 @@ def resume(
     given = _Given(reward=reward, agent=agent, loss=loss, settings=settings)
     keys = given.in_recipe(directory)
     try:
-        loaded = load_recipe(directory / CONFIG, overrides_of(keys))
+        loaded = load_recipe(directory / CONFIG, format_overrides(keys))
     except ConfigError as error:
         raise name_arguments(error, keys) from None
     session = _session(quiet=quiet)
-    return ended_run(
+    return make_ended_run(
         launch(
             loaded,
             run_dir=None,
@@ -205,7 +205,7 @@ def resume(
 
 def compose_object_overrides(reward: Rewards | None, agent: Function | None) -> list[str]:
     """Return the overrides that put these objects into a recipe, each as in ``train``."""
-    return overrides_of(_Given(reward=reward, agent=agent).in_recipe(Path()))
+    return format_overrides(_Given(reward=reward, agent=agent).in_recipe(Path()))
 
 
 class _Given(NamedTuple):
@@ -259,13 +259,15 @@ def _targets(reward: Rewards) -> dict[str, Any]:
         if not isinstance(reward, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] -- a caller may have no types
             problem = f"it has the type {type(reward).__name__}"
             raise bad_argument("reward", problem, _FORMS)
-        names = [_name_of(each) for each in reward]
+        names = [_name_function(each) for each in reward]
         if twice := [name for name in names if names.count(name) > 1]:
             problem = f"several functions are called {twice[0]}"
             hint = f"Give them names: reward={{'first': ..., {twice[0]!r}: ...}}."
             raise bad_argument("reward", problem, hint)
         reward = dict(zip(names, reward, strict=True))
-    return {"environment.rewards": {name: _section_of(name, each) for name, each in reward.items()}}
+    return {
+        "environment.rewards": {name: _make_section(name, each) for name, each in reward.items()}
+    }
 
 
 def _loss_keys(loss: LossGiven) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def _loss_keys(loss: LossGiven) -> dict[str, Any]:
     raise bad_argument("loss", f"it has the type {type(loss).__name__}", hint)
 
 
-def _section_of(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str, Any]:
+def _make_section(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(reward, str) or callable(reward):
         return {"target": reward}
     if isinstance(reward, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
@@ -287,7 +289,7 @@ def _section_of(name: str, reward: Function | Mapping[str, Any]) -> Mapping[str,
     raise bad_argument("reward", problem, hint)
 
 
-def _name_of(function: Function) -> str:
+def _name_function(function: Function) -> str:
     if isinstance(function, str):
         return function.rpartition(":")[2]
     inner = function.func if isinstance(function, partial) else function
@@ -300,7 +302,7 @@ def _session(*, quiet: bool) -> "Session":
     return Session.silent() if quiet else Session(in_python=True)
 
 
-def _prepared(
+def _prepare(
     recipe: Path | str | None,
     run_dir: Path | str | None,
     session: "Session",
@@ -312,17 +314,17 @@ def _prepared(
     check_starts_run()
     directory = None if run_dir is None else Path(run_dir)
     folder = Path("runs") if directory is None else directory.absolute().parent
-    loaded = _loaded(recipe, given.in_recipe(folder), dry_run=dry_run)
+    loaded = _load_recipe(recipe, given.in_recipe(folder), dry_run=dry_run)
     return partial(launch, loaded, run_dir=directory, dry_run=dry_run, session=session)
 
 
-def _loaded(
+def _load_recipe(
     recipe: Path | str | None, settings: Mapping[str, Any], *, dry_run: bool
 ) -> LoadedRecipe:
     """Load the recipe. Choose the one-process runtime if none is chosen and the recipe fits."""
     import_progress_bars()
     _check_recipe(recipe)
-    overrides = overrides_of(settings)
+    overrides = format_overrides(settings)
     if recipe is None:
         _check_has_reward(overrides)
     try:

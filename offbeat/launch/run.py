@@ -24,7 +24,7 @@ from offbeat.launch.process_environment import import_progress_bars
 from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
-from offbeat.messages.missing_package import named_if_missing
+from offbeat.messages.missing_package import name_missing_package
 from offbeat.runs import results
 from offbeat.runs.directory import CONFIG, RunDirUnusable, what_to_name
 from offbeat.runs.past_run import run_directory
@@ -215,7 +215,7 @@ class Run:
             RunRefused: This machine, or an input, cannot run it.
         """
         from offbeat.config.loader import load_recipe
-        from offbeat.launch.preview import preview_of
+        from offbeat.launch.preview import preview_recipe
         from offbeat.launch.program import compose_object_overrides
 
         import_progress_bars()
@@ -225,7 +225,7 @@ class Run:
             note = ""
         except NothingExported:
             note = "the initial model: the run has exported none yet"
-        return preview_of(load_recipe(self.directory / CONFIG, overrides), note=note)
+        return preview_recipe(load_recipe(self.directory / CONFIG, overrides), note=note)
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Draw metrics by step, and evaluations as points. Return the ``Axes``.
@@ -238,7 +238,7 @@ class Run:
             NoSuchMetric: No metric has such a name.
             PartPackageMissing: matplotlib is not installed.
         """
-        with named_if_missing():
+        with name_missing_package():
             from matplotlib import pyplot as plt
 
         curves = [results.read_curve(self.directory, name) for name in names or (_REWARD,)]
@@ -286,7 +286,7 @@ class Run:
             PartPackageMissing: transformers or torch is not installed.
         """
         import_progress_bars()
-        with delay_interrupt(), named_if_missing():
+        with delay_interrupt(), name_missing_package():
             from transformers import (  # imports torch
                 AutoModelForCausalLM,
                 AutoTokenizer,
@@ -333,7 +333,7 @@ class LiveRun(Run):
             session.signals.stop()
             raise
         directory = session.directory
-        super().__init__(self._ended().directory if directory is None else directory)
+        super().__init__(self._wait_for_end().directory if directory is None else directory)
         _call_at_program_end(self._outlive_program)
 
     def _run(self, execute: Callable[[], "RunEnd"]) -> None:
@@ -355,7 +355,7 @@ class LiveRun(Run):
             _tell(f"the program has ended, the run in {self.directory} goes on (Ctrl-C ends it)")
             self._over.wait()
         try:
-            self._ended(is_asked=False)
+            self._wait_for_end(is_asked=False)
         except RunInterrupted as interrupted:
             _tell(str(interrupted))
             _codes_at_exit.append(128 + (self._session.signals.received or signal.SIGINT))
@@ -363,12 +363,12 @@ class LiveRun(Run):
             traceback.print_exc()
             _codes_at_exit.append(FAILED)
 
-    def _ended(self, *, is_asked: bool = True) -> Run:
+    def _wait_for_end(self, *, is_asked: bool = True) -> Run:
         """Wait for the end and return the run."""
         self._over.wait()
         if isinstance(self._end, BaseException):
             raise self._end
-        return ended_run(self._end, is_asked=is_asked)
+        return make_ended_run(self._end, is_asked=is_asked)
 
     @property
     def is_alive(self) -> bool:
@@ -387,10 +387,10 @@ class LiveRun(Run):
             is_over = self._over.wait(timeout_s)
         except KeyboardInterrupt:
             self._session.signals.stop()
-            return self._ended(is_asked=False)
+            return self._wait_for_end(is_asked=False)
         if not is_over:
             raise TimeoutError(f"the run in {self.directory} goes on after {timeout_s:g} s")
-        return self._ended()
+        return self._wait_for_end()
 
     def stop(self) -> None:
         """Ask the run to end after its step in progress. Return at once.
@@ -437,7 +437,7 @@ def _call_at_program_end(call: Callable[[], None]) -> None:
     threading._register_atexit(call)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
+def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     """Return a run that has ended.
 
     ``is_asked``: ``stop`` asked for the end, so the end is not an interruption.

@@ -267,7 +267,7 @@ def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
     for index in range(config.generator.engines):
         yield EngineSpec(
             name=f"generator-{index}",
-            model=_served_model(config),
+            model=_make_served_model(config),
             generator=config.generator,
             stub=config.stub,
             seed=config.seed + index,
@@ -278,7 +278,7 @@ def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
         )
 
 
-def _served_model(config: RunConfig) -> ModelConfig:
+def _make_served_model(config: RunConfig) -> ModelConfig:
     """Return the model as engines load it, in the dtype of the sent weights."""
     wire = config.sync.wire_dtype
     return config.model.model_copy(update={"dtype": wire}) if wire else config.model

@@ -31,10 +31,10 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import ADVANTAGE, LOSS
 from offbeat.launch.bounded_call import StartedCall
-from offbeat.launch.checks.files import fetched_commits
+from offbeat.launch.checks.files import list_fetched_commits
 from offbeat.launch.checks.report import has_model, problems_before_start, problems_of_model
 from offbeat.launch.dry_run import dry
-from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
+from offbeat.launch.evaluate import evaluation_only, render_evaluation
 from offbeat.launch.hub_model import with_local_model
 from offbeat.launch.hub_snapshot import CannotStage
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
@@ -49,7 +49,7 @@ from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable
 from offbeat.runs.inputs import read_inputs, targets
 from offbeat.runs.page_files import readable_values
-from offbeat.runs.unfinished import Outcome, last_summary, unsaved_steps
+from offbeat.runs.unfinished import Outcome, describe_unsaved_steps, last_summary
 from offbeat.telemetry.logs import Redactor, log_to
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.summary import Summary
@@ -295,7 +295,7 @@ def drive(  # noqa: PLR0913 -- the options of a run, by name
     try:
         if not dry_run:
             config = with_local_model(config, partial(_say, session.console))
-        commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
+        commits = list_fetched_commits(config, read_inputs(resume) if resume is not None else {})
     except (CannotStage, HubFilesError, DeadlineExceeded) as error:
         return session.refuse(error)
     signals = session.signals
@@ -376,7 +376,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
         summary = summarize_lost_run(spec, *_classify_failure(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
     console.print(
-        rendered_evaluation(directory)
+        render_evaluation(directory)
         if spec.evaluates_only and summary.outcome == "finished"
         else render_summary(
             msgspec.structs.replace(summary, error=None) if session.in_python else summary,
@@ -401,7 +401,7 @@ def _execute(runtime: Runtime, spec: RunSpec, session: Session, opened: OpenedRu
         _say(errors, f"offbeat: {summary.error}", "red")
         _say(errors, f"logs: {directory / 'logs'}")
     may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0
-    if may_lose_steps and (unsaved := unsaved_steps(directory, summary.trainer_version)):
+    if may_lose_steps and (unsaved := describe_unsaved_steps(directory, summary.trainer_version)):
         _say(errors, unsaved)
     return RunEnd(exit_code(summary.outcome, signals.received), directory, summary, go_on=go_on)
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from offbeat.launch.bounded_call import bounded
+from offbeat.launch.bounded_call import run_bounded
 from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, verify
 from offbeat.messages.text import list_names, printable
 
@@ -108,7 +108,7 @@ class ChildDownload:
         raise CannotStage(str(self._target), problem, "Stage again: whole files are kept")
 
 
-def staged(snapshot: HubSnapshot, target: Path, stall_s: float) -> Generator[str]:
+def stage_model(snapshot: HubSnapshot, target: Path, stall_s: float) -> Generator[str]:
     """Download a model to ``target``, verify it, and yield progress lines.
 
     Raises:
@@ -120,12 +120,12 @@ def staged(snapshot: HubSnapshot, target: Path, stall_s: float) -> Generator[str
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotStage(str(target), str(error), "Fix the disk or the path") from error
-    with _locked(target):
+    with _lock(target):
         start, look = partial(ChildDownload, snapshot, target), partial(progress, snapshot, target)
         yield from supervise(start, look, str(target), stall_s, time.monotonic)
         yield f"comparing {len(snapshot.bytes_by_file)} files with their checksums"
         limit_s = _VERIFY_S + snapshot.nbytes / _SLOWEST_BYTES_PER_S
-        bounded(partial(verify, snapshot, target), "comparison with the checksums", limit_s)
+        run_bounded(partial(verify, snapshot, target), "comparison with the checksums", limit_s)
 
 
 def supervise(
@@ -181,7 +181,7 @@ def progress(snapshot: HubSnapshot, target: Path) -> DownloadProgress:
 
 
 @contextmanager
-def _locked(target: Path) -> Generator[None]:
+def _lock(target: Path) -> Generator[None]:
     """Lock the directory against other downloads, including those from machines that share it."""
     handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -13,11 +13,11 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offbeat.actors.call import cause_of, lost
+from offbeat.actors.call import find_cause, lost
 from offbeat.launch.cluster import start_ray
-from offbeat.launch.environment import passed_on
+from offbeat.launch.environment import pass_on_variables
 from offbeat.launch.hub_snapshot import HubSnapshot
-from offbeat.launch.stage import staged
+from offbeat.launch.stage import stage_model
 from offbeat.launch.stopping import stop_ray
 from offbeat.messages.failures import OffbeatError
 
@@ -51,11 +51,11 @@ def stage_on_nodes(
     say: Callable[[str], None],
 ) -> dict[str, OffbeatError]:
     """Download a model to a directory on each node, and return failures by node name."""
-    secrets = dict(passed_on(os.environ, {}).secret)
+    secrets = dict(pass_on_variables(os.environ, {}).secret)
     name_by_lines = dict[Any, str]()
     for (node, address), target in target_by_node.items():
         on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(_staged_with).options(num_cpus=0, scheduling_strategy=on_node)
+        task = ray.remote(_stage_with).options(num_cpus=0, scheduling_strategy=on_node)
         lines = task.remote(secrets, snapshot, target, stall_s)
         name_by_lines[lines] = f"{address}/{node[:6]}"
     failures = dict[str, OffbeatError]()
@@ -69,15 +69,15 @@ def stage_on_nodes(
         except StopIteration:
             say(f"{name}: done")
         except RayTaskError as error:
-            failures[name] = cause_of(error, name, "staging")
+            failures[name] = find_cause(error, name, "staging")
         except RayError as error:
             failures[name] = lost(error, name, "staging")
         del name_by_lines[lines]
     return failures
 
 
-def _staged_with(
+def _stage_with(
     secrets: Mapping[str, str], snapshot: HubSnapshot, target: Path, stall_s: float
 ) -> Generator[str]:
     os.environ.update(secrets)
-    yield from staged(snapshot, target, stall_s)
+    yield from stage_model(snapshot, target, stall_s)

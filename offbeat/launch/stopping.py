@@ -16,7 +16,7 @@ from ray._private import worker
 from ray.exceptions import RayError
 
 from offbeat.actors.call import Handle
-from offbeat.launch.bounded_call import bounded
+from offbeat.launch.bounded_call import run_bounded
 from offbeat.messages.failures import DeadlineExceeded
 
 log = structlog.stdlib.get_logger()
@@ -36,7 +36,7 @@ def end_controller(controller: Handle) -> None:
         ray.kill(controller)
 
     with contextlib.suppress(DeadlineExceeded, RayError):
-        bounded(end, "the end of the controller", 2 * _LEAVE_S)
+        run_bounded(end, "the end of the controller", 2 * _LEAVE_S)
 
 
 def stop_ray(
@@ -59,7 +59,7 @@ def stop_ray(
         shutdown()
 
     try:
-        bounded(stop, "the end of its actors", within_s)
+        run_bounded(stop, "the end of its actors", within_s)
     except DeadlineExceeded as late:
         log.warning("cluster.not_left", error=str(late))
         atexit.unregister(shutdown)  # it would wait for the blocked call

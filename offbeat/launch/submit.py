@@ -179,7 +179,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
             raise CannotPack(str(working_dir), problem)
     recipe = sources[-1].relative_to(working_dir)
     _refuse_secrets(overrides, working_dir)
-    nbytes = packed_bytes(working_dir)
+    nbytes = count_packed_bytes(working_dir)
     if nbytes > MAX_PACKAGE_BYTES:
         problem = (
             f"it holds {size(nbytes)}, at most {size(MAX_PACKAGE_BYTES)} are packed "
@@ -227,7 +227,7 @@ def _is_packed(path: Path, working_dir: Path) -> bool:
     )
 
 
-def packed_bytes(folder: Path) -> int:
+def count_packed_bytes(folder: Path) -> int:
     """Return the bytes of the files that would be packed. Links are not followed."""
     total = 0
     for root, folders, files in os.walk(folder):

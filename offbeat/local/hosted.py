@@ -65,7 +65,7 @@ class Hosted(Generic[T]):
     ) -> Coroutine[Any, Any, R]:
         """Return a coroutine that awaits ``work`` on the caller's loop, as ``await_on`` does."""
         life = self._life
-        return life.run(during, partial(life.awaited, during, work))
+        return life.run(during, partial(life.await_work, during, work))
 
     def restart(self) -> T | None:
         """Abandon the part and make another. Return the abandoned part, or None if not made yet."""
@@ -132,7 +132,7 @@ class _Life(Generic[T]):
         with raise_bugs_as_failures(self._name, during):
             return await asyncio.wrap_future(call)
 
-    async def awaited(self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+    async def await_work(self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
         if not self._made.done():
             await asyncio.wait((asyncio.wrap_future(self._made),))
         part = self._part()

@@ -239,7 +239,7 @@ class LocalRollouts:
         ) -> tuple[Receipt, Columns, WorkerReport]:
             worker.admit(fence)
             self._cancel_open(other_than=fence)
-            with self._opened(fence):
+            with self._track_open(fence):
                 receipt, columns = await worker.roll_out(task)
             for column in columns.values():
                 column.setflags(write=False)  # the worker's logs and the trainer also read it
@@ -262,7 +262,7 @@ class LocalRollouts:
             self._send_report(await self._worker.await_on(self._loop, "close", close))
 
     @contextlib.contextmanager
-    def _opened(self, fence: Fence) -> Generator[None]:
+    def _track_open(self, fence: Fence) -> Generator[None]:
         """Keep the running task among the open groups."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 -- runs on the loop

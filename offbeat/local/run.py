@@ -165,17 +165,17 @@ class _WatchedRun:
     def _look(self) -> None:
         """Show the status if it has arrived, and ask again."""
         if self._status is None:
-            self._status = self.controller.ask(_status_of)
+            self._status = self.controller.ask(_read_status)
         if not self._status.done():
             self.display.wait("the controller, which reads prompts and journal")
             return
         self.signals.begun = True
         self._silence.broken()
         self.display.update(self._status.result())
-        self._status = self.controller.ask(_status_of)
+        self._status = self.controller.ask(_read_status)
 
 
-def _status_of(host: ControllerHost) -> Status:
+def _read_status(host: ControllerHost) -> Status:
     return msgspec.json.decode(host.status(), type=Status)
 
 

@@ -195,19 +195,19 @@ class SharedRank(TrainerRank):
         If it raises, the weights have no version, so no engine decodes.
         """
         before = self.version
-        with self._closed_gate():
+        with self._close_gate():
             result = super().finish_train_step(fence, key)
         self._open(is_new=self.version != before)
         return result
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        with self._closed_gate():
+        with self._close_gate():
             state = super().restore(fence, at_most)
         self._open(is_new=True)
         return state
 
     @contextmanager
-    def _closed_gate(self) -> Generator[None]:
+    def _close_gate(self) -> Generator[None]:
         """Close the gate before the block. A refused call leaves the gate as before."""
         was_open = self.gate.close()
         try:
@@ -264,10 +264,10 @@ class SharedEngineServer(EmbeddedEngineServer):
             self._engine.fail(problem)
             raise EngineUnavailable(self._name, "weight sync", problem, "Start another engine")
         read_back = ModuleTarget(self._module).read_back
-        return await self._commit(incoming.epoch, release, self._adopted(release), read_back)
+        return await self._commit(incoming.epoch, release, self._adopt(release), read_back)
 
     @contextmanager
-    def _adopted(self, release: WeightRelease) -> Generator[None]:
+    def _adopt(self, release: WeightRelease) -> Generator[None]:
         with self._turns.adopting() as is_unchanged:
             if not is_unchanged or not self._rank.holds(release):
                 problem = "the trainer has changed the weights that it names"

@@ -22,11 +22,11 @@ def json_problem(text: bytes) -> str:
         value: object = json.loads(text.decode(), parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        return _described(error)
+        return _describe(error)
     return "is not JSON that can be read"
 
 
-def _described(error: ValueError | RecursionError) -> str:
+def _describe(error: ValueError | RecursionError) -> str:
     match error:
         case UnicodeDecodeError():
             found = error.object[error.start]

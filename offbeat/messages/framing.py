@@ -11,7 +11,7 @@ from typing import Final
 LENGTH: Final = struct.Struct("<I")
 
 
-def framed(body: bytes) -> bytes:
+def add_header(body: bytes) -> bytes:
     """Return the body with a plain header in front."""
     return LENGTH.pack(len(body)) + body
 

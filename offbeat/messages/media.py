@@ -25,7 +25,7 @@ class Thumbnail(NamedTuple):
     rgb: bytes  # height * width * 3, row by row
 
 
-def media_of(columns: Mapping[str, "NDArray[Any]"]) -> Media | None:
+def get_media(columns: Mapping[str, "NDArray[Any]"]) -> Media | None:
     """Return the media of a group's columns, or None if its prompt has none."""
     return {k: v for k, v in columns.items() if k.startswith(MEDIA_PREFIX)} or None
 

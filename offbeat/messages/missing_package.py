@@ -43,7 +43,7 @@ class PackageMissing(ShortInNotebooks, OffbeatError):
 
 
 @contextmanager
-def named_if_missing() -> Generator[None]:
+def name_missing_package() -> Generator[None]:
     """Raise ``PackageMissing`` if the block imports a known package that is not installed."""
     try:
         yield

@@ -14,7 +14,7 @@ The controller holds all its samples in memory: thousands of them, and a model m
 """
 
 
-def bounded(text: str) -> str:
+def bound_text(text: str) -> str:
     """Return the text cut to at most ``SAMPLE_CHARACTERS``, with a note instead of the middle.
 
     Characters that UTF-8 cannot encode become question marks.
@@ -39,12 +39,12 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
     if text.isprintable():
         return text
     line = " ".join(text.split())
-    return "".join(each if each.isprintable() else _escaped(each) for each in line)
+    return "".join(each if each.isprintable() else _escape(each) for each in line)
 
 
 def printable_lines(text: str) -> str:
     """Return the text with its line ends; everything else that a terminal acts on is escaped."""
-    return "".join(each if each == "\n" or each.isprintable() else _escaped(each) for each in text)
+    return "".join(each if each == "\n" or each.isprintable() else _escape(each) for each in text)
 
 
 def first_line(error: BaseException) -> str:
@@ -64,5 +64,5 @@ def list_names(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape", errors="backslashreplace").decode("ascii")

@@ -46,7 +46,7 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.text import list_names
 
 
-def auto_class_of(config: PreTrainedConfig) -> Any:  # noqa: ANN401 -- no common base has the methods
+def find_auto_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 -- no common base has the methods
     """Return the auto class of a config: the image-text class if it has a vision tower."""
     is_image_text = "vision_config" in config.sub_configs
     if is_image_text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -132,7 +132,7 @@ def load_causal_lm(
     config = AutoConfig.from_pretrained(
         path, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    loaded: Any = auto_class_of(config).from_pretrained(
+    loaded: Any = find_auto_class(config).from_pretrained(
         path,
         config=config,
         dtype=dtype,
@@ -145,7 +145,7 @@ def load_causal_lm(
     _refuse(path, info)
     support_float64(model)
     for tensor, source in _apart(model):
-        raise _untied(path, tensor, source)
+        raise _make_untied_error(path, tensor, source)
     for name, tensor in model.state_dict().items():
         check_finite(path, name, tensor)
     if problem := generation_config_problem(path):
@@ -179,7 +179,7 @@ def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTra
         path, local_files_only=True, trust_remote_code=trust_remote_code
     )
     with torch.device("meta"):
-        return auto_class_of(config).from_config(config, trust_remote_code=trust_remote_code)
+        return find_auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def check_files(path: str | Path) -> None:
@@ -227,7 +227,7 @@ def check_headers(path: str | Path, model: PreTrainedModel) -> None:
     _refuse(path, info.to_dict())
     for tensor, source in _apart(model):
         if not _hold_equal(files, tensor, source):
-            raise _untied(path, tensor, source)
+            raise _make_untied_error(path, tensor, source)
 
 
 def check_values(path: str | Path, most_bytes: int) -> tuple[int, int]:
@@ -331,7 +331,7 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
         )
 
 
-def _untied(path: str | Path, tensor: str, tied_to: str) -> WeightsUntied:
+def _make_untied_error(path: str | Path, tensor: str, tied_to: str) -> WeightsUntied:
     problem = (
         f"config.json ties {tensor} to {tied_to}, and the weight files hold other values for each"
     )

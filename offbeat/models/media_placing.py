@@ -51,7 +51,7 @@ def blank(rules: MediaRules) -> PlacedMedia:
     return PlacedMedia((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
 
 
-def placed(
+def place_media(
     rules: MediaRules,
     prompts: Sequence[Tokens],
     media: Sequence[Media | None],
@@ -92,13 +92,13 @@ def placed(
     return PlacedMedia(tuple(kept), places_K, np.concatenate(sources), axes_3RT, blocks_K)
 
 
-def placed_by_row(
+def place_media_by_row(
     rules: MediaRules,
     prompts: Sequence[Tokens],
     media: Sequence[Media | None],
     positions_RT: Ints,
 ) -> PlacedMedia | None:
-    """Place media like ``placed``, with one prompt per row."""
+    """Place media like ``place_media``, with one prompt per row."""
     rows, tokens = positions_RT.shape
     spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
-    return placed(rules, prompts, media, spans, positions_RT)
+    return place_media(rules, prompts, media, spans, positions_RT)

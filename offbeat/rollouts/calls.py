@@ -15,7 +15,7 @@ import structlog
 from offbeat.config.user_code import describe
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import EncodedPrompt, EnvironmentUnavailable
-from offbeat.environments.reward_value import BadReward, are_rewards, reward_of, short_answer
+from offbeat.environments.reward_value import BadReward, are_rewards, parse_reward, short_answer
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
     Component,
@@ -79,10 +79,12 @@ class EngineClient:
             RolloutFailed: ``prompt_empty``, ``prompt_too_long``.
         """
         if not history:
-            raise failed(self.task, FailureKind.DATA, "prompt_empty", "the prompt has no tokens")
+            raise make_failure(
+                self.task, FailureKind.DATA, "prompt_empty", "the prompt has no tokens"
+            )
         if self.room(len(history)) < 1:
             detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
-            raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
+            raise make_failure(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
     def check_text(self, token_ids: Sequence[int], what: str) -> None:
         """Check that a text, which holds no sampled tokens, has no token that represents media.
@@ -105,7 +107,9 @@ class EngineClient:
             raise self._stray_token("the prompt", problem)
         if problem:
             detail = _of_row(self.task, "the prompt", problem)
-            raise failed(self.task, FailureKind.DATA, self.media_tokens.unusable_reason, detail)
+            raise make_failure(
+                self.task, FailureKind.DATA, self.media_tokens.unusable_reason, detail
+            )
 
     def _stray_token(self, what: str, problem: str) -> StrayMediaToken:
         task, reason = self.task, self.media_tokens.stray_reason
@@ -138,7 +142,7 @@ def _of_row(task: RolloutTask, what: str, problem: str) -> str:
     return f"row {task.prompt.row}{of_set}, counted from 0: {what} {problem}"
 
 
-def failed(
+def make_failure(
     task: RolloutTask, kind: FailureKind, reason: str, detail: str, sample: int | None = None
 ) -> RolloutFailed:
     """Create the error for this group and attempt."""
@@ -161,7 +165,7 @@ def environment_code(task: RolloutTask) -> Generator[None]:
             raise
         # The task was not cancelled. A call inside the environment was cancelled and let the
         # exception through.
-        raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+        raise make_failure(task, FailureKind.DATA, "environment_raised", describe(error)) from error
     except EnvironmentUnavailable as error:
         raise RolloutFailed(
             FailureKind.INFRASTRUCTURE,
@@ -180,33 +184,33 @@ def environment_code(task: RolloutTask) -> Generator[None]:
             attempt=task.attempt,
             exc_info=True,
         )
-        raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+        raise make_failure(task, FailureKind.DATA, "environment_raised", describe(error)) from error
 
 
-def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
+def check_first_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
     """Return a first observation with media as their option declares them.
 
     Raises:
-        RolloutFailed: ``environment_wrong_type``: as ``checked_tokens``, or the media are no
+        RolloutFailed: ``environment_wrong_type``: as ``check_tokens``, or the media are no
             mapping; ``schema``: the arrays do not fit each other.
     """
     if not isinstance(values, EncodedPrompt):
-        return EncodedPrompt(checked_tokens(task, values, "the prompt"))
+        return EncodedPrompt(check_tokens(task, values, "the prompt"))
     media = values.media
     if not isinstance(cast("object", media), Mapping | None):
         detail = f"the media are {type(media).__name__}; return a mapping of arrays"
-        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+        raise make_failure(task, FailureKind.DATA, _WRONG_TYPE, detail)
     if media is not None:
         try:
             for name, array in media.items():
                 check_medium(name, array)
             media_prompts().check(media)
         except SchemaError as error:  # an engine that computes with them might crash
-            raise failed(task, FailureKind.DATA, "schema", str(error)) from error
-    return EncodedPrompt(checked_tokens(task, values.token_ids, "the prompt"), media)
+            raise make_failure(task, FailureKind.DATA, "schema", str(error)) from error
+    return EncodedPrompt(check_tokens(task, values.token_ids, "the prompt"), media)
 
 
-def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...]:
+def check_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...]:
     """Return an observation as token ids.
 
     Raises:
@@ -218,15 +222,15 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
     try:
         ids = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
-        raise failed(task, FailureKind.DATA, _WRONG_TYPE, f"{what}: {error}") from error
+        raise make_failure(task, FailureKind.DATA, _WRONG_TYPE, f"{what}: {error}") from error
     if ids.shape == (0,):
         return ()
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         detail = f"{what} is {type(values).__name__} {values!r:.80}; return a tuple of token ids"
-        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+        raise make_failure(task, FailureKind.DATA, _WRONG_TYPE, detail)
     if not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN:
         detail = f"{what} holds {int(ids.min())} to {int(ids.max())}; no token has such an id"
-        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+        raise make_failure(task, FailureKind.DATA, _WRONG_TYPE, detail)
     return tuple(ids.tolist())
 
 
@@ -238,7 +242,7 @@ def _are_token_ids(values: tuple[object, ...]) -> TypeGuard[tuple[int, ...]]:
     return min(ids) >= 0 and max(ids) <= _LARGEST_TOKEN
 
 
-def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -> tuple[str, ...]:
+def check_answers(task: RolloutTask, values: Sequence[object], samples: int) -> tuple[str, ...]:
     """Return the values as final answers, one per sample. A long answer becomes a digest.
 
     Raises:
@@ -249,11 +253,11 @@ def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -
         detail = (
             f"{len(values)} answers of type {', '.join(kinds)} for {samples} samples; each is text"
         )
-        raise failed(task, FailureKind.DATA, "answer_wrong_type", detail)
+        raise make_failure(task, FailureKind.DATA, "answer_wrong_type", detail)
     return tuple(map(short_answer, map(str, values)))
 
 
-def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:
+def check_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:
     """Return the values as rewards, one per sample.
 
     Raises:
@@ -261,28 +265,28 @@ def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -
     """
     if len(values) != samples:
         detail = f"{len(values)} rewards for {samples} samples"
-        raise failed(task, FailureKind.DATA, "reward_wrong_type", detail)
+        raise make_failure(task, FailureKind.DATA, "reward_wrong_type", detail)
     if are_rewards(values):
         return values
-    return [checked_reward(task, value, sample) for sample, value in enumerate(values)]
+    return [check_reward(task, value, sample) for sample, value in enumerate(values)]
 
 
-def checked_reward(task: RolloutTask, value: object, sample: int) -> float:
+def check_reward(task: RolloutTask, value: object, sample: int) -> float:
     """Return the value as the reward of a sample.
 
     Raises:
         RolloutFailed: The value is not a reward.
     """
-    reward = reward_of(value)
+    reward = parse_reward(value)
     if isinstance(reward, BadReward):
-        raise failed(task, FailureKind.DATA, reward.reason, reward.detail, sample)
+        raise make_failure(task, FailureKind.DATA, reward.reason, reward.detail, sample)
     return reward
 
 
 def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> None:
     if "abort" in result.finish_reasons:
         detail = f"{result.engine} aborted {result.request_id}"
-        raise failed(task, FailureKind.INFRASTRUCTURE, "generation_aborted", detail)
+        raise make_failure(task, FailureKind.INFRASTRUCTURE, "generation_aborted", detail)
     offsets, spans = result.offsets.tolist(), result.version_spans
     lengths = list(map(sub, offsets[1:], offsets))
     arrays = (len(result.token_ids), len(result.logprobs))
@@ -297,10 +301,10 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
             f"{result.engine} answered {result.request_id} out of shape: requested were {samples} "
             f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
         )
-        raise failed(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)
+        raise make_failure(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)
     if 0 in lengths:
         detail = f"{result.engine} generated no token for sample {lengths.index(0)}"
-        raise failed(task, FailureKind.DATA, "empty_response", detail)
+        raise make_failure(task, FailureKind.DATA, "empty_response", detail)
 
 
 def _count_tokens(spans: VersionSpans) -> int:

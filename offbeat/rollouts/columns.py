@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offbeat.messages.failures import FailureKind, SchemaError
 from offbeat.messages.groups import Receipt, RewardsByName, RolloutTask, VersionSpans
 from offbeat.messages.media import Media
-from offbeat.rollouts.calls import failed
+from offbeat.rollouts.calls import make_failure
 from offbeat.transfer_queue import schema
 
 Columns = dict[str, NDArray[Any]]
@@ -45,7 +45,9 @@ class Rollout:
     media: Media | None = None  # of the prompt
 
 
-def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
+def pack_columns(
+    task: RolloutTask, rollout: Rollout, rewards: list[float]
+) -> tuple[Receipt, Columns]:
     """Return the columns of the group and their receipt.
 
     Raises:
@@ -56,7 +58,7 @@ def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[R
         schema.PROMPT_IDS: np.array(rollout.prompt_ids, dtype=np.int32),
         schema.RESPONSE_IDS: rollout.response_ids,
         schema.RESPONSE_OFFSETS: rollout.offsets,
-        schema.LOSS_MASK: _filled(tokens, np.bool_, 1) if mask is None else mask,
+        schema.LOSS_MASK: _fill(tokens, np.bool_, 1) if mask is None else mask,
         schema.WEIGHT_VERSIONS: version_of_each_token(rollout.version_spans, tokens),
         schema.REWARDS: np.fromiter(rewards, np.float32, len(rewards)),
     }
@@ -72,7 +74,7 @@ def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[R
     try:
         schema.check(columns, required)
     except SchemaError as error:
-        raise failed(task, FailureKind.DATA, "schema", str(error)) from error
+        raise make_failure(task, FailureKind.DATA, "schema", str(error)) from error
     return _receipt(task, rollout, columns), columns
 
 
@@ -80,12 +82,12 @@ def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArr
     """Expand run-length spans to the weight version of each token, [N]."""
     versions = [version for branch in spans for version, _ in branch]
     if len(set(versions)) == 1:  # almost every group
-        return _filled(tokens, np.int32, versions[0])
+        return _fill(tokens, np.int32, versions[0])
     counts = [count for branch in spans for _, count in branch]
     return np.repeat(np.array(versions, dtype=np.int32), counts)
 
 
-def _filled(tokens: int, dtype: type[Number], value: int) -> NDArray[Number]:
+def _fill(tokens: int, dtype: type[Number], value: int) -> NDArray[Number]:
     """Return an array of one value, [N]. ``np.full`` and ``np.ones`` are three times slower."""
     column = np.empty(tokens, dtype)
     column.fill(value)

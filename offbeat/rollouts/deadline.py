@@ -36,7 +36,7 @@ async def within_deadline(
     """
     waits_for_engine, loop = False, asyncio.get_running_loop()
 
-    async def watched(request: GenerateRequest) -> GenerateResult:
+    async def generate_watched(request: GenerateRequest) -> GenerateResult:
         nonlocal waits_for_engine
         try:
             return await generate(request)
@@ -49,7 +49,7 @@ async def within_deadline(
     deadline = asyncio.timeout(task.deadline_s if limit_s is None else limit_s)
     try:
         async with deadline:
-            return await roll_out(watched)
+            return await roll_out(generate_watched)
     except TimeoutError as error:
         if not deadline.expired():
             raise

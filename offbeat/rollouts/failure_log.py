@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.config.user_code import traceback_of
+from offbeat.config.user_code import format_traceback
 from offbeat.environments.killable import RewardFailed
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.text import Tokenizer
@@ -19,7 +19,7 @@ from offbeat.messages.failures import (
     RolloutFailed,
 )
 from offbeat.messages.groups import RolloutTask
-from offbeat.messages.text import bounded, printable
+from offbeat.messages.text import bound_text, printable
 from offbeat.rollouts.response_text import decode_for_reader
 from offbeat.rollouts.samples import TOO_FEW
 from offbeat.run_files.files import FAILURES, Files
@@ -72,8 +72,8 @@ class FailureLog:
             "environment": task.prompt.environment,
             "evaluation": task.evaluation,
             "row_index": task.prompt.row,
-            "row": bounded(row),
-            "response": bounded(decode_for_reader(tokenizer, response_ids)),
+            "row": bound_text(row),
+            "response": bound_text(decode_for_reader(tokenizer, response_ids)),
             "traceback": next(_tracebacks(failure), ""),
             "engine": task.engine,
             "version": task.version,
@@ -98,7 +98,7 @@ def _tracebacks(failure: BaseException) -> Iterator[str]:
         if isinstance(cause, RewardFailed) and cause.traceback:
             yield cause.traceback
         elif not isinstance(cause, OffbeatError):
-            yield traceback_of(cause)
+            yield format_traceback(cause)
         cause = cause.__cause__
 
 

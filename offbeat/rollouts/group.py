@@ -16,12 +16,12 @@ from offbeat.models.media_rules import TEXT_ALONE, MediaTokens
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
-    checked_prompt,
-    checked_tokens,
+    check_first_prompt,
+    check_tokens,
     environment_code,
-    failed,
+    make_failure,
 )
-from offbeat.rollouts.columns import Columns, Rollout, packed
+from offbeat.rollouts.columns import Columns, Rollout, pack_columns
 from offbeat.rollouts.multi_turn import run_multi_turn
 from offbeat.rollouts.samples import SampleDraws, SampleFailurePolicy
 from offbeat.rollouts.single_turn import run_single_turn
@@ -30,7 +30,9 @@ RECORDED: Final = "recorded"
 """Finish reason of a sample that comes from a row, not from an engine."""
 
 
-def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[Receipt, Columns]:
+def make_recorded_group(
+    environment: Demonstrations, engine: EngineClient
+) -> tuple[Receipt, Columns]:
     """Return the group of a row: one sample with reward 0.0 and without engine logprobs.
 
     A row has no weight version. Its tokens get the version at dispatch, so the staleness of a step
@@ -43,15 +45,15 @@ def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[R
     task, max_model_len = engine.task, engine.max_model_len
     with environment_code(task):
         made = environment.demonstrate(task.prompt)
-    prompt_ids = checked_tokens(task, made.prompt_ids, "the prompt")
-    response = checked_tokens(task, made.response_ids, "the completion")
+    prompt_ids = check_tokens(task, made.prompt_ids, "the prompt")
+    response = check_tokens(task, made.response_ids, "the completion")
     engine.check_text(prompt_ids, "the prompt")
     engine.check_text(response, "the completion")
     tokens = len(prompt_ids) + len(response)
     if tokens > max_model_len:
         row = f"row {task.prompt.row} of data.path, counted from 0"
         detail = f"{row}: {tokens} tokens do not fit generator.max_model_len={max_model_len}"
-        raise failed(task, FailureKind.DATA, "row_too_long", detail)
+        raise make_failure(task, FailureKind.DATA, "row_too_long", detail)
     rollout = Rollout(
         prompt_ids=prompt_ids,
         response_ids=np.array(response, dtype=np.int32),
@@ -64,7 +66,7 @@ def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[R
         generate_s=0.0,
         reward_s=0.0,
     )
-    return packed(task, rollout, [0.0])
+    return pack_columns(task, rollout, [0.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ async def run_group(
     draws = SampleDraws.begin(task, policy, generate)
     match environment:
         case Demonstrations():
-            return recorded_group(environment, engine)
+            return make_recorded_group(environment, engine)
         case SingleTurn():
             prompt = await _first_observation(engine, environment, media)
             return await run_single_turn(environment, engine, draws, prompt)
@@ -132,7 +134,7 @@ async def _first_observation(
 
     Raises:
         RolloutFailed: DATA, with the reason of a ``MediaError``, or because media have too many
-            bytes; as ``environment_code``, ``checked_prompt`` and ``EngineClient.check_prompt``.
+            bytes; as ``environment_code``, ``check_first_prompt`` and ``EngineClient.check_prompt``.
     """
     task = engine.task
     with environment_code(task):
@@ -142,14 +144,14 @@ async def _first_observation(
                 encoded = await media.encoder.encode(task.prompt)
             except MediaError as error:
                 detail = f"row {task.prompt.row}, counted from 0: {error}"
-                raise failed(task, FailureKind.DATA, error.reason, detail) from error
+                raise make_failure(task, FailureKind.DATA, error.reason, detail) from error
         if encoded is None:
             encoded = environment.encode(task.prompt)
-    prompt = checked_prompt(task, encoded)
+    prompt = check_first_prompt(task, encoded)
     if (nbytes := media_bytes(prompt.media)) > media.max_bytes:
         detail = (
             f"its media have {nbytes} bytes; {media_prompts().LIMIT_KEY} allows {media.max_bytes}"
         )
-        raise failed(task, FailureKind.DATA, media.tokens.unusable_reason, detail)
+        raise make_failure(task, FailureKind.DATA, media.tokens.unusable_reason, detail)
     engine.check_prompt(prompt)
     return prompt

@@ -12,13 +12,13 @@ from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
-    checked_answers,
-    checked_reward,
-    checked_tokens,
+    check_answers,
+    check_reward,
+    check_tokens,
     environment_code,
 )
 from offbeat.rollouts.columns import Columns
-from offbeat.rollouts.samples import Draw, SampleDraws, packed_samples, seed_of_turn
+from offbeat.rollouts.samples import Draw, SampleDraws, pack_samples, seed_of_turn
 from offbeat.rollouts.transcript import Transcript
 
 
@@ -34,7 +34,7 @@ async def run_multi_turn(
     prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     engine.check_room(prompt_ids)  # before any sample: a retry would not find more room
 
-    def draw_of(sample: int) -> Draw:
+    def make_draw(sample: int) -> Draw:
         async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
             watched = replace(engine, generate=generate)
             await _EpisodeRun(watched, sample, retry, transcript).play(
@@ -43,7 +43,7 @@ async def run_multi_turn(
 
         return draw
 
-    return packed_samples(task, prompt_ids, await draws.draw_all(draw_of), prompt.media)
+    return pack_samples(task, prompt_ids, await draws.draw_all(make_draw), prompt.media)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class _EpisodeRun:
         with environment_code(task):
             value = await episode.reward()
         self.transcript.reward_s += time.perf_counter() - began
-        self.transcript.reward = checked_reward(task, value, self.sample)
+        self.transcript.reward = check_reward(task, value, self.sample)
         if task.evaluation:
             with environment_code(task):
                 answer = episode.answer()
             if answer is not None:
-                (self.transcript.answer,) = checked_answers(task, [answer], 1)
+                (self.transcript.answer,) = check_answers(task, [answer], 1)
 
     async def _turns(self, episode: Episode, prompt_ids: tuple[int, ...], max_turns: int) -> None:
         transcript, task = self.transcript, self.engine.task
@@ -99,6 +99,6 @@ class _EpisodeRun:
         self.transcript.reward_s += time.perf_counter() - began
         if observation_ids is None:
             return None
-        checked = checked_tokens(self.engine.task, observation_ids, "an observation")
+        checked = check_tokens(self.engine.task, observation_ids, "an observation")
         self.engine.check_text(checked, "an observation")
         return checked

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from offbeat.config.user_code import describe
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.groups import Receipt
-from offbeat.messages.text import bounded
+from offbeat.messages.text import bound_text
 from offbeat.transfer_queue.schema import LOSS_MASK, RESPONSE_IDS, RESPONSE_OFFSETS
 
 log = structlog.get_logger(__name__)
@@ -79,6 +79,6 @@ def response_texts(
     last_rows = accumulate(receipt.branches or (1,) * receipt.samples, initial=-1)
     next(last_rows)
     return tuple(
-        bounded(tokenizer.decode(ids[offsets[row] : offsets[row + 1]].tolist())) if count else ""
+        bound_text(tokenizer.decode(ids[offsets[row] : offsets[row + 1]].tolist())) if count else ""
         for row, count in zip(last_rows, turns, strict=True)
     )

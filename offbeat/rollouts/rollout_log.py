@@ -21,7 +21,7 @@ import structlog
 
 from offbeat.doors import find_media
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.media import Media, Thumbnail, media_of
+from offbeat.messages.media import Media, Thumbnail, get_media
 from offbeat.run_files.files import Files
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
@@ -124,14 +124,14 @@ class RolloutLog:
 
         A full file is written in the background. ``texts`` and ``advantages`` as in ``LoggedGroup``.
         """
-        media, media_bytes = media_log().log_values(media_of(columns))
-        nbytes = _bytes_of(task, receipt, columns) + media_bytes + sum(map(len, texts))
+        media, media_bytes = media_log().log_values(get_media(columns))
+        nbytes = _count_bytes(task, receipt, columns) + media_bytes + sum(map(len, texts))
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
             if not self._reported:
                 self._report_not_logged()
             return
-        logged = {name: _owned(columns[name]) for name in _LOGGED}
+        logged = {name: _copy_view(columns[name]) for name in _LOGGED}
         self._rows.append(LoggedGroup(task, receipt, logged, media, texts, advantages))
         self._rows_bytes += nbytes
         self.held_bytes += nbytes
@@ -196,13 +196,13 @@ def file_wait_s(age_s: float, waits_s: tuple[float, float] = FILE_WAITS_S) -> fl
     return min(max(least_s, _WAIT_OF_AGE * age_s), most_s)
 
 
-def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
+def _count_bytes(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
     """Return the bytes of a group's rows in a table. Each branch has a copy of the prompt."""
     prompt = columns[PROMPT_IDS].nbytes + len(str(task.prompt.data.get("prompt") or ""))
     return sum(receipt.branches or (1,) * receipt.samples) * prompt + columns[RESPONSE_IDS].nbytes
 
 
-def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def _copy_view(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """Return a copy of the column if it is a view of a larger buffer."""
     return column if column.base is None else column.copy()
 

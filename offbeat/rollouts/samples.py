@@ -25,10 +25,10 @@ from offbeat.messages.groups import (
     SampleStatus,
 )
 from offbeat.messages.media import Media
-from offbeat.rollouts.calls import Generate, failed
-from offbeat.rollouts.columns import Columns, packed
+from offbeat.rollouts.calls import Generate, make_failure
+from offbeat.rollouts.columns import Columns, pack_columns
 from offbeat.rollouts.deadline import within_deadline
-from offbeat.rollouts.transcript import Transcript, common_prompt, joined
+from offbeat.rollouts.transcript import Transcript, common_prompt, join_samples
 
 TOO_FEW: Final = "too_few_valid_samples"
 """Reason of a group that failed because too many of its samples failed."""
@@ -159,7 +159,7 @@ class SampleDraws:
         await within_deadline(self.task, self.generate, draw, limit_s=left_s)
 
 
-def packed_samples(
+def pack_samples(
     task: RolloutTask,
     prompt_ids: tuple[int, ...],
     samples: Sequence[DrawnSample],
@@ -171,7 +171,7 @@ def packed_samples(
 
     Raises:
         RolloutFailed: ``too_few_valid_samples``, also if no sample has a token; or ``schema``, as
-            ``packed``.
+            ``pack_columns``.
     """
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]
@@ -183,12 +183,12 @@ def packed_samples(
         if each.status is SampleStatus.MASKED and each.failure is not None:
             each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
     rewards = [one.reward for one in transcripts]
-    rollout = replace(joined(prompt_ids, transcripts), media=media)
-    receipt, columns = packed(task, rollout, rewards)
+    rollout = replace(join_samples(prompt_ids, transcripts), media=media)
+    receipt, columns = pack_columns(task, rollout, rewards)
     return _with_outcomes(receipt, samples), columns
 
 
-def packed_with_own_prompts(
+def pack_with_own_prompts(
     task: RolloutTask, samples: Sequence[DrawnSample]
 ) -> tuple[Receipt, Columns]:
     """Return columns and receipt of a group with a separate prompt per sample.
@@ -200,7 +200,7 @@ def packed_with_own_prompts(
     Raises:
         RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
             prompt; ``reward_names_differ``: a mean would be over some of the samples; as
-            ``packed_samples``.
+            ``pack_samples``.
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
@@ -211,14 +211,14 @@ def packed_with_own_prompts(
     prompt_ids = common_prompt(branch.prompt_ids for one in valid for branch in one.branches)
     if not prompt_ids:
         detail = f"the prompts of {len(valid)} samples have no first token in common"
-        raise failed(task, FailureKind.DATA, "prompts_differ", detail)
+        raise make_failure(task, FailureKind.DATA, "prompts_differ", detail)
     names = {frozenset(one.rewards_by_name) for one in valid}
     if len(names) > 1:
         detail = f"samples returned rewards by other names: {[sorted(each) for each in names]}"
-        raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
+        raise make_failure(task, FailureKind.DATA, "reward_names_differ", detail)
     for each in samples:
         each.transcript.move_behind(prompt_ids)
-    return packed_samples(task, prompt_ids, samples)
+    return pack_samples(task, prompt_ids, samples)
 
 
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
@@ -227,7 +227,7 @@ def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
     return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
 
 
-def result_of(result: GenerateResult, sample: int) -> GenerateResult:
+def slice_result(result: GenerateResult, sample: int) -> GenerateResult:
     """Return the part of an answer that belongs to one sample."""
     start, end = result.offsets[sample : sample + 2].tolist()
     return msgspec.structs.replace(

@@ -15,14 +15,14 @@ from offbeat.messages.groups import Receipt, RewardsByName, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
-    checked_answers,
-    checked_reward,
-    checked_rewards,
+    check_answers,
+    check_reward,
+    check_rewards,
     environment_code,
-    failed,
+    make_failure,
 )
-from offbeat.rollouts.columns import Columns, Rollout, packed
-from offbeat.rollouts.samples import Draw, SampleDraws, packed_samples, result_of, seed_of_turn
+from offbeat.rollouts.columns import Columns, Rollout, pack_columns
+from offbeat.rollouts.samples import Draw, SampleDraws, pack_samples, seed_of_turn, slice_result
 from offbeat.rollouts.transcript import Transcript
 
 
@@ -45,16 +45,14 @@ async def run_single_turn(
     result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
     try:
-        scored = await _scored(task, environment, result)
+        scored = await _score(task, environment, result)
     except RolloutFailed as failure:
         if failure.sample is not None:
-            failure.response_ids = result_of(result, failure.sample).token_ids.tolist()
+            failure.response_ids = slice_result(result, failure.sample).token_ids.tolist()
         if not draws.policy.spares_group(failure):
             raise
         generate_s = generated - began
-        return await _scored_one_by_one(
-            environment, engine, draws, prompt_ids, (result, generate_s)
-        )
+        return await _score_one_by_one(environment, engine, draws, prompt_ids, (result, generate_s))
     rollout = Rollout(
         prompt_ids=prompt_ids,
         response_ids=result.token_ids.astype(np.int32, copy=False),
@@ -71,10 +69,10 @@ async def run_single_turn(
         rewards_by_name=scored.by_name,
         media=prompt.media,
     )
-    return packed(task, rollout, scored.rewards)
+    return pack_columns(task, rollout, scored.rewards)
 
 
-async def _scored_one_by_one(
+async def _score_one_by_one(
     environment: SingleTurn,
     engine: EngineClient,
     draws: SampleDraws,
@@ -87,10 +85,10 @@ async def _scored_one_by_one(
     """
     one = msgspec.structs.replace(engine.task, samples=1)
 
-    def draw_of(sample: int) -> Draw:
+    def make_draw(sample: int) -> Draw:
         async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
             whole, transcript.generate_s = first_tries
-            result = result_of(whole, sample)
+            result = slice_result(whole, sample)
             if retry:
                 began = time.perf_counter()
                 result = await replace(engine, generate=generate).sample(
@@ -102,7 +100,7 @@ async def _scored_one_by_one(
                 transcript.generate_s = time.perf_counter() - began
             transcript.add_turn((), result)
             began = time.perf_counter()
-            scored = await _scored(one, environment, result)
+            scored = await _score(one, environment, result)
             (transcript.reward,) = scored.rewards
             transcript.rewards_by_name = {name: value for name, (value,) in scored.by_name}
             transcript.reward_s = time.perf_counter() - began
@@ -111,8 +109,8 @@ async def _scored_one_by_one(
 
         return draw
 
-    drawn = await draws.draw_all(draw_of)
-    return packed_samples(engine.task, prompt_ids, drawn, engine.media)
+    drawn = await draws.draw_all(make_draw)
+    return pack_samples(engine.task, prompt_ids, drawn, engine.media)
 
 
 def _answers(
@@ -123,27 +121,27 @@ def _answers(
         return ()
     if any(answer is not None for answer in scored.answers):
         named = ["" if answer is None else answer for answer in scored.answers]
-        return checked_answers(task, named, task.samples)
+        return check_answers(task, named, task.samples)
     with environment_code(task):
         answers = list(environment.answers(result))
-    return checked_answers(task, answers, task.samples) if answers else ()
+    return check_answers(task, answers, task.samples) if answers else ()
 
 
-async def _scored(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> _Scores:
+async def _score(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> _Scores:
     with environment_code(task):
         values = list(await environment.score(task, result))
     if not any(issubclass(kind, NamedRewards) for kind in set(map(type, values))):
-        return _Scores(checked_rewards(task, values, task.samples))
+        return _Scores(check_rewards(task, values, task.samples))
     named = [each if isinstance(each, NamedRewards) else NamedRewards(each, {}) for each in values]
-    rewards = checked_rewards(task, [each.reward for each in named], task.samples)
+    rewards = check_rewards(task, [each.reward for each in named], task.samples)
     names = named[0].by_name.keys()
     if any(each.by_name.keys() != names for each in named):
         found = [sorted(each.by_name) for each in named]
         detail = f"samples have rewards by other names: {found}"
-        raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
+        raise make_failure(task, FailureKind.DATA, "reward_names_differ", detail)
     for sample, each in enumerate(named):
         for value in each.by_name.values():
             if value is not None:
-                checked_reward(task, value, sample)
+                check_reward(task, value, sample)
     by_name = tuple((name, tuple(each.by_name[name] for each in named)) for name in names)
     return _Scores(rewards, by_name, tuple(each.answer for each in named))

@@ -53,7 +53,7 @@ class Spooling:
                 place = await done
         except TimeoutError:
             self._hangs = True
-            self._refused(f"the disk has not answered for {self._patience_s:g} s")
+            self._note_refusal(f"the disk has not answered for {self._patience_s:g} s")
             return receipt
         return receipt if place is None else msgspec.structs.replace(receipt, spooled=place)
 
@@ -87,7 +87,7 @@ class Spooling:
                 if bug := written.exception():
                     done.set_exception(bug)
                 else:
-                    done.set_result(self._judged(written.result()[index]))
+                    done.set_result(self._handle_result(written.result()[index]))
         self._writing = None
 
     def _write(self, waiting: _Waiting) -> list[Spooled | OSError]:
@@ -99,16 +99,16 @@ class Spooling:
                 results.append(refused)
         return results
 
-    def _judged(self, result: Spooled | OSError) -> Spooled | None:
+    def _handle_result(self, result: Spooled | OSError) -> Spooled | None:
         if isinstance(result, OSError):
-            self._refused(str(result))
+            self._note_refusal(str(result))
             return None
         if self._without:
             log.info("spool.works_again", groups_without=self._without)
             self._without = 0
         return result
 
-    def _refused(self, problem: str) -> None:
+    def _note_refusal(self, problem: str) -> None:
         if not self._without:
             log.warning("spool.refused", error=problem)
         self._without += 1

@@ -131,7 +131,7 @@ def common_prompt(prompts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(token for token, _ in same)
 
 
-def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
+def join_samples(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
     """Return the group of these samples, in their order. Each branch has at least one token."""
     of_samples = [one.branches for one in transcripts]
     rows = list(chain.from_iterable(of_samples))

@@ -46,7 +46,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, FenceGuard
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
 from offbeat.models.media_rules import TEXT_ALONE, MediaTokens, media_tokens
@@ -97,13 +97,13 @@ def by_length(
     if task.evaluation:
         return receipt, columns
     if rollout.overlong_tokens is not None:
-        receipt, columns = _punished(receipt, columns, rollout, max_new_tokens)
+        receipt, columns = _punish_overlong(receipt, columns, rollout, max_new_tokens)
     if rollout.truncated_samples == "mask_loss" and receipt.truncated_samples:
-        receipt, columns = _masked(receipt, columns)
+        receipt, columns = _mask_truncated(receipt, columns)
     return receipt, columns
 
 
-def _punished(
+def _punish_overlong(
     receipt: Receipt, columns: Columns, rollout: RolloutConfig, max_new_tokens: int
 ) -> tuple[Receipt, Columns]:
     samples = zip(receipt.valid, receipt.valid_tokens, strict=True)
@@ -120,7 +120,7 @@ def _punished(
     return changed, {**columns, schema.REWARDS: rewards}
 
 
-def _masked(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
+def _mask_truncated(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
     mask = np.array(columns[schema.LOSS_MASK], np.bool_)  # a copy
     ends = np.cumsum((0, *receipt.response_tokens)).tolist()
     for is_cut, (start, end) in zip(receipt.truncated, pairwise(ends), strict=True):
@@ -435,7 +435,7 @@ class EnvironmentRunner:
                 texts = response_texts(self.tokenizer, receipt, columns)
             receipt = msgspec.structs.replace(receipt, texts=texts)
         if task.evaluation:
-            previews = media_log().previews(media_of(columns))
+            previews = media_log().previews(get_media(columns))
             receipt = msgspec.structs.replace(receipt, previews=previews)
         return receipt, columns
 

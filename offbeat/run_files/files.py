@@ -115,7 +115,7 @@ class RunFiles:
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
         self._check_size(name, nbytes, CHUNK_BYTES)
-        with _opened(self._path(name), os.O_RDONLY) as file:
+        with _open(self._path(name), os.O_RDONLY) as file:
             return os.pread(file, nbytes, offset)
 
     def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
@@ -127,7 +127,7 @@ class RunFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._check_size(name, nbytes, max(0, self._free_bytes() - _MARGIN_BYTES))
             flags |= os.O_CREAT | os.O_TRUNC
-        with _opened(path, flags) as file:
+        with _open(path, flags) as file:
             left, at = memoryview(data), offset
             while left:
                 done = os.pwrite(file, left, at)
@@ -139,7 +139,7 @@ class RunFiles:
         path = self._root / name if name == FAILURES else self._path(name)
         self._check_size(name, len(data), min(CHUNK_BYTES, self._free_bytes()))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
+        with _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             if name != FAILURES or os.fstat(file).st_size + len(data) <= FAILURES_BYTES:
                 append_line(file, data)
 
@@ -223,7 +223,7 @@ def _file(name: str, path: Path) -> tuple[str, int, str]:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Generator[int]:
+def _open(path: Path, flags: int) -> Generator[int]:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         yield handle

@@ -54,7 +54,7 @@ def append_line(file: int, line: bytes) -> None:
     Raises:
         OSError: The disk refused it.
     """
-    with _locked(file) as is_locked:
+    with _lock(file) as is_locked:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             if is_locked:  # else another process may be writing that line
@@ -67,7 +67,7 @@ def append_line(file: int, line: bytes) -> None:
 
 
 @contextmanager
-def _locked(file: int) -> Generator[bool]:
+def _lock(file: int) -> Generator[bool]:
     """Lock a file against other appending processes. Yield whether it was locked in time."""
     is_locked = False
     for wait_s in _LOCK_WAITS_S:

@@ -28,7 +28,7 @@ _POINTS: Final = 5000
 _STEPS: Final = 50_000  # up to here every step is read individually
 
 
-def steps_of(part: Aggregates) -> Floats:
+def read_steps(part: Aggregates) -> Floats:
     """Return the steps of a part of the journal: a row per step, a column per ``STEP_FIELDS``."""
     return np.frombuffer(part.steps, "<f8").reshape(-1, len(STEP_FIELDS))
 
@@ -42,7 +42,7 @@ class AppliedSteps:
         for part in parts:
             if part.undone_to is not None:
                 _drop_after(part.undone_to, pieces, ages)
-            rows = steps_of(part)
+            rows = read_steps(part)
             samples, extremes = _staleness(part, len(rows))
             pieces.append(np.hstack((rows, extremes)))
             ages.append(samples)
@@ -113,7 +113,7 @@ def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
     return by_age, extremes
 
 
-def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
+def join_columns(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     """Return the columns of the journal and of the metrics, at the same steps.
 
     If both have a metric, the journal's is used. Beyond ``_STEPS`` steps a row is the mean of
@@ -122,7 +122,7 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     columns = dict(own)
     if len(own["step"]) > _STEPS:
         columns = {
-            name: (last_of_bins if name in AXES else binned)(column, _POINTS)
+            name: (last_of_bins if name in AXES else bin_means)(column, _POINTS)
             for name, column in own.items()
         }
     ends = columns["step"]
@@ -134,7 +134,7 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     return columns
 
 
-def evaluated(own: Columns, found: MetricsFile) -> dict[str, Floats]:
+def read_evaluations(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     """Return a row for each valid evaluation, at the step, time and samples of its version.
 
     The initial weights are version 0, which no step produced.
@@ -162,7 +162,7 @@ def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: 
         column[row] = value
 
 
-def binned(column: Floats, bins: int) -> Floats:
+def bin_means(column: Floats, bins: int) -> Floats:
     """Return the mean of the finite numbers in each of at most ``bins`` equal runs of steps."""
     if len(column) <= bins:
         return column
@@ -174,7 +174,7 @@ def binned(column: Floats, bins: int) -> Floats:
 
 
 def last_of_bins(column: Floats, bins: int) -> Floats:
-    """Return the last number of each run of ``binned``, where its steps end."""
+    """Return the last number of each run of ``bin_means``, where its steps end."""
     if len(column) <= bins:
         return column
     ends = (np.arange(bins) + 1) * len(column) // bins - 1

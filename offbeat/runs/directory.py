@@ -27,8 +27,8 @@ from offbeat.config.mixture import (
     prompt_paths,
 )
 from offbeat.config.run import RunConfig
-from offbeat.config.secrets import redacted_keys
-from offbeat.config.trainer_parts import fixed_keys
+from offbeat.config.secrets import find_redacted_keys
+from offbeat.config.trainer_parts import list_fixed_keys
 from offbeat.config.yaml_text import to_yaml
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA
@@ -180,7 +180,7 @@ def reopen_run_dir(
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
         recorded = read_inputs(directory)
         known = {**commits, **recorded}
-        inputs = _changed_inputs(config, known, before, changed_code=changed_code)
+        inputs = _find_changed_inputs(config, known, before, changed_code=changed_code)
         wanted = yaml.safe_load(content)
         _check_fixed(before, wanted, directory, inputs, code=targets(config))
         notices = tuple(_notices(dict(leaves(before)), dict(leaves(wanted))))
@@ -231,7 +231,7 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Generator[None]:
+def lock_directory(directory: Path) -> Generator[None]:
     """Lock the directory during the block, or until the process ends.
 
     On a file system without locks no process is refused. If two controllers run there, the journal
@@ -288,7 +288,7 @@ _FIXED: Final = (
 Sections of some parts of a trainer do the same."""
 
 
-def _changed_inputs(
+def _find_changed_inputs(
     config: RunConfig, before: Mapping[str, str], recipe: object, *, changed_code: bool
 ) -> dict[str, str]:
     """Return the problem of each input of the run by recipe key, or nothing if unchanged.
@@ -421,14 +421,16 @@ def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterato
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
     """Check that no secret that is missing in the stored config is now a literal value."""
-    missing = list(redacted_keys(config.model_dump()))
+    missing = list(find_redacted_keys(config.model_dump()))
     if missing:
         problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
         raise RunDirUnusable(str(directory), problem, f"Give it again: {missing[0]}=...")
 
 
 def _is_fixed(key: str) -> bool:
-    return any(f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in (*_FIXED, *fixed_keys()))
+    return any(
+        f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in (*_FIXED, *list_fixed_keys())
+    )
 
 
 def _own_key(key: str) -> str:

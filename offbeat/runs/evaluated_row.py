@@ -12,7 +12,7 @@ from offbeat.doors import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import SAMPLE_CHARACTERS, printable
-from offbeat.runs.past_run import journal_of
+from offbeat.runs.past_run import find_journal
 from offbeat.telemetry.evaluation_files import (
     FOLDER,
     evaluation_files,
@@ -97,7 +97,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(map(str.rstrip, lines)) + "\n"
 
 
-def evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) -> EvaluatedRow:
+def load_evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) -> EvaluatedRow:
     """Return the samples that the evaluations of a run made for a row of a set.
 
     Args:
@@ -114,7 +114,7 @@ def evaluated_row(run_dir: Path, name: str, row: str, due: int | None = None) ->
     """
     import pyarrow as pa  # noqa: PLC0415 -- other commands read no evaluation
 
-    journal_of(run_dir)
+    find_journal(run_dir)
     files = evaluation_files(run_dir)
     plain = "" if name == UNNAMED else name
     number = int(row) if row.isdecimal() and row.isascii() and len(row) < 19 else -1  # noqa: PLR2004 - digits of int64

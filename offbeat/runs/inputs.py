@@ -15,7 +15,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
-from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_contents, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.runs.limits import TOKENIZER_BYTES
@@ -58,7 +58,7 @@ def input_digests(
         files = sorted({file for form in _DESCRIBES_MODEL for file in model.glob(form)})
         described = [file for file in files if not file.name.endswith(_NOT_DESCRIBING)]
         contents = (file.read_bytes() for file in described)
-        digests[MODEL] = digest_of(chain(contents, [_end_ids(model)]))
+        digests[MODEL] = digest_contents(chain(contents, [_end_ids(model)]))
     for key, target in targets(config).items():
         if digest := source_digest(target, working_dir):
             digests[key] = digest

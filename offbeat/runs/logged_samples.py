@@ -70,7 +70,7 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
     return TokenText(None)
 
 
-def logged_rows(
+def read_logged_rows(
     run_dir: Path, groups: Iterable[int], most_bytes: int = ROLLOUT_BYTES
 ) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
@@ -86,8 +86,8 @@ def logged_rows(
     for path in found:
         try:
             with pq.ParquetFile(path) as file:
-                left -= _decompressed_bytes(file, path, min(left, ROLLOUT_FILE_BYTES))
-                selected = list(_selected(file, wanted))
+                left -= _count_decompressed_bytes(file, path, min(left, ROLLOUT_FILE_BYTES))
+                selected = list(_select(file, wanted))
         except (OSError, KeyError, pa.ArrowException, FileTooLarge):
             skipped += 1
             continue
@@ -107,7 +107,7 @@ def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], i
     for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
         try:
             regular_bytes(path)
-            lowest, highest = _range_of(pq.read_metadata(path))
+            lowest, highest = _read_range(pq.read_metadata(path))
         except (OSError, pa.ArrowException, NoRegularFile):
             damaged += 1
             continue
@@ -117,7 +117,7 @@ def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], i
     return [path for _, path in sorted(found, reverse=True)], damaged
 
 
-def _range_of(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
+def _read_range(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
     """Return a file's lowest and highest group, or an unlimited range if they are not recorded."""
     lows, highs = list[int](), list[int]()
     for part in map(contents.row_group, range(contents.num_row_groups)):
@@ -132,7 +132,7 @@ def _range_of(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
     return min(lows, default=0), max(highs, default=-1)
 
 
-def _decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
+def _count_decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
     """Return the size according to the file's table of contents, before decompressing anything."""
     parts = range(file.metadata.num_row_groups)
     nbytes = sum(file.metadata.row_group(part).total_byte_size for part in parts)
@@ -141,7 +141,7 @@ def _decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
     return nbytes
 
 
-def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
+def _select(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
     """Yield the rows of the wanted groups. If a file has none, read only its group numbers."""
     groups = file.read(columns=["prompt_index"])["prompt_index"].to_numpy()
     at = np.flatnonzero(np.isin(groups, wanted))
@@ -149,7 +149,7 @@ def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
         yield from file.read(columns=[*_COLUMNS, column_name()]).take(pa.array(at)).to_pylist()
 
 
-def prompt_of(rows: BranchesBySample | None, text: TokenText) -> str | None:
+def read_prompt(rows: BranchesBySample | None, text: TokenText) -> str | None:
     """Return the prompt of a group as text, or None if nothing was logged."""
     if not rows:
         return None

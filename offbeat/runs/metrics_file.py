@@ -82,8 +82,8 @@ def read_metrics_file(path: Path) -> MetricsFile:
         return found
     found.sampled = nbytes > METRICS_BYTES
     records, valid = list[MetricRecord](), ValidRecords()
-    for _, line in _sampled_lines(path, nbytes) if found.sampled else whole_lines(path):
-        record = decoded(line)
+    for _, line in _sample_lines(path, nbytes) if found.sampled else whole_lines(path):
+        record = decode_record(line)
         if record is None:
             found.unreadable += 1
         else:
@@ -94,7 +94,7 @@ def read_metrics_file(path: Path) -> MetricsFile:
     return found
 
 
-def decoded(line: bytes) -> MetricRecord | None:
+def decode_record(line: bytes) -> MetricRecord | None:
     """Return the record of a line, or None if it holds none."""
     try:
         return decode_line(line)
@@ -112,7 +112,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
-def _sampled_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
+def _sample_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
     """Yield lines at equal distances, and as many with evaluations, in the order of the file.
 
     A run has one evaluation per hundreds of steps, so lines at equal distances would miss almost

@@ -60,7 +60,7 @@ def run_directory(run_dir: Path) -> Path:
     return run_dir
 
 
-def journal_of(run_dir: Path) -> Path:
+def find_journal(run_dir: Path) -> Path:
     """Return the path of the run's journal.
 
     Raises:
@@ -88,20 +88,20 @@ def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
         JournalCorrupt: A file of the journal is damaged.
         JournalVersion: Another version of offbeat wrote it.
     """
-    return read_journal(journal_of(Path(run_dir)))
+    return read_journal(find_journal(Path(run_dir)))
 
 
-def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
+def fold_events(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
     """Yield every event with its number, from 1, after the ledger has applied it.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit the earlier events.
     """
-    return checked(enumerate(read_journal(journal), start=1), ledger)
+    return check_events(enumerate(read_journal(journal), start=1), ledger)
 
 
-def checked(
+def check_events(
     numbered: Iterable[tuple[int, AnyEvent]], ledger: Ledger
 ) -> Iterator[tuple[int, AnyEvent]]:
     """Yield numbered events after the ledger has applied them.

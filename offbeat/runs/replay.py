@@ -15,7 +15,7 @@ from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.limits import SUMMARY_BYTES, read_limited
-from offbeat.runs.past_run import clock_time, folded, journal_of, never_began
+from offbeat.runs.past_run import clock_time, find_journal, fold_events, never_began
 from offbeat.telemetry.summary import Summary
 
 _LONGEST: Final = 200  # characters of a value
@@ -78,19 +78,20 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     def to_text(self) -> str:
         """Format the result as text with a final newline."""
         rows = {
-            "events": f"{sum(self.events.values())}: {_listed(self.events)}",
-            "controller": "\n".join(_shortened([each.to_text() for each in self.incarnations]))
+            "events": f"{sum(self.events.values())}: {_list_counts(self.events)}",
+            "controller": "\n".join(_shorten([each.to_text() for each in self.incarnations]))
             or "no incarnation yet",
             "groups": self._equation(),
-            "dropped": _listed(self.dropped),
-            "retried": _listed(self.retried) + (f"; {self.evicted} evicted" * bool(self.evicted)),
+            "dropped": _list_counts(self.dropped),
+            "retried": _list_counts(self.retried)
+            + (f"; {self.evicted} evicted" * bool(self.evicted)),
             "steps": f"{self.trainer_version} applied, {self.steps_refused} refused",
-            "restarts": _listed(self.restarts)
+            "restarts": _list_counts(self.restarts)
             + (f"; retired: {', '.join(self.engines_retired)}" * bool(self.engines_retired)),
             "workers": f"lost {self.worker_losses} times"
             + (f"; not back: {', '.join(self.workers_lost)}" * bool(self.workers_lost)),
             "lineage": self._lineage(),
-            "checkpoints": f"versions {_joined(self.checkpoints)}" if self.checkpoints else "none",
+            "checkpoints": f"versions {_join(self.checkpoints)}" if self.checkpoints else "none",
             "weights": self.weights_digest or "none published",
             SUMMARY: self._summary(),
         }
@@ -116,7 +117,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.groups['drawn']} drawn = {' + '.join(rest)}"
 
     def _lineage(self) -> str:
-        back = _shortened([f"to version {each.target} ({each.reason})" for each in self.rewinds])
+        back = _shorten([f"to version {each.target} ({each.reason})" for each in self.rewinds])
         return f"{self.lineage}" + ("".join(f"; rewound {each}" for each in back))
 
 
@@ -133,16 +134,16 @@ def replay(run_dir: Path) -> Replay:
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit the earlier events.
     """
-    journal = journal_of(run_dir)
+    journal = find_journal(run_dir)
     story = _Story()
-    for _, event in folded(journal, story.ledger):
+    for _, event in fold_events(journal, story.ledger):
         story.take(event)
     if not story.incarnations and (run_dir / SUMMARY).exists():
         raise never_began(run_dir)
     differences = list(_between_folds(journal, story.ledger))
     if not differences:  # else the newest snapshot, the source of the aggregates, is wrong
         differences += differing_aggregates(journal)
-    state, ended, found = _compared_with_summary(story, run_dir / SUMMARY)
+    state, ended, found = _compare_with_summary(story, run_dir / SUMMARY)
     ledger = story.ledger
     return Replay(
         run_id=ledger.run_id,
@@ -244,7 +245,7 @@ def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bo
         ledger.trainer_version == recovered.trainer_version
         and ledger.counts() == counts
         and _state(ledger) == wanted
-        for _ in folded(journal, ledger)
+        for _ in fold_events(journal, ledger)
     )
 
 
@@ -267,7 +268,7 @@ _COMPARED: Final = (
 _Agreement = Literal["agrees", "differs", "of an earlier incarnation", "not written"]
 
 
-def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, list[str]]:
+def _compare_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, list[str]]:
     """Compare with the summary. Return the agreement, the recorded end, and the differences."""
     if not path.exists():
         return "not written", "", []
@@ -303,15 +304,15 @@ def _figures(summary: Summary) -> dict[str, Any]:
 # --- words ---------------------------------------------------------------------------------------
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
 
 
-def _joined(numbers: list[int]) -> str:
-    return ", ".join(_shortened([str(number) for number in numbers]))
+def _join(numbers: list[int]) -> str:
+    return ", ".join(_shorten([str(number) for number in numbers]))
 
 
-def _shortened(texts: list[str]) -> list[str]:
+def _shorten(texts: list[str]) -> list[str]:
     """Return the first and last of very many texts, and the number of omitted ones."""
     between = len(texts) - 2 * _SHOWN
     return (

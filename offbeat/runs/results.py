@@ -16,8 +16,8 @@ from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.logged_samples import BranchesBySample, logged_rows, prompt_of, token_text
-from offbeat.runs.metrics_file import ValidRecords, decoded, whole_lines
+from offbeat.runs.logged_samples import BranchesBySample, read_logged_rows, read_prompt, token_text
+from offbeat.runs.metrics_file import ValidRecords, decode_record, whole_lines
 from offbeat.runs.past_run import read_events, run_directory
 from offbeat.telemetry.records import MetricRecord
 
@@ -118,7 +118,7 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
         NoSuchStep: The step was not trained.
         NotARun: The directory contains no journal.
     """
-    applied = _applied_step(run_dir, step)
+    applied = _find_applied_step(run_dir, step)
     config = read_config(run_dir)
     wanted = set(zip(applied.prompt_indices, applied.attempts, strict=True))
     receipts = {
@@ -126,13 +126,13 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
         for each in _receipts(read_events(run_dir))
         if (each.prompt_index, each.attempt) in wanted
     }
-    logged, _ = logged_rows(run_dir, applied.prompt_indices)
+    logged, _ = read_logged_rows(run_dir, applied.prompt_indices)
     text = token_text(run_dir, config.model.path)
     rows = list[Row]()
     for key in sorted(receipts):
         receipt, branches = receipts[key], logged.get(key, {})
         advantages = _advantages(config.algorithm, receipt, branches)
-        prompt = prompt_of(branches, text)
+        prompt = read_prompt(branches, text)
         rows += (
             _sample(receipt, sample, advantages[sample], prompt, branches)
             for sample in range(receipt.samples)
@@ -179,7 +179,7 @@ def _records(run_dir: Path) -> tuple[list[MetricRecord], ValidRecords]:
     records, valid = list[MetricRecord](), ValidRecords()
     path = run_directory(run_dir) / _METRICS
     for _, line in whole_lines(path) if path.exists() else ():
-        if (record := decoded(line)) is not None:
+        if (record := decode_record(line)) is not None:
             valid.take(record, len(records))
             records.append(record)
     return records, valid
@@ -190,7 +190,7 @@ def _row(record: MetricRecord) -> Row:
     return head | dict(record.metrics)
 
 
-def _applied_step(run_dir: Path, step: int | None) -> StepApplied:
+def _find_applied_step(run_dir: Path, step: int | None) -> StepApplied:
     """Return the valid step. A rewind undoes steps, which are applied again later."""
     steps = dict[int, StepApplied]()
     for event in read_events(run_dir):

@@ -13,7 +13,7 @@ from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import JournalParts, JournalState, read_parts
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.stats_records import Aggregates
-from offbeat.runs.past_run import checked, journal_of
+from offbeat.runs.past_run import check_events, find_journal
 
 
 class RunJournal:
@@ -28,7 +28,7 @@ class RunJournal:
             JournalCorrupt: A segment that had to be read is damaged.
             JournalVersion: Another version of offbeat wrote it.
         """
-        journal = journal_of(run_dir)
+        journal = find_journal(run_dir)
         self._read: JournalParts = read_parts(journal)
         self.ledger, self.totals = self._read.ledger, self._read.totals
         self.problems = self._read.problems
@@ -74,7 +74,7 @@ class RunJournal:
             JournalCorrupt: A segment is damaged.
             ImpossibleEvent: An event does not fit the earlier events.
         """
-        return checked(self._read.events(stretch.start, stretch.stop - 1), ledger)
+        return check_events(self._read.events(stretch.start, stretch.stop - 1), ledger)
 
     def state_before(self, position: int) -> JournalState | None:
         """Return the state before the first event of a part, or None if no snapshot has it."""

@@ -70,7 +70,7 @@ def last_summary(
 _LATEST: Final = Path("checkpoints/LATEST")
 
 
-def unsaved_steps(run_dir: Path, version: int) -> str:
+def describe_unsaved_steps(run_dir: Path, version: int) -> str:
     """Return a sentence on the steps up to ``version`` that no checkpoint has.
 
     Return an empty string if checkpoints have all steps.

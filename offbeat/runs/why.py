@@ -317,7 +317,7 @@ class _GroupHistoryBuilder:
                 detail = f"attempt {event.attempt}: {event.kind}, {event.reason}"
                 yield "returned", "; ".join([detail, *lost])
             case Committed():
-                yield "committed", _received(event.receipt)
+                yield "committed", _describe_received(event.receipt)
             case Dropped():
                 how = "filtered out" if event.reason is DropReason.FILTERED else "dropped"
                 shrinks = f"; step {event.shrinks} goes without it" if event.shrinks else ""
@@ -363,7 +363,7 @@ def _whereabouts(group: GroupRecord) -> str:
             return "training, in the open step"
 
 
-def _received(receipt: Receipt) -> str:
+def _describe_received(receipt: Receipt) -> str:
     """Describe a finished group."""
     rewards = receipt.valid_rewards
     shown = " ".join(
@@ -382,12 +382,12 @@ def _received(receipt: Receipt) -> str:
         "finished by " + ", ".join(
             f"{reason} {count}" for reason, count in Counter(receipt.finish_reasons).most_common()
         ),
-        *_failed_samples(receipt),
+        *_describe_failed_samples(receipt),
         f"{receipt.generate_s:.3g} s in the engine, {receipt.reward_s:.3g} s in the environment",
     ])  # fmt: skip
 
 
-def _failed_samples(receipt: Receipt) -> Iterator[str]:
+def _describe_failed_samples(receipt: Receipt) -> Iterator[str]:
     """Yield descriptions of failed model calls, branches and samples, if any."""
     if receipt.turns:
         yield f"turns {_range(receipt.turns)}"

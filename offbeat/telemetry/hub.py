@@ -13,7 +13,7 @@ import structlog
 
 from offbeat.config.base import Config
 from offbeat.config.run import RunConfig
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 from offbeat.run_files.line_file import LineFile
 from offbeat.telemetry.metric_table import METRICS, declared_name, undeclared
 from offbeat.telemetry.records import MetricRecord, encode_line
@@ -179,4 +179,4 @@ def change_trackers(
 
 def all_trackers() -> dict[str, Tracker[Any]]:
     """Return the trackers of this package by name."""
-    return cast("dict[str, Tracker[Any]]", plugins_of("tracker"))
+    return cast("dict[str, Tracker[Any]]", find_plugins("tracker"))

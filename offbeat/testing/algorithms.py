@@ -27,7 +27,7 @@ def prove_loss(
     from offbeat.algorithms.loss_proof import prove_loss as prove
     from offbeat.config.sections.loss import CustomLossConfig
 
-    target = name_of(loss)
+    target = find_name(loss)
     config = CustomLossConfig.model_validate({"target": target, "options": options or {}, **keys})
     prove(CustomLoss(loss, target, Path.cwd()), config)
 
@@ -41,9 +41,9 @@ def prove_advantage(advantage: Callable[..., Any]) -> None:
     Raises:
         AdvantageRefused: It lacks one of these properties.
     """
-    prove_formula(CustomFormula(advantage, name_of(advantage), Path.cwd()))
+    prove_formula(CustomFormula(advantage, find_name(advantage), Path.cwd()))
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def find_name(function: Callable[..., Any]) -> str:
     """Return the name by which a recipe would find a function or a class."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -76,7 +76,7 @@ def prove(
         )
 
         @asynccontextmanager
-        async def opened(spec: EngineSpec) -> AsyncGenerator[EngineServer]:
+        async def open_server(spec: EngineSpec) -> AsyncGenerator[EngineServer]:
             server: EngineServer = plugin.server_class()(spec)
             try:
                 yield server
@@ -85,10 +85,10 @@ def prove(
                     await proof.await_answer(server.close(), "close")
 
         async def main() -> None:
-            async with opened(spec) as server:
+            async with open_server(spec) as server:
                 await proof.run(server)
             await proof.is_refused(server, "after close")
-            async with opened(ending) as server:
+            async with open_server(ending) as server:
                 await proof.run_with_many_ends(server, end_ids)
 
         asyncio.run(main())
@@ -118,7 +118,7 @@ class _Proof:
         self._change()
         await self._loads(server, self._release(2))
         await self._serves(server, 2)
-        await self._refuses(server, _damaged(self._release(3)), WeightSyncFailed, "is damaged")
+        await self._refuses(server, _damage(self._release(3)), WeightSyncFailed, "is damaged")
         await self._serves(server, 2)
         await self._draws_by_the_seed(server)
         await self._ends_at_a_stop_token(server)
@@ -396,7 +396,7 @@ def _samples(result: GenerateResult) -> list[list[int]]:
     return [each.tolist() for each in np.split(result.token_ids, result.offsets[1:-1])]
 
 
-def _damaged(release: WeightRelease) -> WeightRelease:
+def _damage(release: WeightRelease) -> WeightRelease:
     """Return a release with one bit of its first chunk flipped."""
     first, *others = release.chunks
     damaged = np.frombuffer(first, np.uint8).copy()

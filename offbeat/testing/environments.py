@@ -18,7 +18,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
-from offbeat.testing.algorithms import name_of
+from offbeat.testing.algorithms import find_name
 
 
 def make_result(
@@ -84,19 +84,21 @@ def prove_environment(
     Raises:
         EnvironmentRefused: A group fails, or an answer gets two rewards.
     """
-    subject = name_of(make)
+    subject = find_name(make)
 
     async def prove() -> None:
         environment = make(tokenizer)
         await environment.start()
         try:
-            alone = [await rewards_of(environment, place, answers) for place in range(len(rows))]
+            alone = [
+                await compute_rewards(environment, place, answers) for place in range(len(rows))
+            ]
             turned = [
-                (await rewards_of(environment, place, answers[::-1]))[::-1]
+                (await compute_rewards(environment, place, answers[::-1]))[::-1]
                 for place in range(len(rows))
             ]
             together = await asyncio.gather(
-                *(rewards_of(environment, place, answers) for place in range(len(rows)))
+                *(compute_rewards(environment, place, answers) for place in range(len(rows)))
             )
         finally:
             await environment.close()
@@ -106,7 +108,7 @@ def prove_environment(
         ):
             _compare(subject, answers, alone, others, how)
 
-    async def rewards_of(
+    async def compute_rewards(
         environment: Environment, place: int, texts: Sequence[str]
     ) -> tuple[float, ...]:
         prompt = Prompt(place, 0, place, dict(rows[place]))

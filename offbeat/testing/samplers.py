@@ -21,7 +21,7 @@ from offbeat.messages.groups import Receipt
 from offbeat.sampler.build import load_custom
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.policy import Sampler, earliest_step
-from offbeat.testing.algorithms import name_of
+from offbeat.testing.algorithms import find_name
 
 
 class RecordedLedger(Ledger):
@@ -177,7 +177,7 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
     )
 
 
-def step_of(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
+def find_step(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
     """Return the step that can omit a waiting group so that every other group keeps its place."""
     if group.target_step is not None:
         return max(group.target_step, run.trainer_version + 1)
@@ -232,7 +232,7 @@ def prove_sampler(
         SamplerBroken: A run cannot follow its answer.
         SamplerRefused: A run stalls, or has more groups than ``max_outstanding_groups``.
     """
-    target = name_of(sampler)
+    target = find_name(sampler)
     config = CustomSamplerConfig(
         target=target, max_staleness=max_staleness, options=dict(options or {})
     )

@@ -44,14 +44,14 @@ def prove_tracker(tracker: Tracker[Any], keys: Mapping[str, Any], folder: Path) 
         TrackerRefused: It refuses its keys, a call raises, or it changes a record.
     """
     subject = type(tracker).__name__
-    section = _validated(subject, tracker, keys, "its keys")
+    section = _validate(subject, tracker, keys, "its keys")
     for what, changes in (
         ("for_dry_run", tracker.for_dry_run),
         ("for_evaluation", tracker.for_evaluation),
     ):
-        changed = _called(subject, what, lambda changes=changes: changes(section))
-        _validated(subject, tracker, {**keys, **changed}, f"the keys of {what}")
-    found: list[object] = _called(subject, "check", lambda: [*tracker.check(section, {})])
+        changed = _call(subject, what, lambda changes=changes: changes(section))
+        _validate(subject, tracker, {**keys, **changed}, f"the keys of {what}")
+    found: list[object] = _call(subject, "check", lambda: [*tracker.check(section, {})])
     if strange := [each for each in found if not isinstance(each, Finding)]:
         problem = f"check yields {strange[0]!r}"
         raise TrackerRefused(
@@ -59,23 +59,23 @@ def prove_tracker(tracker: Tracker[Any], keys: Mapping[str, Any], folder: Path) 
         )
     run = TrackedRun("run-1", "proof", folder, {"steps": 3})
     for _ in ("a run", "the same run, resumed"):
-        sink = _called(subject, "make_sink", lambda: tracker.make_sink(section, run))
+        sink = _call(subject, "make_sink", lambda: tracker.make_sink(section, run))
         if sink is None:
             fix = "Prove it with keys that switch it on"
             raise TrackerRefused(subject, "make_sink returns None: it is switched off", fix)
         for record in RECORDS:
             before = copy.deepcopy(record.metrics)
-            _called(subject, "open", sink.open)
-            _called(subject, "write", lambda record=record, sink=sink: sink.write(record))
+            _call(subject, "open", sink.open)
+            _call(subject, "write", lambda record=record, sink=sink: sink.write(record))
             if record.metrics.keys() != before.keys():
                 problem = (
                     f"write changed the metrics of step {record.step}, which all trackers share"
                 )
                 raise TrackerRefused(subject, problem, "Copy them first")
-        _called(subject, "close", sink.close)
+        _call(subject, "close", sink.close)
 
 
-def _called(subject: str, what: str, call: Callable[[], T]) -> T:
+def _call(subject: str, what: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
@@ -83,7 +83,7 @@ def _called(subject: str, what: str, call: Callable[[], T]) -> T:
         raise TrackerRefused(subject, problem, "A run would try again and write nothing") from error
 
 
-def _validated(subject: str, tracker: Tracker[Any], keys: Mapping[str, Any], what: str) -> Any:  # noqa: ANN401 -- a model of the tracker
+def _validate(subject: str, tracker: Tracker[Any], keys: Mapping[str, Any], what: str) -> Any:  # noqa: ANN401 -- a model of the tracker
     try:
         return tracker.section.model_validate(keys)
     except ValidationError as error:

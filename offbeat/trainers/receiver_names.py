@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig
 
 from offbeat.messages.text import list_names
-from offbeat.models.loading import auto_class_of
+from offbeat.models.loading import find_auto_class
 from offbeat.trainers.checkpoints.weight_files import open_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
@@ -80,7 +80,7 @@ def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
     """Return name and shape of every weight of transformers' module, without allocating it."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
     with torch.device("meta"):
-        module = auto_class_of(config).from_config(config, trust_remote_code=remote_code)
+        module = find_auto_class(config).from_config(config, trust_remote_code=remote_code)
     return {name: tuple(each.shape) for name, each in iterate_weights(module)}
 
 

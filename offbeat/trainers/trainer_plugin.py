@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 from offbeat.config.base import Config
 from offbeat.config.problems import Clash
 from offbeat.config.trainer_backends import CORE_BACKENDS
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def find_trainer(backend: str) -> TrainerPlugin | None:
 
 def known_trainers() -> dict[str, TrainerPlugin]:
     """Return the backends that plug-ins of this package provide, by name."""
-    return cast("dict[str, TrainerPlugin]", plugins_of("trainer"))
+    return cast("dict[str, TrainerPlugin]", find_plugins("trainer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def find_parts(config: "RunConfig") -> list[TrainerPart]:
 
 def known_parts() -> list[TrainerPart]:
     """Return the parts that plug-ins of this package provide."""
-    return [*cast("dict[str, TrainerPart]", plugins_of("trainer_part")).values()]
+    return [*cast("dict[str, TrainerPart]", find_plugins("trainer_part")).values()]
 
 
 def freezing_part(config: "RunConfig") -> TrainerPart | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from offbeat.config.sections.sync_base import BaseSyncConfig
-from offbeat.doors import find_plugin, plugins_of
+from offbeat.doors import find_plugin, find_plugins
 from offbeat.weight_sync.buckets import NamedRegion
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
@@ -41,7 +41,7 @@ def find_wire_format(name: str) -> WireFormat:
 
 def formats_by_dtype() -> dict[str, WireFormat]:
     """Return this package's formats by the dtype of converted matrices."""
-    formats = cast("dict[str, WireFormat]", plugins_of("wire_format"))
+    formats = cast("dict[str, WireFormat]", find_plugins("wire_format"))
     return {each.dtype: each for each in formats.values()}
 
 

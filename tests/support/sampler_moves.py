@@ -11,7 +11,7 @@ from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.policy import Sampler
-from offbeat.testing.samplers import ENGINES, SamplerBench, step_of
+from offbeat.testing.samplers import ENGINES, SamplerBench, find_step
 
 PICK = st.integers(0, 20)
 ENGINE = st.integers(0, ENGINES - 1)
@@ -96,7 +96,7 @@ class Moves(RuleBasedStateMachine):
     def drop(self, pick: int, shrink: bool) -> None:
         run, group = self.run, self.picked(self.run.in_flight, pick)
         run.ledger.retry(group.prompt_index, ReturnKind.DATA, "reward_raised")
-        step = step_of(group, run, self.staleness)
+        step = find_step(group, run, self.staleness)
         shrink &= run.groups_per_step - run.view.batch_deficits.get(step, 0) > 1
         run.drop(group, step if shrink else 0)
 

@@ -12,15 +12,15 @@ import typer
 from offbeat.doors import (
     Kind,
     PluginUnusable,
+    find_installed_version,
     find_module,
     find_only,
     find_plugin,
+    find_plugins,
     find_problems,
     import_object,
-    installed_version,
     is_installed,
     names_of_packages,
-    plugins_of,
 )
 from offbeat.launch.commands.main import app
 from offbeat.telemetry.tracker import Tracker
@@ -36,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_plugins_of_this_package_are_found_by_kind_and_name() -> None:
-    trackers = plugins_of("tracker")
+    trackers = find_plugins("tracker")
     assert [*trackers] == ["wandb", "tensorboard"]
     assert all(isinstance(each, Tracker) for each in trackers.values())
     assert find_plugin("tracker", "wandb") is trackers["wandb"]
@@ -57,7 +57,7 @@ def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> 
 
 def test_code_of_another_package_is_imported_only_when_it_is_named(install: Install) -> None:
     install("boards", {"tracker.leaderboard": TRACKER, "tracker.other": TRACKER})
-    assert "leaderboard" not in plugins_of("tracker")
+    assert "leaderboard" not in find_plugins("tracker")
     assert find_problems() == []
     assert module_of("boards", "tracker.leaderboard") not in sys.modules
     assert isinstance(find_plugin("tracker", "leaderboard"), Tracker)
@@ -259,4 +259,7 @@ def test_the_file_of_a_module_is_found_without_importing_it_or_its_package(tmp_p
 
 def test_what_is_installed_is_known_without_importing_it() -> None:
     assert is_installed("typer") and not is_installed("no_package_of_this_name")
-    assert installed_version("typer") and installed_version("no-package-of-this-name") is None
+    assert (
+        find_installed_version("typer")
+        and find_installed_version("no-package-of-this-name") is None
+    )

@@ -174,7 +174,7 @@ class EnvironmentConfig(Config):
         if self.is_agent:
             yield from self._an_agent_is_played()
 
-    def _unused(self, key: str, value: object, why: str, fix: str) -> Clash:
+    def _reject_key(self, key: str, value: object, why: str, fix: str) -> Clash:
         """Return a clash for a key that the environment does not read."""
         named = f"environment.{key}"
         return Clash((named, "environment.name"), f"{named}={value} is not used: {why}", fix)
@@ -198,7 +198,7 @@ class EnvironmentConfig(Config):
             *others, last = (
                 each for each, traits in known_environments().items() if traits.user_code
             )
-            yield self._unused(
+            yield self._reject_key(
                 "target",
                 target,
                 f"environment.name={name} is built in",
@@ -249,14 +249,14 @@ class EnvironmentConfig(Config):
     def _keys_of_agents_have_an_agent(self) -> Iterator[Clash]:
         own_keys = find_traits(self.name).keys
         if self.command and "command" not in own_keys:
-            yield self._unused(
+            yield self._reject_key(
                 "command",
                 list(self.command),
                 "only an agent may be a program",
                 "Set environment.name to agent, or leave environment.command out.",
             )
         if self.episodes_per_child is not None and "episodes_per_child" not in own_keys:
-            yield self._unused(
+            yield self._reject_key(
                 "episodes_per_child",
                 self.episodes_per_child,
                 "only the processes of name=agent play several episodes at once",
@@ -266,21 +266,21 @@ class EnvironmentConfig(Config):
         if self.renderer and not self.is_agent:
             known = known_environments().items()
             agents = " and ".join(f"name={name}" for name, traits in known if traits.is_agent)
-            yield self._unused(
+            yield self._reject_key(
                 "renderer",
                 self.renderer,
                 f"only the conversations of {agents} are rendered by it",
                 "Leave environment.renderer out.",
             )
         if self.is_agent and self.max_turns > 1:
-            yield self._unused(
+            yield self._reject_key(
                 "max_turns",
                 self.max_turns,
                 "an agent decides itself how often it calls the model",
                 "Leave environment.max_turns out, and count in the agent.",
             )
         if self.variables and not self.is_agent:
-            yield self._unused(
+            yield self._reject_key(
                 "variables",
                 list(self.variables),
                 "only the processes of an agent are kept from the variables of the worker",

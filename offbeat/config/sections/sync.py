@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from offbeat.config.base import choice_of
+from offbeat.config.base import make_choice
 from offbeat.config.sections.sync_base import BaseSyncConfig
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 
 
 class ObjectStoreSyncConfig(BaseSyncConfig):
@@ -23,5 +23,5 @@ if TYPE_CHECKING:
 
     SyncConfig = ObjectStoreSyncConfig | PluginSyncConfig
 else:
-    _BROUGHT = (transport.section for transport in plugins_of("transport").values())
-    SyncConfig = choice_of("transport", "object_store", (ObjectStoreSyncConfig, *_BROUGHT))
+    _BROUGHT = (transport.section for transport in find_plugins("transport").values())
+    SyncConfig = make_choice("transport", "object_store", (ObjectStoreSyncConfig, *_BROUGHT))

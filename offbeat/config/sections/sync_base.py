@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 
 if TYPE_CHECKING:
     WireFormatName = str | None
 else:
-    _NAMES = tuple(plugins_of("wire_format"))
+    _NAMES = tuple(find_plugins("wire_format"))
     WireFormatName = Literal[_NAMES] | None if _NAMES else None
 
 

@@ -172,7 +172,7 @@ class ClockedCache(Cache):
         for layer, (keys, values) in zip(self._clocked, prefilled, strict=True):
             for plane, prompts in ((layer.keys, keys), (layer.values, values)):
                 plane[new, :, first : now - padded] = 0  # masked, but a stale NaN would spread
-                aligned = prompts if shift_BP is None else _gathered(prompts, shift_BP)
+                aligned = prompts if shift_BP is None else _gather_columns(prompts, shift_BP)
                 plane[new, :, now - padded : now] = aligned.index_select(0, source_R)
         hidden_BC = torch.arange(now) < now - lengths_B[:, None]
         mask = self._mask.new_zeros(len(lengths_B), self._columns)
@@ -301,7 +301,7 @@ def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tens
     return (torch.arange(padded) - (padded - lengths_B)[:, None]).clamp_(min=0).to(device)
 
 
-def _gathered(prompts: Tensor, columns_BP: Tensor) -> Tensor:
+def _gather_columns(prompts: Tensor, columns_BP: Tensor) -> Tensor:
     """Return the columns of ``prompts`` [B, H, P, D] in another order, of the same shape."""
     index = columns_BP[:, None, :, None].expand(-1, prompts.shape[1], -1, prompts.shape[3])
     return prompts.gather(2, index)

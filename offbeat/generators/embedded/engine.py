@@ -202,7 +202,7 @@ class EmbeddedEngine:
         new_tokens = min(request.sampling.max_new_tokens, room)
         matchers = self._matchers(request)
         shift = self._model.media_rules.shift(request.media)
-        seed = self._seed_of(request)
+        seed = self._pick_seed(request)
         opened = OpenRequest(request, seed, new_tokens, shift=shift, matchers=matchers)
         self._open[request.request_id] = opened
         self._waiting.append(opened)
@@ -253,7 +253,7 @@ class EmbeddedEngine:
             raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX) from error
         return [StopMatcher(self._decode, stop) for _ in range(request.samples)]
 
-    def _seed_of(self, request: GenerateRequest) -> int:
+    def _pick_seed(self, request: GenerateRequest) -> int:
         if request.sampling.seed is not None:
             return request.sampling.seed
         if self._deterministic:

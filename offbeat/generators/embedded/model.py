@@ -28,25 +28,25 @@ from offbeat.generators.errors import UndecodableModel, advise_another_engine
 from offbeat.messages.media import Media
 from offbeat.models.loading import load_causal_lm
 from offbeat.models.media_passes import media_arguments, write_media
-from offbeat.models.media_placing import placed_by_row
+from offbeat.models.media_placing import place_media_by_row
 from offbeat.models.media_rules import media_rules
 
 _NAME = "offbeat_grouped_sdpa"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Switch a model from ``sdpa`` attention to ``grouped_sdpa``. Leave other models unchanged.
+    """Switch a model from ``sdpa`` attention to ``attend_grouped``. Leave other models unchanged.
 
     Changes ``model.config``, because the model belongs to the engine.
     """
     if model.config._attn_implementation != "sdpa":  # noqa: SLF001 -- the only place it is kept
         return
-    AttentionInterface.register(_NAME, grouped_sdpa)
+    AttentionInterface.register(_NAME, attend_grouped)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
 
 
-def grouped_sdpa(
+def attend_grouped(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -149,7 +149,7 @@ class DecodedModel:
         }
         if any(media):
             tiled_BP = np.tile(np.arange(first, first + padded), (len(prompts), 1))
-            placed = placed_by_row(self.media_rules, prompts, media, tiled_BP)
+            placed = place_media_by_row(self.media_rules, prompts, media, tiled_BP)
             inputs |= media_arguments(
                 self.module,
                 placed,

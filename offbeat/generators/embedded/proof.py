@@ -84,7 +84,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
         freeze_rope(other, LENGTH)
         try:
             decoded = DecodedModel(other)
-            got = _decoded_logprobs(decoded, sequences, *_IN_MINIATURE)
+            got = _decode_logprobs(decoded, sequences, *_IN_MINIATURE)
         except Exception as error:  # noqa: BLE001 -- a class may refuse a cache with any error
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
@@ -122,7 +122,7 @@ def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
         raise UndecodableModel(
             name, problem, f"Lower generator.max_model_len={max_model_len}"
         ) from error
-    gap = distance(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
+    gap = distance(_decode_logprobs(decoded, sequences, lengths, further, first), want)
     if problem := gap.problem(tolerance):
         problem = f"log-probabilities of decoding, against its plain forward pass, are {problem}"
         raise UndecodableModel(name, problem, advise_another_engine().capitalize())
@@ -177,7 +177,7 @@ def prove_media(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
             for tokens, own in zip(sequences, media, strict=True)
         ]
     lengths = [len(each.prompt) for each in prompts]
-    got = _decoded_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
+    got = _decode_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
     gap = distance(got, want)
     if problem := gap.problem(tolerance):
         problem = f"log-probabilities of decoding behind {decoded.media_rules.noun} are {problem}"
@@ -197,7 +197,7 @@ def _random_sequences(
 
 
 @torch.inference_mode()
-def _decoded_logprobs(
+def _decode_logprobs(
     decoded: DecodedModel,
     sequences: Sequence[Sequence[int]],
     lengths: Sequence[int],

@@ -27,7 +27,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 def noise_key(seed: int, sample: int) -> int:
     """Return the signed 64-bit stream key of one sample of a request with this seed."""
-    return _signed(_mix(_mix(seed & _MASK_64) + (sample + 1) * _WEYL & _MASK_64))
+    return _to_signed(_mix(_mix(seed & _MASK_64) + (sample + 1) * _WEYL & _MASK_64))
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
@@ -43,11 +43,11 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     Returns:
         float64, shaped like ``positions``.
     """
-    mixed = keys + positions * _signed(_WEYL)
-    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_MIX_1)
-    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_MIX_2)
-    mixed = mixed ^ _shifted(mixed, 31)
-    return _shifted(mixed, 12).to(torch.float64) * 2.0**-52
+    mixed = keys + positions * _to_signed(_WEYL)
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _to_signed(_MIX_1)
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _to_signed(_MIX_2)
+    mixed = mixed ^ _shift_right(mixed, 31)
+    return _shift_right(mixed, 12).to(torch.float64) * 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ def _mix(value: int) -> int:
     return value ^ value >> 31
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shifted(values: Tensor, bits: int) -> Tensor:
+def _shift_right(values: Tensor, bits: int) -> Tensor:
     """Shift right, [R, T] to [R, T], without the sign bits that torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -45,9 +45,9 @@ class EmbeddedEngineServer(ModuleEngineServer):
             load: Loads the model, or None to load it from its files.
             turns: Decides when the engine may step, or None if it always may.
         """
-        from offbeat.generators.embedded.start import started
+        from offbeat.generators.embedded.start import start_loop
 
         incarnation = incarnation or new_incarnation(spec.name)
-        engine, module = started(spec, incarnation, steps_in, load, turns)
+        engine, module = start_loop(spec, incarnation, steps_in, load, turns)
         device = of_kind(EmbeddedGeneratorConfig, spec.generator).device
         super().__init__(spec, engine, module, incarnation, device, cpu_clock=cpu_clock)

@@ -58,7 +58,7 @@ def load_served_model(spec: EngineSpec) -> PreTrainedModel:
     )
 
 
-def started(
+def start_loop(
     spec: EngineSpec,
     incarnation: str,
     steps_in: Executor | None = None,

@@ -22,7 +22,7 @@ from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import DATA, eval_key
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.prompts import PromptSource
-from offbeat.launch.bounded_call import bounded
+from offbeat.launch.bounded_call import run_bounded
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.messages.fixed_times import READ_PROMPTS_S
@@ -199,7 +199,7 @@ def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Findin
         yield ok("prompts", f"{rows} rows in {config.data.path}")
 
 
-def fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
+def list_fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
     """Return the commit of each path on the hub, once its files are on this machine.
 
     A path in ``known`` is read at the commit there.
@@ -209,4 +209,4 @@ def fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, st
         DeadlineExceeded: The hub is too slow, or has stopped answering.
     """
     fetch = partial(fetch_commits, config, known)
-    return bounded(fetch, "download of the prompt files from the hub", READ_PROMPTS_S)
+    return run_bounded(fetch, "download of the prompt files from the hub", READ_PROMPTS_S)

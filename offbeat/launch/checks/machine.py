@@ -15,14 +15,14 @@ from typing import Final
 import psutil
 
 from offbeat.config.limits import (
-    encoder_of,
+    find_encoder,
     shares_weights,
     trainer_ranks,
     trainer_resources,
 )
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen, sends_additions
-from offbeat.doors import installed_version
+from offbeat.doors import find_installed_version
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.trainers.trainer_plugin import freezing_part
@@ -67,7 +67,7 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     )
     summary = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
     if trainer + engines > machine.cores:
-        of_encoders = ", trainer.encoder.threads" if encoder_of(section) else ""
+        of_encoders = ", trainer.encoder.threads" if find_encoder(section) else ""
         threads = f"trainer.threads{of_encoders}"
         least = len(ranks) + (config.generator.engines if engines else 0)
         fix = (
@@ -247,7 +247,7 @@ def versions() -> str:
     """Return the block of text, without paths and names of machines or users."""
     machine = this_machine()
     lines = [
-        ("offbeat", installed_version("offbeat") or _ABSENT),
+        ("offbeat", find_installed_version("offbeat") or _ABSENT),
         ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
         ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         ("machine", f"{machine.cores} cores, {size(machine.memory_bytes)} of memory"),
@@ -266,7 +266,7 @@ def _packages() -> Iterator[tuple[str, str]]:
         if not text.rstrip("\"'").endswith("dev") and (match := _NAME.match(text)) is not None
     }
     for name in sorted(is_optional, key=str.casefold):
-        version = installed_version(name)
+        version = find_installed_version(name)
         if version is not None or not is_optional[name]:
             yield name, version or _ABSENT
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import freeze_patterns, moe_of, trainer_ranks
+from offbeat.config.limits import find_moe, freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -91,9 +91,9 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     for part in find_parts(config):
         yield from part.check_model(config, model)
     if patterns := freeze_patterns(config):
-        yield _trained(model, patterns, find_trainer(config.trainer.backend))
-    if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
-        yield _balanced(model, moe)
+        yield _report_trained(model, patterns, find_trainer(config.trainer.backend))
+    if config.trainer.backend == "torch" and (moe := find_moe(config)) is not None:
+        yield _check_balance(model, moe)
     yield from media_checks().check_model(config, model)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
@@ -111,7 +111,7 @@ def _values(path: str) -> Iterator[Finding]:
             yield ok(_VALUES, f"{read / stored:.0%} of {stored / 1e9:.3g} GB are read, and finite")
 
 
-def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
+def _check_balance(model: PreTrainedModel, moe: MoeConfig) -> Finding:
     try:
         check_routers(model, moe)
     except UntrainableModel as refused:
@@ -120,7 +120,7 @@ def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
     return ok(_EXPERTS, f"{len(find_routers(model))} routers are balanced by {chosen}")
 
 
-def _trained(
+def _report_trained(
     model: PreTrainedModel, patterns: Sequence[str], plugin: TrainerPlugin | None
 ) -> Finding:
     """Report how much of the model is trained. Mark weights that a pattern matches as frozen."""
@@ -138,7 +138,7 @@ def _trained(
     return ok(_TRAINED, f"{left}, in {tensors}; trainer.freeze excludes the rest")
 
 
-def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
+def build_unfilled_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the model without memory, or None if ``check_model_proof`` reports why not."""
     path, trust = config.model.path, config.model.trust_remote_code
     try:
@@ -147,13 +147,13 @@ def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
         return None
 
 
-def trained_parameters(config: RunConfig) -> int | None:
+def count_trained_parameters(config: RunConfig) -> int | None:
     """Return the number of trained parameters: additions of a part, or all but frozen ones.
 
     Return None without either, or if the model or a pattern is refused.
     """
     patterns, part = freeze_patterns(config), freezing_part(config)
-    if (not patterns and part is None) or (model := unfilled_model(config)) is None:
+    if (not patterns and part is None) or (model := build_unfilled_model(config)) is None:
         return None
 
     try:
@@ -247,7 +247,7 @@ def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig):
         return
-    found = estimated_activations(config, _full_groups(config, trainer))
+    found = estimate_activations(config, _full_groups(config, trainer))
     if found is None:
         return
     nbytes, (rows, tokens) = found
@@ -263,7 +263,7 @@ def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         yield ok(_SUBJECT, seen)
 
 
-def estimated_activations(
+def estimate_activations(
     config: RunConfig, groups: Sequence[Columns]
 ) -> tuple[int, tuple[int, int]] | None:
     """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.

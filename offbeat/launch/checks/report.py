@@ -36,7 +36,7 @@ from offbeat.launch.checks.files import (
     check_overlap,
     check_prompts,
     check_run_dir,
-    fetched_commits,
+    list_fetched_commits,
 )
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.machine import (
@@ -71,7 +71,7 @@ from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded, FixableError
 from offbeat.messages.finding import Finding, Level, error, ok
-from offbeat.messages.missing_package import PackageMissing, named_if_missing
+from offbeat.messages.missing_package import PackageMissing, name_missing_package
 from offbeat.messages.text import printable_lines
 from offbeat.telemetry.logs import pause_collections
 from offbeat.trainers.trainer_plugin import find_parts, find_trainer
@@ -128,7 +128,7 @@ def find(
     """
     if commits is None:
         try:
-            commits = fetched_commits(config, {})
+            commits = list_fetched_commits(config, {})
         except HubFilesError as missing:
             yield error("prompts", f"{missing.subject}: {missing.problem}", f"{missing.fix}.")
         except DeadlineExceeded as late:
@@ -143,7 +143,7 @@ def find(
 def _until_package_is_missing(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield findings. If one needs a package that is missing, report that the rest is skipped."""
     try:
-        with named_if_missing():
+        with name_missing_package():
             yield from findings
     except PackageMissing as missing:
         yield error("skipped", f"{name}, all or a part: {missing.problem}", f"{missing.fix}.")
@@ -213,7 +213,7 @@ def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Itera
         with delay_interrupt(), pause_collections():
             from offbeat.launch.checks import torch_ranks  # isort: skip -- names torch if it lacks
             from offbeat.launch.checks import model_proof
-        trained = model_proof.trained_parameters(config)
+        trained = model_proof.count_trained_parameters(config)
         plugin = find_trainer(config.trainer.backend)
         of_model = chain(
             model_proof.check_end_tokens(config),
@@ -253,7 +253,7 @@ def _adapter_bytes(config: RunConfig) -> int | None:
         return None
     from offbeat.launch.checks import model_proof
 
-    trained = model_proof.trained_parameters(config)
+    trained = model_proof.count_trained_parameters(config)
     return None if trained is None else trained * ITEMSIZE[config.model.dtype]
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from offbeat.config.limits import encoder_ranks, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.doors import find_problems, installed_version
+from offbeat.doors import find_installed_version, find_problems
 from offbeat.launch.gcs_watch import connect
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.versions import is_within
@@ -21,7 +21,7 @@ _CONNECT_S: Final = 5.0
 
 
 def check_packages(
-    config: RunConfig, find_version: Callable[[str], str | None] = installed_version
+    config: RunConfig, find_version: Callable[[str], str | None] = find_installed_version
 ) -> Iterator[Finding]:
     """Check that packages are installed, by their metadata. Import nothing.
 

@@ -9,11 +9,11 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import encoder_of, freeze_patterns, trainer_ranks
+from offbeat.config.limits import find_encoder, freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
-from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.launch.checks.model_proof import build_unfilled_model
 from offbeat.messages.finding import Finding
 from offbeat.trainers.errors import PartPackageMissing, UntrainableModel
 from offbeat.trainers.torch.activation_bytes import largest_rank, whole_bytes
@@ -35,9 +35,9 @@ def check_data_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Find
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel > 1:
         return
-    if trainer_ranks(config) == 1 or encoder_of(trainer) is not None:
+    if trainer_ranks(config) == 1 or find_encoder(trainer) is not None:
         return
-    if (model := unfilled_model(config)) is not None:
+    if (model := build_unfilled_model(config)) is not None:
         yield from compare_largest_rank(config, trainer, model, _SUBJECT, gpu)
 
 

@@ -22,7 +22,7 @@ from offbeat.config.graders import GRADERS
 from offbeat.config.limits import trainer_device
 from offbeat.config.problems import shorten
 from offbeat.config.run import RunConfig
-from offbeat.config.secrets import REDACTED, redacted_keys, without_secrets
+from offbeat.config.secrets import REDACTED, find_redacted_keys, without_secrets
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import ADVANTAGE as ADVANTAGE_FORM
@@ -61,7 +61,7 @@ def check_targets(
     options = [each.options for each in environment.rewards.values()] or [environment.options]
     for (key, target), given in zip(environment.targets.items(), options, strict=False):
         if target in GRADERS:
-            yield _installed(target)
+            yield _check_installed(target)
             continue
         child = make_reward_target(environment, target, working_dir, options=given)
         ready = yield from _import(key.removesuffix(".target"), key, child)
@@ -198,7 +198,7 @@ def check_variables(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _installed(name: str) -> Finding:
+def _check_installed(name: str) -> Finding:
     """Check that the package of a grader can be imported."""
     grader = GRADERS[name]
     if grader.package and not is_installed(grader.package):
@@ -212,7 +212,7 @@ def _installed(name: str) -> Finding:
 
 def check_secrets(config: RunConfig) -> Iterator[Finding]:
     """Check that no value is the placeholder that replaces a secret in a stored config."""
-    for key in redacted_keys(config.model_dump()):
+    for key in find_redacted_keys(config.model_dump()):
         seen = f"{key} is {REDACTED}: the recipe was written by a run, which leaves secrets out"
         yield error("secrets", seen, f"Give it again: {key}=...")
 

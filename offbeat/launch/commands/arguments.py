@@ -73,11 +73,11 @@ class RecipeCommand(TyperCommand):
 def _setting(option: str, value: str) -> str:
     """Return an option as a setting. For a secret or an unknown key return only the form."""
     from offbeat.config import schema
-    from offbeat.config.peer_keys import translated
+    from offbeat.config.peer_keys import translate_keys
     from offbeat.config.secrets import is_secret_key
 
     key = option.removeprefix("--").replace("-", "_")
     if is_secret_key(key):
         return f"{key}=VALUE"
-    is_key = schema.known(key) is not None or bool(translated([key]))
+    is_key = schema.known(key) is not None or bool(translate_keys([key]))
     return f"{key}={value}" if is_key else "KEY=VALUE"

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from offbeat import __version__
-from offbeat.doors import NoSuchPlugin, PluginUnusable, find_plugin, find_problems, plugins_of
+from offbeat.doors import NoSuchPlugin, PluginUnusable, find_plugin, find_plugins, find_problems
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.launch.commands.arguments import (
     OverridesArgument,
@@ -33,7 +33,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
         """Return a command. If this package has none, search for a plug-in with its name."""
         found = super().get_command(ctx, cmd_name)
-        is_folder = cmd_name in plugins_of("command")  # its commands have other names
+        is_folder = cmd_name in find_plugins("command")  # its commands have other names
         if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:
@@ -70,7 +70,7 @@ config_app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(reading_app)
-for commands in plugins_of("command").values():
+for commands in find_plugins("command").values():
     app.add_typer(commands)
 
 RunDirOption = Annotated[
@@ -228,12 +228,12 @@ def preview(
     """Show prompts as the model reads them, its answers and their rewards, before training."""
     from offbeat.launch.commands.recipes import read_with_model
     from offbeat.launch.evaluate import NothingToEvaluate
-    from offbeat.launch.preview import PreviewFailed, preview_of
+    from offbeat.launch.preview import PreviewFailed, preview_recipe
     from offbeat.launch.run import RunRefused
 
     loaded = read_with_model(recipe, _with_local(overrides, local=local))
     try:
-        shown = preview_of(loaded, prompts=prompts, samples=samples)
+        shown = preview_recipe(loaded, prompts=prompts, samples=samples)
     except (NothingToEvaluate, RunRefused) as error:
         refuse(error)
     except PreviewFailed as error:

@@ -44,7 +44,7 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
-    from offbeat.runs.evaluated_row import evaluated_row
+    from offbeat.runs.evaluated_row import load_evaluated_row
     from offbeat.runs.why import why as group_history
 
     if (group is None) == (of_eval is None):
@@ -53,7 +53,7 @@ def why(
         raise typer.BadParameter("--due goes with --eval SET ROW")
     with error_in_one_line():
         if of_eval is not None:
-            history = evaluated_row(run, *of_eval, due)
+            history = load_evaluated_row(run, *of_eval, due)
         else:
             history = group_history(run, group or "")
     typer.echo(history.to_json() if as_json else printable_lines(history.to_text()), nl=False)

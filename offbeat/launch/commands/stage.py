@@ -53,10 +53,10 @@ def _stage(snapshot: HubSnapshot, target: Path, stall_s: float) -> dict[str, Off
         from offbeat.launch.stage_nodes import stage_on_cluster
 
         return stage_on_cluster(snapshot, target, stall_s, _say)
-    from offbeat.launch.stage import staged
+    from offbeat.launch.stage import stage_model
 
     try:
-        for line in staged(snapshot, target, stall_s):
+        for line in stage_model(snapshot, target, stall_s):
             _say(line)
     except OffbeatError as error:
         return {"this machine": error}

@@ -26,12 +26,12 @@ from offbeat.environments.child_setup import (
 )
 from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.exits import ContainedCoroutine
-from offbeat.environments.frames import CallMark, CancelCall, RewardCall, RewardReply, framed
+from offbeat.environments.frames import CallMark, CancelCall, RewardCall, RewardReply, frame_message
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import (
     BadReward,
     NamedRewards,
-    reward_of,
+    parse_reward,
     short_answer,
     unavailable,
 )
@@ -50,7 +50,7 @@ _MOST_NAMES: Final = 32
 async def serve_episodes(child: ChildSide) -> None:
     """Play episodes until the parent closes the socket."""
     reader, writer = await asyncio.open_unix_connection(sock=child.channel)
-    send = restrict_to_this_process(lambda message: writer.write(framed(message)))
+    send = restrict_to_this_process(lambda message: writer.write(frame_message(message)))
     tasks = EpisodeTasks(child.mark)
     loop = asyncio.get_running_loop()
     loop.set_task_factory(tasks)
@@ -190,7 +190,7 @@ def _reward_in(value: object) -> object:
         return BadReward("reward_wrong_type", problem)
     by_name = dict[str, float]()
     for name, each in named.items():
-        reward = reward_of(each)
+        reward = parse_reward(each)
         if isinstance(reward, BadReward):
             return BadReward(reward.reason, f"{name}: {reward.detail}")
         by_name[str(name)] = reward

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import BadEnvironment
-from offbeat.environments.inputs import resolved_program
+from offbeat.environments.inputs import resolve_program
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.messages.finding import Finding, error, ok, warning
 from offbeat.messages.text import printable
@@ -64,7 +64,7 @@ def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     if not config.environment.command:
         return
     name = config.environment.command[0]
-    if resolved_program(name, working_dir) is None:
+    if resolve_program(name, working_dir) is None:
         yield error(
             "environment",
             f"environment.command: {name} is no program, from {working_dir} or on the PATH",

@@ -28,7 +28,7 @@ from offbeat.environments.environment_plugin import (
 )
 from offbeat.environments.factory import BadEnvironment, make_reward_target
 from offbeat.environments.frames import RewardTarget
-from offbeat.environments.inputs import ENVIRONMENT, resolved_program
+from offbeat.environments.inputs import ENVIRONMENT, resolve_program
 from offbeat.environments.killable import ChildJob, ChildPool, RewardFailed
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.groups import RolloutTask
@@ -125,7 +125,7 @@ def make_own_agent(
         BadEnvironment: Neither a function nor a program is named, or the program is missing.
     """
     if config.command:
-        program = resolved_program(config.command[0], working_dir)
+        program = resolve_program(config.command[0], working_dir)
         if program is None:
             problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
             raise BadEnvironment("environment.command", problem)

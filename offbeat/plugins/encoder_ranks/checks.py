@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, trainer_replicas
+from offbeat.config.limits import encoder_tokens, find_encoder, freeze_patterns, trainer_replicas
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
 from offbeat.doors import find_media
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
-from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.launch.checks.model_proof import build_unfilled_model
 from offbeat.messages.finding import Finding, error, size
 from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.plugins.encoder_ranks.bridge import gradient_dtype
@@ -161,7 +161,7 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
             ``check_memory`` compares the CPU memory with the needs of the whole run.
     """
     trainer = config.trainer
-    if not isinstance(trainer, ModelTrainerConfig) or encoder_of(trainer) is None:
+    if not isinstance(trainer, ModelTrainerConfig) or find_encoder(trainer) is None:
         return
 
     grid = side_grid(trainer)
@@ -192,7 +192,7 @@ def _mark_model(config: RunConfig) -> PreTrainedModel | None:
 
     Return None if it reads no media, or if ``check_model_proof`` reports its problem.
     """
-    model = unfilled_model(config)
+    model = build_unfilled_model(config)
     if model is None or not media_rules(model.config).reads_media:
         return None
     try:
@@ -237,7 +237,7 @@ def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> F
 
 def _what_lowers(config: RunConfig, side: Side, *, is_less_in_half: bool) -> tuple[str, str]:
     """Return settings that lower the memory of a side's rank, and the section of that side."""
-    encoder, lanes = encoder_of(config.trainer), trainer_replicas(config.trainer)
+    encoder, lanes = find_encoder(config.trainer), trainer_replicas(config.trainer)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
     # The number of lanes is a multiple of the number of encoders.
     is_most = side is Side.TOWER and encoder is not None and encoder.data_parallel == lanes

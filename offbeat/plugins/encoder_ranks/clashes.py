@@ -6,7 +6,7 @@ Depends on the option ``images``.
 import math
 from collections.abc import Iterator
 
-from offbeat.config.limits import encoder_of
+from offbeat.config.limits import find_encoder
 from offbeat.config.mixture import has_media
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
@@ -19,7 +19,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     Only the trainer checks, at its start, whether the model has a tower, because it reads the
     config.
     """
-    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    trainer, encoder = config.trainer, find_encoder(config.trainer)
     if encoder is None or trainer.backend == "stub":
         return
     lanes, encoders = trainer.data_parallel, encoder.data_parallel
@@ -56,7 +56,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def encoder_device_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield GPUs of encoder ranks if they contradict the language ranks' device."""
-    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    trainer, encoder = config.trainer, find_encoder(config.trainer)
     if encoder is None or encoder.gpus is None or trainer.backend == "stub":
         return
     if (encoder.gpus > 0) != (trainer.gpus > 0):

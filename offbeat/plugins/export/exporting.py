@@ -31,7 +31,7 @@ from offbeat.run_files.disk import replacing
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.limits import LINE_BYTES, regular_bytes
-from offbeat.runs.metrics_file import ValidRecords, decoded, whole_lines, with_evaluation
+from offbeat.runs.metrics_file import ValidRecords, decode_record, whole_lines, with_evaluation
 from offbeat.runs.page_files import METRICS, readable_values
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.hub import all_trackers
@@ -161,7 +161,7 @@ class StepRecords:
         if self._path.exists():
             regular_bytes(self._path)
             for offset, line in whole_lines(self._path):
-                record = decoded(line)
+                record = decode_record(line)
                 if record is None:
                     self.unreadable_lines += 1
                 else:

@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.text import rendered_prompt
+from offbeat.environments.text import render_prompt
 from offbeat.messages.media import Media
 from offbeat.plugins.images.errors import (
     PLACE,
@@ -54,7 +54,7 @@ class PictureProcessor(abc.ABC):
         if isinstance(prompt, str):
             text = prompt
         else:
-            text = rendered_prompt(prompt, self._template, tokenize=False)
+            text = render_prompt(prompt, self._template, tokenize=False)
         text = text.replace(PLACE, self.place)
         if (places := text.count(self.place)) != len(pictures):
             raise WrongPlaces(places, len(pictures))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.crosschecks_local import needs_copies
-from offbeat.config.limits import freeze_patterns, moe_of, shares_weights
+from offbeat.config.limits import find_moe, freeze_patterns, shares_weights
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 
@@ -18,7 +18,7 @@ def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
             "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
             "trainer.lora out.",
         )
-    if moe_of(config) is not None:
+    if find_moe(config) is not None:
         yield Clash(
             ("trainer.moe", "trainer.lora"),
             "trainer.moe balances routers, which trainer.lora freezes: adapters are all that is trained "

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedConfig, PretrainedConfig, PreTrai
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.config.sections.moe import MoeConfig
-from offbeat.models.loading import auto_class_of
+from offbeat.models.loading import find_auto_class
 from offbeat.models.media_rules import TEXT_ONLY, MediaRules, media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.flops import PER_DIMENSION, PER_WEIGHT, ModelFlops
@@ -55,7 +55,7 @@ class ImageTextParts:
 def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
     """Return the parts of a model of ``IMAGE_TEXT_FAMILIES``, which is created without memory."""
     with torch.device("meta"):
-        model: PreTrainedModel = auto_class_of(config).from_config(config)
+        model: PreTrainedModel = find_auto_class(config).from_config(config)
     decoder = decoder_name(model)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().get_parameter("weight")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, Literal
 
-from offbeat.config.limits import encoder_of
+from offbeat.config.limits import find_encoder
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.messages.finding import Finding, error
@@ -169,7 +169,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         sizes = [f"{key} to {value}" for key, value in fitting_sizes(architecture, trainer).items()]
         yield error(_LAYOUT, reasons, f"Set {' and '.join(sizes)}: together they fit.")
         return
-    apart = encoder_of(trainer) is not None  # then encoder ranks hold the tower and check it
+    apart = find_encoder(trainer) is not None  # then encoder ranks hold the tower and check it
     held = held_by_megatron_rank(
         config, trainer, replace(architecture, tower=()) if apart else architecture
     )

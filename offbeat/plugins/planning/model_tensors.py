@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.models.loading import auto_class_of
+from offbeat.models.loading import find_auto_class
 from offbeat.plugins.planning.declared import DeclaredTensor, ModelSizes
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART
@@ -75,7 +75,7 @@ def model_tensors(
     try:
         config = AutoConfig.for_model(**values)
         with torch.device("meta"):
-            module = auto_class_of(config).from_config(config, dtype=torch.float32)
+            module = find_auto_class(config).from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableModelConfig(str(file), f"is not understood ({error})") from error
     tied = bool(values.get("tie_word_embeddings", config.tie_word_embeddings))

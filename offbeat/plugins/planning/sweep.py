@@ -23,12 +23,12 @@ import msgspec
 import xxhash
 
 from offbeat import __version__
-from offbeat.config.limits import encoder_of, trainer_ranks
+from offbeat.config.limits import find_encoder, trainer_ranks
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.model_proof import estimated_activations
+from offbeat.launch.checks.model_proof import estimate_activations
 from offbeat.launch.checks.torch_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.plugins.planning.declared import placement
@@ -80,7 +80,7 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
     """Estimate the memory of a rank of a recipe's trainer, before one is started.
 
     Activations are known only for one rank of the torch trainer, as far as
-    ``estimated_activations`` counts them. It does not count that several ranks gather weights and
+    ``estimate_activations`` counts them. It does not count that several ranks gather weights and
     divide matrices.
 
     Args:
@@ -104,7 +104,7 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
         model = model_without_memory(Path(config.model.path), trust_remote_code=trust)
         counted = None
         if trainer_ranks(config) == 1:
-            counted = estimated_activations(config, _largest_minibatch(config, law, model))
+            counted = estimate_activations(config, _largest_minibatch(config, law, model))
         held = held_by_torch_rank(config, trainer, model)
     except (OffbeatError, OSError, ValueError, KeyError):
         return NO_ESTIMATE  # the rank gets the same error, and reports it
@@ -184,7 +184,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     if loaded.config.trainer.backend == "stub":
         raise UnusableSweep("trainer.backend is stub: there is nothing to measure")
     lays_encoder = any(each.startswith(_ENCODER) for each in request.over)
-    if lays_encoder or encoder_of(loaded.config.trainer) is not None:
+    if lays_encoder or find_encoder(loaded.config.trainer) is not None:
         raise UnusableSweep(
             "trainer.encoder is set, and fabricated groups have no pictures: encoder ranks would compute "
             "nothing. Leave trainer.encoder out"

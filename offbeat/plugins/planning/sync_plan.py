@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from offbeat.config.base import of_kind
-from offbeat.config.limits import encoder_of
+from offbeat.config.limits import find_encoder
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import ModelGeneratorConfig
 from offbeat.config.trainer_parts import sends_additions
@@ -446,7 +446,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     trainer = config.trainer
     if trainer.backend == "stub":
         return ModelGrid()
-    encoder = encoder_of(trainer)
+    encoder = find_encoder(trainer)
     encoders = 0 if encoder is None else encoder.data_parallel
     encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
     if (plugin := find_trainer(trainer.backend)) is not None:

@@ -21,13 +21,13 @@ from offbeat.plugins.report.page import page
 from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import as_bytes
 from offbeat.plugins.report.verdicts import NOTHING, verdict_of
-from offbeat.runs.applied_steps import AXES, binned, last_of_bins
+from offbeat.runs.applied_steps import AXES, bin_means, last_of_bins
 from offbeat.runs.logged_samples import (
     SAMPLE_CHARACTERS,
     SAMPLE_TOKENS,
     BranchesBySample,
     TokenText,
-    prompt_of,
+    read_prompt,
 )
 from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
@@ -266,11 +266,11 @@ def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
     scores = story.evaluations
     return {
         "x": {axis: last_of_bins(columns[axis], bins) for axis in AXES},
-        "curves": {name: binned(columns[name], bins) for name in fine},
+        "curves": {name: bin_means(columns[name], bins) for name in fine},
         "coarse_x": {axis: last_of_bins(columns[axis], coarse_bins) for axis in AXES},
-        "coarse": {name: binned(columns[name], coarse_bins) for name in coarse},
+        "coarse": {name: bin_means(columns[name], coarse_bins) for name in coarse},
         "scores_x": {axis: last_of_bins(scores[axis], bins) for axis in AXES},
-        "scores": {name: binned(scores[name], bins) for name in scores if name not in AXES},
+        "scores": {name: bin_means(scores[name], bins) for name in scores if name not in AXES},
         "steps_per_point": max(1.0, len(columns["step"]) / bins),
     }
 
@@ -305,7 +305,7 @@ def _examples(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
         facts: Facts = {
             "name": group_id(prompt_index),
             "now": history.now,
-            "prompt": prompt_of(rows, story.text),
+            "prompt": read_prompt(rows, story.text),
             "row": rest_of(rows),
             "pictures": pictures_of(rows),
             "samples": msgspec.to_builtins(samples),

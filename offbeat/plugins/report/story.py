@@ -15,7 +15,7 @@ from offbeat.plugins.report.group_rows import GroupColumns, GroupRows
 from offbeat.plugins.report.timeline import Timeline
 from offbeat.plugins.report.verdicts import State
 from offbeat.run_files.files import FAILURES
-from offbeat.runs.applied_steps import AppliedSteps, evaluated, joined
+from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.limits import (
     STATUS_BYTES,
@@ -24,7 +24,7 @@ from offbeat.runs.limits import (
     NoRegularFile,
     read_limited,
 )
-from offbeat.runs.logged_samples import LoggedGroups, TokenText, logged_rows, token_text
+from offbeat.runs.logged_samples import LoggedGroups, TokenText, read_logged_rows, token_text
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.page_files import METRICS, recipe_values
 from offbeat.runs.run_journal import JournalState, RunJournal
@@ -71,7 +71,7 @@ class RunStory:
         metrics = read_metrics_file(run_dir / METRICS)
         self._note(metrics)
         own = self.steps.columns()
-        self.columns, self.evaluations = joined(own, metrics), evaluated(own, metrics)
+        self.columns, self.evaluations = join_columns(own, metrics), read_evaluations(own, metrics)
         self._read_groups(journal, example_groups)
 
     @property
@@ -184,7 +184,7 @@ class RunStory:
 
     def _read_texts(self) -> None:
         self.rows: LoggedGroups
-        self.rows, skipped = logged_rows(self.run_dir, self.examples)
+        self.rows, skipped = read_logged_rows(self.run_dir, self.examples)
         if skipped:
             self.problems.append(
                 f"{skipped} files of rollouts/ were left out: damaged, or too large together"

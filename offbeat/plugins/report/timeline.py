@@ -27,7 +27,7 @@ from offbeat.controller.events import (
 from offbeat.controller.run_stats import QUIET_S
 from offbeat.controller.stats_records import Aggregates, RareEvent
 from offbeat.messages.failures import Component
-from offbeat.runs.applied_steps import PAUSE, steps_of
+from offbeat.runs.applied_steps import PAUSE, read_steps
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 Floats = NDArray[np.float64]
@@ -410,7 +410,7 @@ def _quiet_after_s(parts: Sequence[Aggregates]) -> float:
 
     The median is over the longest pause of each step.
     """
-    pauses = [steps_of(part)[:, PAUSE] for part in parts]
+    pauses = [read_steps(part)[:, PAUSE] for part in parts]
     known = np.concatenate(pauses) if pauses else np.zeros(0)
     known = known[np.isfinite(known)]
     median = float(np.median(known)) if len(known) else 0.0

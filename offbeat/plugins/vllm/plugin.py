@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.engine_plugin import EnginePlugin
 from offbeat.config.problems import Clash
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 from offbeat.messages.finding import Finding
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
@@ -55,7 +55,9 @@ class VllmPlugin(EnginePlugin):
         from offbeat.plugins.vllm.checks import check_vllm_model
 
         yield from check_vllm_model(config)
-        if "fp8_block" in plugins_of("wire_format"):  # the option knows which pairs of formats fit
+        if "fp8_block" in find_plugins(
+            "wire_format"
+        ):  # the option knows which pairs of formats fit
             from offbeat.plugins.vllm.precision_check import check_precision
 
             yield from check_precision(config)

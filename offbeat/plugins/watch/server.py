@@ -37,7 +37,7 @@ from offbeat.plugins.report.page import body_text, read_web, script_text, style_
 from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns, run_lines
 from offbeat.runs.directory import JOURNAL, run_around, runs_below, what_to_name
 from offbeat.runs.limits import LINE_BYTES, NoRegularFile, regular_bytes
-from offbeat.runs.metrics_file import decoded, with_evaluation
+from offbeat.runs.metrics_file import decode_record, with_evaluation
 from offbeat.runs.page_files import METRICS
 from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord
 
@@ -60,7 +60,7 @@ def last_record(run_dir: Path) -> MetricRecord | None:
     whole = lines[-2::-1]  # newest first; the part after the last newline is a torn record
     step = next((line for line in whole if EVALUATION_MARK not in line), b"")
     scores = next((line for line in whole if EVALUATION_MARK in line), b"")
-    records = [record for line in (step, scores) if (record := decoded(line)) is not None]
+    records = [record for line in (step, scores) if (record := decode_record(line)) is not None]
     return with_evaluation(records[0], records[-1]) if records else None
 
 

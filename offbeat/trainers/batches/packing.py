@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
-from offbeat.messages.media import Media, media_of
+from offbeat.messages.media import Media, get_media
 from offbeat.models.media_canaries import canary_media
-from offbeat.models.media_placing import PlacedMedia, RowSpan, placed, placed_by_row
+from offbeat.models.media_placing import PlacedMedia, RowSpan, place_media, place_media_by_row
 from offbeat.models.media_rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import (
@@ -97,7 +97,7 @@ def check_media(place: int, group: Columns, rules: MediaRules) -> Media | None:
     Raises:
         UnfitColumns: The media do not fit the model, or the prompt's tokens.
     """
-    media = media_of(group)
+    media = get_media(group)
     if media is None:
         return None
     try:
@@ -119,7 +119,7 @@ def check_placeholders(groups: Sequence[Columns], rules: MediaRules) -> None:
         UnfitColumns: Names the first group that fails.
     """
     for place, group in enumerate(groups):
-        if BRANCH_SAMPLES in group or media_of(group) is not None:
+        if BRANCH_SAMPLES in group or get_media(group) is not None:
             continue
         at = np.flatnonzero(np.equal(group[PROMPT_IDS], rules.placeholder))
         if len(at):
@@ -277,7 +277,7 @@ def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRo
     """Return canary prompts as one row each. Prompts with placeholders get the canaries' medium."""
     rows = pack_rows(prompts)
     media = canary_media(rules, prompts)
-    return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
+    return replace(rows, media=place_media_by_row(rules, prompts, media, rows.positions_RT))
 
 
 def flatten(
@@ -397,7 +397,7 @@ def _place_media(
         RowSpan(row.group, first, first + row.length)
         for row, first in zip(rows, first_R.tolist(), strict=True)
     ]
-    return placed(batch.media_rules, batch.prompts, batch.media, spans, positions_RT)
+    return place_media(batch.media_rules, batch.prompts, batch.media, spans, positions_RT)
 
 
 def visible_in(packed: PackedRows) -> Bools:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Self, TypeVar
 
-from offbeat.config.limits import encoder_of, trainer_replicas
+from offbeat.config.limits import find_encoder, trainer_replicas
 from offbeat.config.sections.trainer_base import AnyTrainerConfig, ModelTrainerConfig
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Replicas:
     @classmethod
     def of(cls, trainer: AnyTrainerConfig) -> Self:
         """Return the replicas of a recipe's trainer."""
-        data, encoder = trainer_replicas(trainer), encoder_of(trainer)
+        data, encoder = trainer_replicas(trainer), find_encoder(trainer)
         encoders = 0 if encoder is None else encoder.data_parallel
         encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
         if not isinstance(trainer, ModelTrainerConfig):

@@ -27,7 +27,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.models.loading import auto_class_of
+from offbeat.models.loading import find_auto_class
 from offbeat.models.plain import HALF, attend_by
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -66,7 +66,7 @@ def activation_bytes(
     or if its layers cannot be recomputed.
     """
     with torch.device("meta"):
-        shell = auto_class_of(config).from_config(config)
+        shell = find_auto_class(config).from_config(config)
     if model_flops(shell) is None or find_routers(shell):
         return None
     layers = config.get_text_config(decoder=True).num_hidden_layers
@@ -100,7 +100,7 @@ def _measure(
     tracker = MemTracker()
     # The inputs of a microbatch are allocated. They are small.
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = auto_class_of(config).from_config(config, dtype=dtype)
+        model = find_auto_class(config).from_config(config, dtype=dtype)
         attend_by(model, proof.attention)
         if trainer.activation_checkpointing:
             recompute_layers(model)

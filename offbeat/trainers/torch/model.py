@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.models.loading import auto_class_of, load_causal_lm, support_float64
+from offbeat.models.loading import find_auto_class, load_causal_lm, support_float64
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.parts import torch_dtype
@@ -67,7 +67,7 @@ def make_unfilled_model(
     model made only from its config has them in 16 bits, and small updates of such a bias are lost.
     """
     with torch.device("meta"):
-        model = auto_class_of(config).from_config(
+        model = find_auto_class(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
     for pattern, kept in model._get_dtype_plan(dtype).items():  # noqa: SLF001 -- read by loading

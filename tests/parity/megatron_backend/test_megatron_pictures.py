@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 from world import World
 
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.models.media_canaries import canary_prompts
 from offbeat.models.media_rules import media_rules
 from offbeat.plugins.megatron.architecture import read_architecture
@@ -160,7 +160,7 @@ def test_log_probabilities_behind_pictures_are_those_of_transformers(
         temperature=1.0,
     )
     for group, count, *columns in zip(step.groups, (1, 0, 2), *replies, strict=True):
-        media = media_of(group) if count else None
+        media = get_media(group) if count else None
         prompt, offsets = group["prompt_ids"].tolist(), group["response_offsets"]
         responses = [group["response_ids"][a:b].tolist() for a, b in pairwise(offsets)]
         with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from offbeat.environments.environment_plugin import AgentClient
-from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.frames import RewardReply, frame_message
 from offbeat.environments.reward_value import NamedRewards
 
 Task = dict[str, Any]
@@ -91,5 +91,5 @@ async def answers_for_another(task: Task, client: AgentClient) -> float:
     for fd in files_in("/proc/self/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(fd.name)).st_mode):
-                os.write(int(fd.name), framed(RewardReply(99, 0, NamedRewards(100.0, {}))))
+                os.write(int(fd.name), frame_message(RewardReply(99, 0, NamedRewards(100.0, {}))))
     return await asyncio.get_running_loop().create_future()

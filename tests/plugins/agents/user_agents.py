@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from offbeat.environments.environment_plugin import AgentClient
-from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.frames import RewardReply, frame_message
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import NamedRewards
 
@@ -177,7 +177,7 @@ async def names_at_random(task: Task, client: AgentClient) -> dict[str, float]:
 
 async def prints_forged_results(task: Task, client: AgentClient) -> float:
     """Write a reward of 100 wherever a model's text could end up."""
-    forged = framed(RewardReply(1, 0, NamedRewards(100.0, {})))
+    forged = frame_message(RewardReply(1, 0, NamedRewards(100.0, {})))
     for stream in (1, 2):
         os.write(stream, forged)
     await converses(task, client, turns=1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from offbeat.messages.media import Media
-from offbeat.models.media_placing import RowSpan, placed
+from offbeat.models.media_placing import RowSpan, place_media
 from offbeat.models.media_rules import MediaRules, media_rules
 from offbeat.plugins.images.pictures import Pictures
 from tests.support.image_text_models import PLACEHOLDER, make, patched, pictures, prompt_with
@@ -45,7 +45,7 @@ def test_a_response_begins_where_the_positions_of_its_own_prompt_end() -> None:
     length = len(prompts[0])
     spans = [RowSpan(0, 0, length + 3), RowSpan(1, length + 3, 2 * (length + 3))]
     positions_RT = np.tile(np.arange(length + 3), (2, 1))
-    made = placed(rules, prompts, media, spans, positions_RT)
+    made = place_media(rules, prompts, media, spans, positions_RT)
     assert made is not None
     assert made.axes_3RT is not None
     np.testing.assert_array_equal(made.axes_3RT[:, 1], [np.arange(length + 3)] * 3)
@@ -58,7 +58,7 @@ def test_rows_of_one_prompt_share_the_features_of_its_pictures() -> None:
     rules = rules_of("idefics3")
     prompts, media = [prompt_with(1, 5), prompt_with(2, 6)], [pictures(0), pictures(1, 2)]
     spans = [RowSpan(1, 0, 20), RowSpan(0, 20, 40), RowSpan(1, 40, 60)]
-    made = placed(rules, prompts, media, spans, np.zeros((3, 20), np.int64))
+    made = place_media(rules, prompts, media, spans, np.zeros((3, 20), np.int64))
     assert made is not None
     assert made.media == (media[1], media[0])
     np.testing.assert_array_equal(made.sources_K, [*range(8), *range(8, 12), *range(8)])

@@ -1,6 +1,6 @@
 """Pictures in the log of samples."""
 
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup, media_log
 from tests.support.pictures import pixels
@@ -10,7 +10,7 @@ from tests.unit.rollouts.test_rollout_log import finished
 def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
     task, receipt, columns = finished(0)
     pictured = {**columns, **pixels((3, 32, 32))}
-    media, nbytes = media_log().log_values(media_of(pictured))
+    media, nbytes = media_log().log_values(get_media(pictured))
     first, second = build_table([LoggedGroup(task, receipt, columns, media)])[
         "pictures"
     ].to_pylist()

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.plugins.lora.adapters import Adapters
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.torch_trainer import TorchParts
@@ -58,6 +58,6 @@ def test_adapters_of_tower_and_text_model_are_trained_and_merged(tmp_path: Path)
             response = group["response_ids"][first:end].tolist()
             with torch.no_grad():
                 want = plain_logprobs(
-                    merged, group["prompt_ids"].tolist(), response, media_of(group)
+                    merged, group["prompt_ids"].tolist(), response, get_media(group)
                 )
             np.testing.assert_allclose(new["policy_logprobs"][first:end], want, atol=1e-5, rtol=0)

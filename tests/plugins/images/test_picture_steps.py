@@ -12,7 +12,7 @@ from torch import Tensor
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.fences import StepKey
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.plugins.images.pictures import Pictures
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_one_plain_sample_after_another(
     trainer = trainer_of(idefics3, max_tokens_per_microbatch=100, **options)
     model: Any = exact_norms(trainer.module)
     want = naive_gradients(
-        trainer, step, FULL, lambda group, row: native_inputs(model, row, media_of(group))
+        trainer, step, FULL, lambda group, row: native_inputs(model, row, get_media(group))
     )
     is_frozen = {name.startswith("model.text_model") or name == "lm_head.weight" for name in want}
     assert is_frozen == ({True} if freeze else {True, False})
@@ -87,7 +87,7 @@ def test_axes_deeper_features_and_opened_attention_give_the_gradient_of_plain_sa
     trainer = trainer_of(tmp_path, max_tokens_per_microbatch=100, **options)
     model: Any = exact_norms(trainer.module)
     want = naive_gradients(
-        trainer, step, FULL, lambda group, row: native_inputs(model, row, media_of(group))
+        trainer, step, FULL, lambda group, row: native_inputs(model, row, get_media(group))
     )
     got = raw_gradients(trainer, step, FULL, 2)
     assert error(got, want) <= bound
@@ -111,7 +111,7 @@ def test_a_sampled_placeholder_is_a_token_and_gets_no_feature(
         build_chunk([group]), policy=True, reference=False, temperature=1.0
     )
     offsets, model = group["response_offsets"], exact_norms(trainer.module)
-    media = media_of(group)
+    media = get_media(group)
     assert media is not None
     for first, end in itertools.pairwise(offsets):
         response = group["response_ids"][first:end].tolist()
@@ -135,7 +135,7 @@ def test_policy_and_reference_score_samples_behind_their_own_pictures(
         for first, end in itertools.pairwise(offsets):
             response = group["response_ids"][first:end].tolist()
             with torch.no_grad():
-                want = plain_logprobs(model, prompt, response, media_of(group))
+                want = plain_logprobs(model, prompt, response, get_media(group))
             for name in ("policy_logprobs", "reference_logprobs"):
                 np.testing.assert_allclose(columns[name][first:end], want, atol=2e-6, rtol=0)
 
@@ -149,7 +149,7 @@ def test_the_tower_computes_the_pictures_of_a_group_once_for_all_its_samples(
         lambda _module, _args, output: computed.append(len(output[0]))
     )
     trainer.prepare_logprobs(build_chunk(step[0]), policy=True, reference=False, temperature=1.0)
-    pictures_of_groups = [media_of(group) for group in step[0]]
+    pictures_of_groups = [get_media(group) for group in step[0]]
     assert sum(computed) == sum(len(Pictures.of(each).sizes) for each in pictures_of_groups if each)
 
 

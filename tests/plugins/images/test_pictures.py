@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
-from offbeat.messages.media import Media, media_of
+from offbeat.messages.media import Media, get_media
 from offbeat.plugins.images.pictures import MediaKind, Pictures
 from offbeat.transfer_queue.schema import check, payload_bytes
 from offbeat.transfer_queue.spool import SpoolWriter, read
@@ -20,7 +20,7 @@ TWO = pixels((3, 4, 4), (3, 2, 8))
 def test_pictures_come_back_from_the_columns_as_they_went_in(media: Media) -> None:
     columns = {**group(), **media}
     check(columns)
-    found = media_of(columns)
+    found = get_media(columns)
     assert found is not None
     back = Pictures.of(found)
     for name, values in back.media.items():
@@ -28,7 +28,7 @@ def test_pictures_come_back_from_the_columns_as_they_went_in(media: Media) -> No
 
 
 def test_a_group_without_pictures_has_none() -> None:
-    assert media_of(group()) is None
+    assert get_media(group()) is None
 
 
 def test_pictures_count_in_the_bytes_of_their_group_once() -> None:
@@ -66,7 +66,7 @@ def test_columns_of_pictures_that_do_not_fit_each_other_are_named(
 ) -> None:
     columns = {**group(), **TWO, column: values}
     with pytest.raises(SchemaError, match=f"column 'media_.*{complaint}"):
-        Pictures.of(media_of(columns) or {})
+        Pictures.of(get_media(columns) or {})
 
 
 @pytest.mark.parametrize(

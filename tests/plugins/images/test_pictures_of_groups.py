@@ -18,7 +18,7 @@ from offbeat.environments.protocol import (
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.plugins.images.encoder import PictureEncoder
 from offbeat.plugins.images.errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.rollouts.columns import Columns
@@ -115,7 +115,7 @@ def test_each_request_carries_the_pictures_and_the_columns_hold_them_once(
     receipt, columns = rolled_out(environment, engine, on_failed)
     assert len(engine.requests) == requests
     assert all(request.media is PICTURE for request in engine.requests)
-    media = media_of(columns)
+    media = get_media(columns)
     assert media is not None
     np.testing.assert_array_equal(media["media_values"], PICTURE["media_values"])
     assert "media_values" in receipt.columns
@@ -178,13 +178,13 @@ def encoded_by(pictures: Pictures, environment: SingleTurn) -> tuple[Receipt, Co
 def test_a_prompt_that_names_pictures_is_encoded_by_the_models_processor() -> None:
     _, columns = encoded_by(Pictures(ENCODED), Looks((1, 2, 3)))
     assert columns["prompt_ids"].tolist() == [5, 9, 9, 6]
-    assert media_of(columns) is not None
+    assert get_media(columns) is not None
 
 
 def test_a_prompt_without_pictures_is_encoded_by_its_environment() -> None:
     _, columns = encoded_by(Pictures(None), Looks((1, 2, 3)))
     assert columns["prompt_ids"].tolist() == [1, 2, 3]
-    assert media_of(columns) is None
+    assert get_media(columns) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.launch.checks.files import check_run_dir
 from offbeat.launch.checks.machine import memory_needed_bytes
 from offbeat.launch.checks.model_files import ModelFiles, read_model
-from offbeat.launch.checks.model_proof import trained_parameters
+from offbeat.launch.checks.model_proof import count_trained_parameters
 from offbeat.messages.finding import Finding, Level
 from offbeat.plugins.lora.checks import adapter_parameters, check_adapters
 from offbeat.plugins.lora.lora import find_adapted_modules, find_target_modules, inject
@@ -36,7 +36,7 @@ def files() -> ModelFiles:
 
 def needed(rank: int) -> int:
     run = recipe(rank)
-    return memory_needed_bytes(run, files(), trained_parameters(run))
+    return memory_needed_bytes(run, files(), count_trained_parameters(run))
 
 
 def warnings(model: PreTrainedModel, **lora: Any) -> list[Finding]:
@@ -60,7 +60,9 @@ def test_the_counted_adapters_are_those_that_peft_injects(
 
 
 def test_memory_grows_with_weights_gradients_and_two_moments_of_adapters() -> None:
-    more = (trained_parameters(recipe(100_000)) or 0) - (trained_parameters(recipe(8)) or 0)
+    more = (count_trained_parameters(recipe(100_000)) or 0) - (
+        count_trained_parameters(recipe(8)) or 0
+    )
     assert needed(100_000) - needed(8) == 4 * 4 * more > 4 * GIB
 
 

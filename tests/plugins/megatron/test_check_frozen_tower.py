@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.model_proof import check_model_proof, trained_parameters
+from offbeat.launch.checks.model_proof import check_model_proof, count_trained_parameters
 from offbeat.messages.finding import Finding, Level, size
 from offbeat.plugins.encoder_ranks.checks import check_encoder
 from offbeat.plugins.megatron.checks import check_layout
@@ -50,7 +50,7 @@ def test_the_check_says_how_much_is_trained_beside_a_frozen_tower(model: Path) -
     left = elements() - elements("model.vision_model.", "model.connector.")
     assert said_of_trained(config).level is Level.OK
     assert said_of_trained(config).message.startswith(f"{left:,} of {elements():,}, ")
-    assert trained_parameters(config) == left
+    assert count_trained_parameters(config) == left
 
 
 @pytest.mark.parametrize("encoder", [None, {"data_parallel": 1}], ids=["alone", "encoder ranks"])

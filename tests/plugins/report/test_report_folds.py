@@ -48,10 +48,10 @@ from offbeat.plugins.report.timeline import (
 )
 from offbeat.runs.applied_steps import (
     AppliedSteps,
-    binned,
-    evaluated,
-    joined,
+    bin_means,
+    join_columns,
     last_of_bins,
+    read_evaluations,
 )
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.telemetry.records import MetricRecord, encode_line
@@ -396,7 +396,7 @@ def test_the_journal_decides_which_steps_there_are(tmp_path: Path) -> None:
     path.write_bytes(b"".join(map(encode_line, records)) + b"no record\n" + b'{"torn')
     found = read_metrics_file(path)
     assert found.unreadable == 1
-    columns = joined(steps.columns(), found)
+    columns = join_columns(steps.columns(), found)
     assert columns["step"].tolist() == [1, 2]
     assert columns["time"].tolist() == [1.0, 5.0]
     assert columns["samples"].tolist() == [2, 4]
@@ -413,22 +413,22 @@ def test_an_evaluation_is_drawn_at_the_version_that_was_scored_also_that_of_the_
         for version, reward in ((0, 0.125), (2, 0.5), (7, 1.0))
     }
     found = MetricsFile(evaluations=records)
-    scores = evaluated(steps.columns(), found)
+    scores = read_evaluations(steps.columns(), found)
     assert {name: column.tolist() for name, column in scores.items()} == {
         "step": [0, 2],
         "time": [0.0, 2.0],
         "samples": [0, 4],
         "eval/reward": [0.125, 0.5],
     }, "version 7 was undone by a rewind"
-    assert "eval/reward" not in joined(steps.columns(), found)
+    assert "eval/reward" not in join_columns(steps.columns(), found)
 
 
 def test_points_are_means_of_equal_runs_of_steps() -> None:
     numbers = np.array([1.0, np.nan, 3.0, 5.0, np.nan, np.nan])
-    assert binned(numbers, 3).tolist() == pytest.approx([1.0, 4.0, np.nan], nan_ok=True)
+    assert bin_means(numbers, 3).tolist() == pytest.approx([1.0, 4.0, np.nan], nan_ok=True)
     assert last_of_bins(np.arange(6.0), 3).tolist() == [1, 3, 5]
-    assert binned(numbers, 100) is numbers
-    assert joined(AppliedSteps([]).columns(), MetricsFile())["step"].tolist() == []
+    assert bin_means(numbers, 100) is numbers
+    assert join_columns(AppliedSteps([]).columns(), MetricsFile())["step"].tolist() == []
 
 
 # --- groups --------------------------------------------------------------------------------------

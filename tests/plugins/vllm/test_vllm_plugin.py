@@ -9,7 +9,7 @@ import pytest
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.mixture import sampling_identity
 from offbeat.launch.backends import engine_class
-from offbeat.launch.environment import passed_on
+from offbeat.launch.environment import pass_on_variables
 from offbeat.plugins.vllm.plugin import ENGINE
 from tests.support.recipes import make_config
 
@@ -23,7 +23,7 @@ def test_the_actor_of_a_vllm_engine_comes_from_the_plugin() -> None:
 
 def test_engines_on_other_machines_get_the_variables_of_vllm() -> None:
     given = {"VLLM_LOGGING_LEVEL": "DEBUG", "SHELL": "bash"}
-    assert passed_on(given, {}).plain == {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    assert pass_on_variables(given, {}).plain == {"VLLM_LOGGING_LEVEL": "DEBUG"}
 
 
 @pytest.mark.parametrize(("kv", "name"), [("recompute", "de4a48c98532"), ("keep", "94e66abcaa7f")])

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.plugins.watch.server import CannotWatch, check_runs_are_here
 from offbeat.runs.directory import what_to_name
-from offbeat.runs.past_run import NotARun, journal_of
+from offbeat.runs.past_run import NotARun, find_journal
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_of_a_file_of_a_run_the_run_is_named(run: Path) -> None:
     fix = f"Name the run that it lies in, {run}"
     assert refused_to_watch(file) == f"{file}: a file. {fix}, or the directory of runs"
     with pytest.raises(NotARun) as refused:
-        journal_of(file)
+        find_journal(file)
     assert str(refused.value) == f"{file}: a file. {fix}"
 
 

@@ -11,7 +11,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from offbeat.actors.call import raised_line, reply_of
+from offbeat.actors.call import await_reply, find_raised_line
 from offbeat.messages.failures import ActorLost, ArgumentLost, OffbeatError
 from offbeat.messages.text import first_line
 
@@ -58,7 +58,7 @@ model
     ],
 )
 def test_what_was_raised_is_told_in_one_line(text: str, line: str) -> None:
-    assert raised_line(Exception(text)) == line
+    assert find_raised_line(Exception(text)) == line
 
 
 def test_an_error_without_text_is_told_by_its_name() -> None:
@@ -80,7 +80,7 @@ def failure_of(error: Exception) -> OffbeatError:
     """What a caller is told when the reply to its call is this error of Ray's."""
 
     async def call() -> None:
-        await reply_of(cast("Any", Answered(error)), "trainer rank 0", "microbatch")
+        await await_reply(cast("Any", Answered(error)), "trainer rank 0", "microbatch")
 
     with pytest.raises(OffbeatError) as failure:
         asyncio.run(call())

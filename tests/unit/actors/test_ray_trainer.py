@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from offbeat.actors.ray_ports import PayloadHandle
-from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
+from offbeat.actors.ray_trainer import RayTrainer, combine_results, pick_failure, select_groups
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
@@ -35,23 +35,23 @@ GONE = ActorLost("trainer rank 1", "microbatch", "killed")
 
 
 def test_a_failure_that_all_ranks_know_of_is_the_one_that_had_it() -> None:
-    assert judged({0: PEER, 1: OWN}, [], "microbatch") is OWN
+    assert pick_failure({0: PEER, 1: OWN}, [], "microbatch") is OWN
 
 
 def test_a_rank_that_is_gone_stands_before_those_that_miss_it() -> None:
-    assert judged({0: BROKEN, 1: GONE}, [], "microbatch") is GONE
+    assert pick_failure({0: BROKEN, 1: GONE}, [], "microbatch") is GONE
     start = StartFailed("trainer rank 1", "no such model")
-    assert judged({0: GONE, 1: start}, [], "start") is start
+    assert pick_failure({0: GONE, 1: start}, [], "start") is start
 
 
 def test_ranks_that_have_lost_each_other_are_a_lost_trainer() -> None:
-    lost = judged({0: BROKEN, 1: OWN}, [], "microbatch")
+    lost = pick_failure({0: BROKEN, 1: OWN}, [], "microbatch")
     assert isinstance(lost, ActorLost)
     assert "Connection reset by peer" in str(lost)
 
 
 def test_a_rank_that_stays_silent_after_another_failed_is_a_lost_one() -> None:
-    lost = judged({0: OWN}, [1], "microbatch")
+    lost = pick_failure({0: OWN}, [1], "microbatch")
     assert isinstance(lost, ActorLost)
     assert lost.actor == "trainer rank 1"
     assert "out of memory" in str(lost)
@@ -59,22 +59,22 @@ def test_a_rank_that_stays_silent_after_another_failed_is_a_lost_one() -> None:
 
 def test_what_all_ranks_refuse_alike_is_refused() -> None:
     refused = StepOutOfOrder("finish", "begin")
-    assert judged({0: refused, 1: StepOutOfOrder("finish", "begin")}, [], "finish") is refused
+    assert pick_failure({0: refused, 1: StepOutOfOrder("finish", "begin")}, [], "finish") is refused
     missing = SchemaError("response_ids", "missing", "written before")
-    assert judged({0: missing, 1: PEER}, [], "microbatch") is missing
+    assert pick_failure({0: missing, 1: PEER}, [], "microbatch") is missing
 
 
 def test_a_part_of_a_chunk_has_its_groups_in_order() -> None:
     chunk = Chunk((7, 3, 9), (("a",), ("b",), ("c",)), ((1.0,), (2.0,), (3.0,)), 60, (10, 20, 30))
-    part = part_of(chunk, (0, 2))
+    part = select_groups(chunk, (0, 2))
     assert (part.prompt_indices, part.payloads) == ((7, 9), (("a",), ("c",)))
     assert part.advantages == ((1.0,), (3.0,))
-    assert part_of(chunk, ()).payloads == ()
-    assert part_of(Chunk((7, 3), (("a",), ("b",))), (1,)).advantages == ()
+    assert select_groups(chunk, ()).payloads == ()
+    assert select_groups(Chunk((7, 3), (("a",), ("b",))), (1,)).advantages == ()
 
 
 def test_replies_are_added_up_and_the_slowest_counts() -> None:
-    whole = combined([ChunkResult(10, 2, 1, 0.5), ChunkResult(0, 0, 0, 0.75)])
+    whole = combine_results([ChunkResult(10, 2, 1, 0.5), ChunkResult(0, 0, 0, 0.75)])
     assert (whole.tokens, whole.sequences, whole.microbatches) == (10, 2, 1)
     assert whole.compute_s == pytest.approx(0.75)
 
@@ -259,7 +259,7 @@ def test_columns_that_an_encoder_rank_alone_lost_are_named_by_their_groups() -> 
 
 def test_an_encoder_rank_that_dies_or_hangs_is_a_lost_trainer_whose_reason_names_it() -> None:
     died = ActorLost("trainer rank 2", "microbatch", "killed")
-    assert judged({0: PeerFailed(0, 2, "microbatch"), 2: died}, [1], "microbatch") is died
-    lost = judged({0: PeerFailed(0, 2, "microbatch"), 1: OWN}, [2], "microbatch")
+    assert pick_failure({0: PeerFailed(0, 2, "microbatch"), 2: died}, [1], "microbatch") is died
+    lost = pick_failure({0: PeerFailed(0, 2, "microbatch"), 1: OWN}, [2], "microbatch")
     assert isinstance(lost, ActorLost)
     assert lost.actor == "trainer rank 2"

@@ -19,7 +19,7 @@ from benchmarks.encoder_ranks_cases import (
     make_step,
 )
 from benchmarks.encoder_ranks_job import TimedBridge
-from offbeat.messages.media import media_of
+from offbeat.messages.media import get_media
 from offbeat.plugins.encoder_ranks.bridge import Header, Kind
 
 ALONE = Layout("1 + 1", "torch")
@@ -65,7 +65,7 @@ def test_every_group_has_a_picture_of_its_own_with_a_placeholder_for_each_of_its
     size: Size,
 ) -> None:
     groups = make_step(size, size.groups).groups
-    pictures = [media_of(group) for group in groups]
+    pictures = [get_media(group) for group in groups]
     assert (
         len({each["media_values"].tobytes() for each in pictures if each is not None})
         == size.groups

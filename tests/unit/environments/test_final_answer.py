@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.environments.final_answer import final_answer, tagged_answer, without_thinking
+from offbeat.environments.final_answer import final_answer, find_tagged_answer, without_thinking
 
 
 def number_of(text: str) -> str | None:
@@ -129,7 +129,7 @@ def test_a_long_text_takes_time_in_proportion(piece: str) -> None:
     # In quadratic time each of these would take minutes, and pytest's limit would end the test.
     for text in (piece * (300_000 // len(piece)), "#### " + piece * 100_000 + "x"):
         final_answer(without_thinking(text))
-        tagged_answer(text)
+        find_tagged_answer(text)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_a_long_text_takes_time_in_proportion(piece: str) -> None:
     ],
 )
 def test_the_last_answer_between_tags_counts(text: str, answer: str | None) -> None:
-    assert tagged_answer(text) == answer
+    assert find_tagged_answer(text) == answer
 
 
 @given(st.text("<answer>/1"))
 def test_tags_are_read_as_a_regular_expression_reads_them(text: str) -> None:
     found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    assert tagged_answer(text) == (found[-1] if found else None)
+    assert find_tagged_answer(text) == (found[-1] if found else None)
 
 
 def test_a_number_of_any_length_is_compared_whole() -> None:

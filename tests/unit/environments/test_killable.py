@@ -17,7 +17,7 @@ import torch
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.killable import ChildPool, RewardFailed
-from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of, short_answer
+from offbeat.environments.reward_value import BadReward, NamedRewards, parse_reward, short_answer
 
 HERE = Path(__file__).parent
 AT_ONCE = CallLimits(deadline_s=60.0, concurrency=8)
@@ -88,8 +88,8 @@ def test_a_mapping_that_is_no_reward_and_answer_is_refused_with_what_it_holds(na
 def test_bools_and_scalars_of_arrays_and_tensors_are_rewards() -> None:
     assert rewards("boolean", "a") == [1.0]
     scalars = [np.bool_(True), np.float32(0.5), np.array(0.25), torch.tensor(2.0)]  # noqa: FBT003
-    assert list(map(reward_of, scalars)) == [1.0, 0.5, 0.25, 2.0]
-    assert all(isinstance(reward_of(each), BadReward) for each in (np.ones(1), np.array("1")))
+    assert list(map(parse_reward, scalars)) == [1.0, 0.5, 0.25, 2.0]
+    assert all(isinstance(parse_reward(each), BadReward) for each in (np.ones(1), np.array("1")))
 
 
 def test_a_row_may_hold_an_integer_of_any_size() -> None:

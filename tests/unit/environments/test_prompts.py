@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.environments.prompts import ArithmeticPrompts, permuted
+from offbeat.environments.prompts import ArithmeticPrompts, permute
 
 
 @given(rows=st.integers(1, 700), seed=st.integers(), epoch=st.integers(0, 1000))
 def test_every_row_has_exactly_one_place(rows: int, seed: int, epoch: int) -> None:
-    places = [permuted(place, rows, seed, epoch) for place in range(rows)]
+    places = [permute(place, rows, seed, epoch) for place in range(rows)]
     assert sorted(places) == list(range(rows))
 
 
 @given(rows=st.integers(10**9, 10**18), seed=st.integers(), data=st.data())
 def test_a_huge_set_is_permuted_without_a_table(rows: int, seed: int, data: st.DataObject) -> None:
     places = data.draw(st.sets(st.integers(0, rows - 1), min_size=2, max_size=20))
-    chosen = [permuted(place, rows, seed, epoch=0) for place in places]
+    chosen = [permute(place, rows, seed, epoch=0) for place in places]
     assert all(0 <= row < rows for row in chosen)
     assert len(set(chosen)) == len(places)
 
@@ -26,13 +26,13 @@ def test_a_huge_set_is_permuted_without_a_table(rows: int, seed: int, data: st.D
 @pytest.mark.parametrize("rows", [2, 5, 9])
 def test_over_many_epochs_every_row_comes_first_about_equally_often(rows: int) -> None:
     epochs = 3000
-    first = Counter(permuted(0, rows, 1, epoch) for epoch in range(epochs))
+    first = Counter(permute(0, rows, 1, epoch) for epoch in range(epochs))
     assert all(abs(first[row] - epochs / rows) < 5 * (epochs / rows) ** 0.5 for row in range(rows))
 
 
 def test_epochs_are_ordered_differently_and_seeds_too() -> None:
     orders = {
-        tuple(permuted(place, 50, seed, epoch) for place in range(50))
+        tuple(permute(place, 50, seed, epoch) for place in range(50))
         for seed in range(3)
         for epoch in range(3)
     }

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.frames import RewardReply, frame_message
 from offbeat.environments.reward_value import NamedRewards
 
 Row = dict[str, Any]
@@ -158,6 +158,6 @@ async def counts_calls_at_once(prompt: Row, response: str) -> float:
 
 
 def forges(prompt: Row, response: str, *, sample: int = 0, empty: bool = False) -> float:
-    answer = framed(RewardReply(1, sample, None if empty else NamedRewards(1.0, {})))
+    answer = frame_message(RewardReply(1, sample, None if empty else NamedRewards(1.0, {})))
     os.write(int(sys.argv[1]), answer)
     return 1.0

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from offbeat.launch.bounded_call import bounded
+from offbeat.launch.bounded_call import run_bounded
 from offbeat.messages.failures import DeadlineExceeded
 
 SCRIPT = """
@@ -30,15 +30,15 @@ def ended(call: str, within_s: float) -> tuple[int, bytes]:
 
 
 def test_a_call_returns_or_raises_what_it_did_itself() -> None:
-    assert bounded(lambda: 3, "a reply", 60) == 3
+    assert run_bounded(lambda: 3, "a reply", 60) == 3
     with pytest.raises(ZeroDivisionError):
-        bounded(lambda: 1 // 0, "a reply", 60)
+        run_bounded(lambda: 1 // 0, "a reply", 60)
 
 
 def test_a_call_that_blocks_is_given_up_by_its_name() -> None:
     end = threading.Event()
     with pytest.raises(DeadlineExceeded, match="a reply"):
-        bounded(end.wait, "a reply", 0.01)
+        run_bounded(end.wait, "a reply", 0.01)
     end.set()
 
 

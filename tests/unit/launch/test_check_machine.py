@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
-from offbeat.doors import installed_version, is_installed
+from offbeat.doors import find_installed_version, is_installed
 from offbeat.environments.tokenizer import TOKENIZER_FILES
 from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -30,7 +30,7 @@ from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_mo
 from offbeat.launch.checks.model_proof import (
     check_end_tokens,
     check_model_proof,
-    trained_parameters,
+    count_trained_parameters,
 )
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.report import summary
@@ -202,8 +202,8 @@ def test_the_memory_of_a_recipe_counts_what_its_patterns_leave_to_train() -> Non
     recipe = config(model={"path": str(model)}, trainer={"freeze": ["model.layers.0.*"]})
     weights = load_file(model / "model.safetensors")
     kept = [each for name, each in weights.items() if not name.startswith("model.layers.0.")]
-    assert trained_parameters(recipe) == sum(each.numel() for each in kept)
-    assert trained_parameters(config(model={"path": str(model)})) is None
+    assert count_trained_parameters(recipe) == sum(each.numel() for each in kept)
+    assert count_trained_parameters(config(model={"path": str(model)})) is None
 
 
 def test_a_model_beyond_free_memory_may_work() -> None:
@@ -642,7 +642,7 @@ def of_package(name: str, version: str, **values: Any) -> Finding:
 
 def test_pyarrow_is_needed_only_for_the_log_of_groups() -> None:
     def find_version(name: str) -> str | None:
-        return None if name == "pyarrow" else installed_version(name)
+        return None if name == "pyarrow" else find_installed_version(name)
 
     (missing,) = (
         each for each in check_packages(config(), find_version) if each.level is Level.ERROR

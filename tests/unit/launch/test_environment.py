@@ -13,7 +13,7 @@ from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.dry_run import dry
-from offbeat.launch.environment import passed_on
+from offbeat.launch.environment import pass_on_variables
 from offbeat.telemetry.logs import Redactor
 
 MINIMAL = {"steps": 1, "model": {"path": "m"}}
@@ -26,7 +26,7 @@ def config(**env: object) -> RunConfig:
 
 def test_what_matters_of_the_drivers_environment_is_passed_on_and_the_recipe_wins() -> None:
     environ = {"HF_HOME": "/a", "NCCL_DEBUG": "WARN", "PATH": "/bin", "HOME": "/root"}
-    passed = passed_on(environ, config(NCCL_DEBUG="INFO", MINE=4).runtime.env)
+    passed = pass_on_variables(environ, config(NCCL_DEBUG="INFO", MINE=4).runtime.env)
     assert passed.plain == {"HF_HOME": "/a", "NCCL_DEBUG": "INFO", "MINE": "4"}
     assert passed.secret == {}
 
@@ -57,18 +57,18 @@ def test_what_matters_of_the_drivers_environment_is_passed_on_and_the_recipe_win
     ],
 )
 def test_caches_allocators_and_interfaces_are_the_same_on_every_machine(name: str) -> None:
-    assert passed_on({name: "/a"}, {}).plain == {name: "/a"}
+    assert pass_on_variables({name: "/a"}, {}).plain == {name: "/a"}
 
 
 def test_devices_and_places_of_this_machine_alone_are_not_passed_on() -> None:
     own = {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a", "TMPDIR": "/b"}
-    assert passed_on(own, {}).plain == {}
+    assert pass_on_variables(own, {}).plain == {}
 
 
 @pytest.mark.plugins
 def test_a_secret_is_no_part_of_what_ray_shows() -> None:
     environ = {"HF_TOKEN": SECRET, "WANDB_API_KEY": "k" * 40, "GITHUB_TOKEN": "not ours"}
-    passed = passed_on(environ, config(DB_PASSWORD="canary-1").runtime.env)
+    passed = pass_on_variables(environ, config(DB_PASSWORD="canary-1").runtime.env)
     assert passed.plain == {}
     assert set(passed.secret) == {"HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD"}
     assert "canary" not in repr(passed) and SECRET not in repr(passed)
@@ -78,13 +78,13 @@ def test_what_a_ray_job_sets_is_left_to_it() -> None:
     """Ray refuses a name that both say."""
     job = json.dumps({"runtime_env": {"env_vars": {"HF_HOME": "/job"}}})
     environ = {"HF_HOME": "/job", "HF_HUB_OFFLINE": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
-    assert passed_on(environ, {}).plain == {"HF_HUB_OFFLINE": "1"}
+    assert pass_on_variables(environ, {}).plain == {"HF_HUB_OFFLINE": "1"}
 
 
 @pytest.mark.parametrize("job", ["", "{", "[]", "null", '{"runtime_env": 3}'])
 def test_a_job_that_says_nothing_of_variables_hinders_none(job: str) -> None:
     environ = {"HF_HOME": "/a", "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
-    assert passed_on(environ, {}).plain == {"HF_HOME": "/a"}
+    assert pass_on_variables(environ, {}).plain == {"HF_HOME": "/a"}
 
 
 def test_a_secret_of_the_recipe_reaches_neither_its_copy_nor_a_log() -> None:

@@ -12,7 +12,13 @@ from offbeat.launch.checks.files import check_run_dir
 from offbeat.launch.screen import next_commands
 from offbeat.launch.session import Session, compose_resume_call
 from offbeat.messages.finding import Level
-from offbeat.runs.directory import SUMMARY, RunDirUnusable, locked, make_run_dir, reopen_run_dir
+from offbeat.runs.directory import (
+    SUMMARY,
+    RunDirUnusable,
+    lock_directory,
+    make_run_dir,
+    reopen_run_dir,
+)
 from offbeat.telemetry.summary import GroupCounts, Summary
 
 COMMANDS = ("--", "offbeat train")
@@ -71,7 +77,7 @@ def test_changed_code_names_the_argument_that_allows_it(
 
 def test_a_live_run_and_a_used_directory_name_calls(tmp_path: Path, recipe: RunConfig) -> None:
     run = make_run_dir(recipe, tmp_path)
-    with locked(run), pytest.raises(RunDirUnusable) as refused, locked(run):
+    with lock_directory(run), pytest.raises(RunDirUnusable) as refused, lock_directory(run):
         pytest.fail("two hold it")
     assert "stop() of the run that start() returned" in refused.value.in_python()
     found = check_run_dir(run, None, requested=True)

@@ -16,7 +16,7 @@ import pytest
 
 from offbeat.config.hub_path import hub_model
 from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, is_wanted
-from offbeat.launch.stage import ChildDownload, DownloadProgress, progress, staged, supervise
+from offbeat.launch.stage import ChildDownload, DownloadProgress, progress, stage_model, supervise
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from tests.support.fake_hub import DATASET, FakeHub, serving
 
@@ -262,7 +262,7 @@ def test_a_download_that_fails_says_why(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = HubSnapshot(DATASET, hub.first, {"config.json": 2})
     with pytest.raises(CannotStage, match="failed with code 1: owner/sums: the hub cannot be"):
-        list(staged(snapshot, tmp_path / "m", LIMIT_S))
+        list(stage_model(snapshot, tmp_path / "m", LIMIT_S))
 
 
 def test_a_directory_that_two_nodes_share_is_refused_to_the_second(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_directory_that_two_nodes_share_is_refused_to_the_second(tmp_path: Pat
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(CannotStage, match="another process is staging into it"):
-        next(staged(snapshot, tmp_path, LIMIT_S))
+        next(stage_model(snapshot, tmp_path, LIMIT_S))
     os.close(held)
 
 

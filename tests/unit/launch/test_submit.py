@@ -12,7 +12,7 @@ from offbeat.launch.submit import (
     RayJob,
     check_address,
     client_environment,
-    packed_bytes,
+    count_packed_bytes,
     plan,
     send,
 )
@@ -113,12 +113,12 @@ def test_a_large_directory_cannot_be_packed(project: Path) -> None:
 
 
 def test_what_is_not_packed_is_not_counted(project: Path) -> None:
-    before = packed_bytes(project)
+    before = count_packed_bytes(project)
     for name in (".git/objects", ".venv/lib", ".venv-trl", "a/__pycache__", "runs"):
         folder = project / name
         folder.mkdir(parents=True)
         (folder / "file").write_text("x" * 1000)
-    assert packed_bytes(project) == before == len(RECIPE)
+    assert count_packed_bytes(project) == before == len(RECIPE)
 
 
 @dataclass

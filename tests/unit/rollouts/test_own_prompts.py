@@ -10,7 +10,7 @@ from offbeat.controller.receipts import refusal
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import SampleStatus
-from offbeat.rollouts.samples import DrawnSample, packed_with_own_prompts
+from offbeat.rollouts.samples import DrawnSample, pack_with_own_prompts
 from offbeat.rollouts.transcript import Transcript
 from offbeat.testing.environments import make_result
 from offbeat.transfer_queue import schema
@@ -72,7 +72,7 @@ def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -
     versions = [version for one in branches for version in version_by_trained_token(one)]
     shortest = min(len(one.prompt_ids) for one in branches)
     turns = tuple(sum(branch.turns for branch in one.branches) for one in samples)
-    receipt, columns = packed_with_own_prompts(
+    receipt, columns = pack_with_own_prompts(
         task(samples=len(samples)), [DrawnSample(one, SampleStatus.VALID) for one in samples]
     )
     prompt = columns[schema.PROMPT_IDS].tolist()
@@ -99,7 +99,7 @@ def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -
 
 def test_the_shared_beginning_is_stored_once() -> None:
     samples = samples_of((1, 2, 3, 4), (1, 2, 5))
-    _, columns = packed_with_own_prompts(
+    _, columns = pack_with_own_prompts(
         task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
     )
     assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
@@ -110,7 +110,7 @@ def test_the_shared_beginning_is_stored_once() -> None:
 def test_prompts_with_nothing_in_common_fail_their_group() -> None:
     samples = samples_of((1,), (2,))
     with pytest.raises(RolloutFailed, match="no first token") as caught:
-        packed_with_own_prompts(
+        pack_with_own_prompts(
             task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
         )
     assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, "prompts_differ")
@@ -121,19 +121,17 @@ def test_samples_that_have_all_failed_share_the_beginning_of_what_they_were_aske
     failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "no tool")
     samples = [*samples_of((1, 2)), Transcript()]
     failed = [DrawnSample(one, SampleStatus.MASKED, failure) for one in samples]
-    receipt, columns = packed_with_own_prompts(a_task, failed)
+    receipt, columns = pack_with_own_prompts(a_task, failed)
     assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
     assert receipt.valid_tokens == (0, 0)
     with pytest.raises(RolloutFailed, match=r"no tool .* none of 2 samples has a token"):
-        packed_with_own_prompts(
-            a_task, [DrawnSample(Transcript(), SampleStatus.MASKED, failure)] * 2
-        )
+        pack_with_own_prompts(a_task, [DrawnSample(Transcript(), SampleStatus.MASKED, failure)] * 2)
 
 
 def test_a_masked_sample_shortens_the_prompt_of_no_valid_one() -> None:
     samples = samples_of((1, 2), (8,))
     failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "")
-    receipt, columns = packed_with_own_prompts(
+    receipt, columns = pack_with_own_prompts(
         task(samples=2),
         [
             DrawnSample(samples[0], SampleStatus.VALID),

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from offbeat.fakes.receipts import make_receipt
-from offbeat.messages.text import SAMPLE_CHARACTERS, bounded
+from offbeat.messages.text import SAMPLE_CHARACTERS, bound_text
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.response_text import response_texts
 from offbeat.transfer_queue.schema import RESPONSE_IDS, RESPONSE_OFFSETS
@@ -36,9 +36,9 @@ def test_the_placeholder_of_a_sample_without_a_turn_is_no_text() -> None:
 def test_a_long_text_keeps_its_ends_and_says_what_is_missing() -> None:
     half = SAMPLE_CHARACTERS // 2
     text = "a" * half + "b" * 3 + "c" * half
-    assert bounded(text) == "a" * half + " [... 3 characters left out ...] " + "c" * half
-    assert bounded("x" * SAMPLE_CHARACTERS) == "x" * SAMPLE_CHARACTERS
+    assert bound_text(text) == "a" * half + " [... 3 characters left out ...] " + "c" * half
+    assert bound_text("x" * SAMPLE_CHARACTERS) == "x" * SAMPLE_CHARACTERS
 
 
 def test_a_lone_surrogate_becomes_a_character_that_a_file_can_hold() -> None:
-    assert bounded("7\ud800") == "7?"
+    assert bound_text("7\ud800") == "7?"

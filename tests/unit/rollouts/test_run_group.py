@@ -14,7 +14,7 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.rollouts.calls import checked_answers
+from offbeat.rollouts.calls import check_answers
 from offbeat.rollouts.columns import Columns, version_of_each_token
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
@@ -445,11 +445,11 @@ def test_an_episode_says_its_own_final_answer() -> None:
     [(["a", "\ud800"], ("a", "?")), (["5" * 200, ""], ("5" * 200, ""))],
 )
 def test_an_answer_is_text_that_any_process_can_read(said: list[str], kept: tuple[str]) -> None:
-    assert checked_answers(task(), said, 2) == kept
+    assert check_answers(task(), said, 2) == kept
 
 
 def test_an_answer_of_any_length_is_compared_by_a_short_one() -> None:
-    long, same, other = checked_answers(task(), ["5" * 9999, "5" * 9999, "5" * 9998], 3)
+    long, same, other = check_answers(task(), ["5" * 9999, "5" * 9999, "5" * 9998], 3)
     assert long == same != other
     assert len(long) == 32
 
@@ -457,4 +457,4 @@ def test_an_answer_of_any_length_is_compared_by_a_short_one() -> None:
 @pytest.mark.parametrize("said", [["a"], ["a", None], ["a", 5]])
 def test_an_answer_that_is_no_text_fails_its_group(said: list[Any]) -> None:
     with pytest.raises(RolloutFailed, match="answer_wrong_type"):
-        checked_answers(task(), said, 2)
+        check_answers(task(), said, 2)

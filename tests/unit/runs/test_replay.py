@@ -27,7 +27,7 @@ from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.launch.commands.main import app
 from offbeat.messages.failures import Component
-from offbeat.runs.past_run import ImpossibleEvent, NotARun, folded, journal_of
+from offbeat.runs.past_run import ImpossibleEvent, NotARun, find_journal, fold_events
 from offbeat.runs.replay import replay
 from tests.support.recorded_runs import RecordedRun
 
@@ -330,7 +330,7 @@ def test_a_ledger_that_loses_count_is_told_at_the_first_event_that_shows_it(tmp_
     run.ready(1)
     run.close()
     with pytest.raises(ImpossibleEvent, match="groups do not add up") as told:
-        list(folded(journal_of(tmp_path), Miscounting()))
+        list(fold_events(find_journal(tmp_path), Miscounting()))
     assert told.value.event.startswith("Admitted")
 
 

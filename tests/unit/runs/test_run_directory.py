@@ -19,7 +19,7 @@ from offbeat.runs.directory import (
     CONFIG,
     SUMMARY,
     RunDirUnusable,
-    locked,
+    lock_directory,
     make_run_dir,
     reopen_run_dir,
 )
@@ -398,18 +398,21 @@ def test_a_damaged_config_is_named_with_the_reason(run_dir: Path) -> None:
 
 def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
     with (
-        locked(run_dir),
+        lock_directory(run_dir),
         pytest.raises(RunDirUnusable, match="its run is alive") as refused,
-        locked(run_dir),
+        lock_directory(run_dir),
     ):
         pytest.fail("two hold it")
     assert refused.value.fix == f"End it first: offbeat control {run_dir} stop"
-    with locked(run_dir):
+    with lock_directory(run_dir):
         pass
 
 
 def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
-    with pytest.raises(RunDirUnusable, match="it holds no run to resume"), locked(tmp_path / "no"):
+    with (
+        pytest.raises(RunDirUnusable, match="it holds no run to resume"),
+        lock_directory(tmp_path / "no"),
+    ):
         pytest.fail("held")
 
 

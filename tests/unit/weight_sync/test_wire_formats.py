@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from offbeat.config.sections.sync_base import WireFormatName
-from offbeat.doors import NoSuchPlugin, plugins_of
+from offbeat.doors import NoSuchPlugin, find_plugins
 from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy, wire_dtypes
 from offbeat.weight_sync.manifest import TensorMeta
@@ -32,7 +32,7 @@ PLAIN = WirePolicy("bfloat16")
 
 @pytest.mark.plugins
 def test_a_recipe_chooses_among_the_formats_of_plugins() -> None:
-    formats = plugins_of("wire_format")
+    formats = find_plugins("wire_format")
     names, _ = get_args(WireFormatName)
     assert get_args(names) == tuple(formats)
     assert all(isinstance(each, WireFormat) for each in formats.values())
@@ -60,7 +60,7 @@ def test_without_a_format_tensors_and_regions_are_passed_on_as_they_come() -> No
     assert [*wire_metas(metas, PLAIN)] == [TensorMeta(*metas[0][:2], "bfloat16", "float32")]
 
 
-@pytest.mark.parametrize("name", [*plugins_of("wire_format")])
+@pytest.mark.parametrize("name", [*find_plugins("wire_format")])
 def test_metas_tensors_and_regions_of_a_format_are_of_the_same_names(name: str) -> None:
     policy = WirePolicy("bfloat16", quantize=name)
     matrix = torch.randn(SHAPES[NAME], generator=torch.Generator().manual_seed(0))

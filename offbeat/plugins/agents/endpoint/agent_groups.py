@@ -42,14 +42,20 @@ from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.plugins.agents.factory import make_agent
-from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
+from offbeat.rollouts.calls import (
+    EngineClient,
+    Generate,
+    check_reward,
+    environment_code,
+    make_failure,
+)
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import (
     BRANCHES,
     Draw,
     SampleDraws,
     SampleFailurePolicy,
-    packed_with_own_prompts,
+    pack_with_own_prompts,
 )
 from offbeat.rollouts.transcript import Transcript
 
@@ -174,7 +180,7 @@ class AgentGroups:
 
             return draw
 
-        return packed_with_own_prompts(engine.task, await draws.draw_all(make_draw))
+        return pack_with_own_prompts(engine.task, await draws.draw_all(make_draw))
 
     async def _play(self, session: SampleSession, transcript: Transcript) -> None:
         began, api_key = time.perf_counter(), self._endpoint.open(session)
@@ -227,7 +233,7 @@ class AgentGroups:
                 with environment_code(task):
                     rewards = await self._agent.run(task, client)
                 for value in (rewards.reward, *rewards.by_name.values()):
-                    checked_reward(task, value, session.sample)
+                    check_reward(task, value, session.sample)
                 failing.cancel()
         except ExceptionGroup as errors:
             raise session.failure or errors.exceptions[0] from errors
@@ -246,7 +252,7 @@ class AgentGroups:
                 detail += f"; the last of its requests was refused: {session.last_refusal}"
             else:
                 detail += "; requests count that go to client.base_url with client.api_key"
-            raise failed(task, FailureKind.DATA, "no_model_call", detail)
+            raise make_failure(task, FailureKind.DATA, "no_model_call", detail)
         if len(branches) == 1 or self._trains_branches or task.evaluation:
             return
         reasons = Counter(branch.reason.value for branch in branches)
@@ -258,7 +264,7 @@ class AgentGroups:
             "rollout.branches=mask trains samples of one: set it to train, or keep every answer in "
             "the conversation, unchanged"
         )
-        raise failed(task, FailureKind.DATA, BRANCHES, detail)
+        raise make_failure(task, FailureKind.DATA, BRANCHES, detail)
 
 
 def make_agents(
