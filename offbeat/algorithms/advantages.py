@@ -38,7 +38,7 @@ class RewardsNotFinite(OffbeatError):
         places = [place for place, each in enumerate(self.rewards) if not _is_finite(each)]
         return (
             f"{self.estimator} cannot compare rewards {self.rewards}: those of samples {places} are "
-            "not finite as float32. Refuse the group where its reward is made, as reward_of does"
+            "not finite as float32. Refuse the group where its reward is made, as parse_reward does"
         )
 
 

@@ -99,7 +99,7 @@ def round_matrix(name: str, weight: Tensor) -> Tensor:
 
 
 def quantize_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the order and form of ``quantized_metas``, before the rounding of packing.
+    """Yield tensors in the order and form of ``list_quantized_metas``, before packing rounds them.
 
     Raises:
         UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.

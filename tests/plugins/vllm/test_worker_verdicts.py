@@ -51,7 +51,7 @@ def test_what_is_said_of_older_transfers_and_other_work_counts_for_nothing(
     verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     only = workers[0]
-    only.refused(1, PREPARED, TransferRefused(1, "a chunk", "torn", "whole"))
+    only.send_refusal(1, PREPARED, TransferRefused(1, "a chunk", "torn", "whole"))
     only.done(2, VERIFIED)
     only.done(2, PREPARED)
     asyncio.run(verdicts.of(2, PREPARED, 1))
@@ -62,7 +62,7 @@ def test_one_refusal_ends_the_wait_and_says_what_and_where(
 ) -> None:
     workers[0].done(1, PREPARED)
     refused = TransferRefused(1, "chunk 3, tensor x, in worker 2", "ValueError no", "loaded")
-    workers[2].refused(1, PREPARED, refused)
+    workers[2].send_refusal(1, PREPARED, refused)
     with pytest.raises(TransferRefused) as told:
         asyncio.run(verdicts.of(1, PREPARED, 3))
     assert str(told.value) == str(refused)
@@ -73,8 +73,8 @@ def test_however_much_is_to_be_said_it_arrives_in_one_piece(
 ) -> None:
     long = "\u20ac\n" * 10_000
     for each in workers:
-        each.refused(0, VERIFIED, TransferRefused(0, long, long, long))
-    workers[1].refused(1, VERIFIED, TransferRefused(1, "digest of chunk 0", long, "a"))
+        each.send_refusal(0, VERIFIED, TransferRefused(0, long, long, long))
+    workers[1].send_refusal(1, VERIFIED, TransferRefused(1, "digest of chunk 0", long, "a"))
     with pytest.raises(TransferRefused, match="digest of chunk 0"):
         asyncio.run(verdicts.of(1, VERIFIED, 3))
 

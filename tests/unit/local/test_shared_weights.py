@@ -328,7 +328,7 @@ def test_a_finish_that_is_refused_lets_engines_go_on_with_the_weights_they_have(
 class Torn(SharedRank):
     """A rank whose checkpoints cannot be read."""
 
-    def _restored(self, at_most: int) -> TrainerState:
+    def _restore(self, at_most: int) -> TrainerState:
         raise CheckpointFailed(0, at_most, "torn")
 
 
@@ -349,7 +349,7 @@ class FailingInFinish(SharedRank):
 
     was_open = True
 
-    def _classified(self, call: TrainerCall, step: int, *_: Any, **__: Any) -> NoReturn:
+    def _classify_errors(self, call: TrainerCall, step: int, *_: Any, **__: Any) -> NoReturn:
         self.was_open = self.gate.enter() is not None
         raise TrainStepFailed(0, step, call, "planted")
 

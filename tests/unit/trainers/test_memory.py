@@ -28,7 +28,7 @@ class Script:
     def peak(self) -> int:
         return self._peaks.pop(0)
 
-    def reserved(self) -> int | None:
+    def read_reserved(self) -> int | None:
         return self._reserved.pop(0) if self._reserved else None
 
 

@@ -136,7 +136,7 @@ class AFailedGroupIsNotSentAgain(Planted):
     profile = "engines"
 
     class Pump(RolloutPump):
-        async def _failed(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
+        async def _handle_failure(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
             self._retries.after(task, failure, *incarnation)
 
     def plant(self) -> None:
