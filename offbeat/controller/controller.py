@@ -65,7 +65,9 @@ _LAST_SAVE_S: Final = 30.0  # after a failure, the maximum time for a last check
 _MOMENT_S: Final = 1.0  # for the end of a step, where there are no checkpoints to have it in
 _SHARE_OF_GRACE: Final = 0.7  # for a last checkpoint; the rest is for closing the actors
 _LOOK_S: Final = 10.0  # interval of the watchdog
-_DEADLOCK_LOOKS: Final = 2  # checks in a row without work in progress or a change
+# Checks in a row without work in progress or a change. One proves nothing: between two callbacks
+# nothing is in progress either.
+_DEADLOCK_LOOKS: Final = 2
 log = structlog.stdlib.get_logger()
 
 

@@ -106,7 +106,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Record of a finished group. Its producer has checked schema, lengths and finiteness.
 
     It contains plain values only. Columnar tuples have one entry per sample. ``payload_bytes``
-    counts the packed columns.
+    counts the packed columns. A new field at the end needs no new ``SCHEMA`` of the journal.
     """
 
     prompt_index: int

@@ -43,6 +43,9 @@ class WorldEntry:
     def join(self, at: WorldRendezvous, enter: Callable[[Peers], None]) -> None:
         """Join the other ranks, and create this rank's part of the model with them.
 
+        This is a call, not a part of the constructor. Ray restarts an actor with its first
+        arguments, which would contain the port of a dead rank 0.
+
         Raises:
             WorldBroken: Not all joined in time. The same processes may try again.
             StartFailed: Other machines cannot connect to this one.
