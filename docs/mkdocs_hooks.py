@@ -83,7 +83,12 @@ def _link(found: re.Match[str], folder: Path, name: str) -> str:
 
 def _decisions(folder: Path) -> str:
     """Return a page that lists the decisions by title."""
-    lines = ["# Decisions", "", "Decisions that somebody would ask about again. Numbers have gaps.", ""]
+    lines = [
+        "# Decisions",
+        "",
+        "Decisions that somebody would ask about again. Numbers have gaps.",
+        "",
+    ]
     for path in sorted(folder.glob("*.md")):
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         lines.append(f"- [{title}]({path.name})")
