@@ -243,6 +243,7 @@ def test_an_installation_names_what_it_fetches() -> None:
         "offbeat.config.reference",
         "offbeat.controller.moves_doc",
         "tests.proof_pages",
+        "tools.api_pages",
     ],
 )
 def test_a_module_that_writes_a_page_refuses_arguments_and_only_prints_its_help(
