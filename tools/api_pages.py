@@ -55,8 +55,8 @@ PYTHON: Final = Page(
 
 Generated from signatures and docstrings by `{COMMAND}`; do not edit.
 
-Import these names from `offbeat`. [Python](python.md) shows how to use them. [Errors](errors.md) explains what to do
-about each error. Environments, agents and samplers are on the page of [plug-in protocols](plugin-protocols.md).
+Import these names from `offbeat`. [Python](python.md) shows how to use them. Environments, agents and samplers are on
+the page of [plug-in protocols](plugin-protocols.md), errors that end a run on the page of [errors](errors.md).
 """,
     {
         "Runs": ("train", "start", "resume", "preview", "open_run", "Run", "LiveRun", "Preview"),
