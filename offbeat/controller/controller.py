@@ -316,7 +316,7 @@ class Controller:
 
     def _step_done(self, measures: StepMetricsBuilder) -> None:
         metrics = self.progress.step_done(measures)
-        self._ports.telemetry.emit(measures.step, measures.version, metrics)
+        self._ports.telemetry.emit(measures.step, measures.version, metrics, measures.samples)
 
     def _where(self) -> str:
         state = self.state

@@ -31,6 +31,7 @@ from offbeat.messages.training import (
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.messages.worker_report import OnJoined, OnLost, OnReport
+from offbeat.telemetry.step_samples import StepSamples
 
 Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 
@@ -289,8 +290,17 @@ class Journal(Protocol):
 class TelemetryPort(Protocol):
     """Receives measurements. Never blocks, never raises."""
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Emit the metrics of a step, under names of the metric table."""
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None:
+        """Emit the metrics of a step, under names of the metric table.
+
+        ``samples`` computes its samples. It is called only if a tracker shows them.
+        """
         ...
 
 

@@ -5,12 +5,13 @@ versions behind the trainer.
 """
 
 import asyncio
+import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.reward_budget import RewardBudget
@@ -18,6 +19,9 @@ from offbeat.controller.state import RunState
 from offbeat.controller.syncing import SyncReport
 from offbeat.messages.groups import OUT_OF_TURNS, Receipt
 from offbeat.messages.training import StepResult
+from offbeat.telemetry.step_samples import MOST_ROWS, SampleRow, StepSamples, count_in_bins
+
+_ROWS_OF_GROUP: Final = 4  # of a group's samples that trackers show
 
 
 class StepMetricsBuilder:
@@ -171,6 +175,26 @@ class StepMetricsBuilder:
             "throughput/samples_per_s": samples / self.wall_s if self.wall_s else 0.0,
             "throughput/tokens_per_s": tokens / self.wall_s if self.wall_s else 0.0,
         }
+
+    def samples(self) -> StepSamples:
+        """Return the step's valid samples as histograms and some rows."""
+        generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
+        return StepSamples(
+            rewards=count_in_bins(self.rewards),
+            response_tokens=count_in_bins(generated),
+            rows=tuple(itertools.islice(self._sample_rows(), MOST_ROWS)),
+        )
+
+    def _sample_rows(self) -> Iterator[SampleRow]:
+        """Yield the first valid samples of each group."""
+        for receipt, advantages in zip(self.receipts, self.advantages, strict=True):
+            samples = zip(receipt.valid, receipt.rewards, advantages, strict=True)
+            of_group = (
+                SampleRow(receipt.prompt_index, receipt.attempt, sample, reward, advantage)
+                for sample, (valid, reward, advantage) in enumerate(samples)
+                if valid
+            )
+            yield from itertools.islice(of_group, _ROWS_OF_GROUP)
 
     def _per_sample(self) -> dict[str, float]:
         """Return figures per sample, masked samples included.

@@ -189,6 +189,7 @@ def _make_telemetry(spec: RunSpec) -> Telemetry:
         spec.run_dir,
         yaml.safe_load(to_yaml(config, os.environ)),
         config.groups_per_step * config.samples_per_group,
+        spec.working_dir,
     )
     return run_telemetry(config, run)
 

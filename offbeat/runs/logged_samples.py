@@ -29,7 +29,7 @@ _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
-    *("response", "prompt_row", "advantage"),
+    *("response", "prompt_row", "advantage", "finish_reason"),
 )
 SAMPLE_CHARACTERS: Final = 4000
 SAMPLE_TOKENS: Final = 20_000  # tokens of a sample that are decoded
@@ -70,18 +70,47 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
     return TokenText(None)
 
 
+class RolloutFiles:
+    """The rollout files of a run. Metadata of a file is read once, so it is cheap to look again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = run_dir / "rollouts"
+        self._ranges = dict[Path, tuple[int, int] | None]()  # None: without readable metadata
+
+    def find(self, wanted: NDArray[np.int64]) -> tuple[list[Path], int]:
+        """Return the files that may contain a wanted group, newest groups first.
+
+        ``wanted`` is ascending. The second value is the number of files without readable metadata.
+        """
+        found, damaged = list[tuple[int, Path]](), 0
+        for path in sorted(self._directory.glob("*.parquet")) if len(wanted) else ():
+            if path not in self._ranges:
+                self._ranges[path] = _groups_in(path)
+            if (groups := self._ranges[path]) is None:
+                damaged += 1
+                continue
+            lowest, highest = groups
+            first = np.searchsorted(wanted, lowest)
+            if first < len(wanted) and wanted[first] <= highest:
+                found.append((highest, path))
+        return [path for _, path in sorted(found, reverse=True)], damaged
+
+
 def read_logged_rows(
-    run_dir: Path, groups: Iterable[int], most_bytes: int = ROLLOUT_BYTES
+    run_dir: Path,
+    groups: Iterable[int],
+    most_bytes: int = ROLLOUT_BYTES,
+    files: RolloutFiles | None = None,
 ) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
 
     Only files that may contain one of the groups are read, newest groups first. A file is skipped
     if it is damaged, if it is larger than any that a run writes, or if the total would exceed
-    ``most_bytes``.
+    ``most_bytes``. Pass ``files`` to read their metadata only once in many calls.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)
     rows = dict[tuple[int, int], dict[int, list[Row]]]()
-    found, skipped = _files_with(run_dir, wanted)
+    found, skipped = (files or RolloutFiles(run_dir)).find(wanted)
     left = most_bytes
     for path in found:
         try:
@@ -97,24 +126,13 @@ def read_logged_rows(
     return rows, skipped
 
 
-def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], int]:
-    """Return the files that may contain a wanted group, newest groups first.
-
-    Only parquet metadata is read. The second value is the number of files without readable
-    metadata.
-    """
-    found, damaged = list[tuple[int, Path]](), 0
-    for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
-        try:
-            regular_bytes(path)
-            lowest, highest = _read_range(pq.read_metadata(path))
-        except (OSError, pa.ArrowException, NoRegularFile):
-            damaged += 1
-            continue
-        first = np.searchsorted(wanted, lowest)
-        if first < len(wanted) and wanted[first] <= highest:
-            found.append((highest, path))
-    return [path for _, path in sorted(found, reverse=True)], damaged
+def _groups_in(path: Path) -> tuple[int, int] | None:
+    """Return the range of groups according to a file's metadata, or None if it is damaged."""
+    try:
+        regular_bytes(path)
+        return _read_range(pq.read_metadata(path))
+    except (OSError, pa.ArrowException, NoRegularFile):
+        return None
 
 
 def _read_range(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow

@@ -18,7 +18,8 @@ from offbeat.run_files.line_file import LineFile
 from offbeat.telemetry.metric_table import METRICS, declared_name, undeclared
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.spool import Pause, SinkCounts, SinkWriter
-from offbeat.telemetry.tracker import Sink, TrackedRun, Tracker
+from offbeat.telemetry.step_samples import StepSamples
+from offbeat.telemetry.tracker import SampleSink, Sink, TrackedRun, Tracker
 
 log = structlog.stdlib.get_logger()
 
@@ -44,6 +45,9 @@ class Telemetry:
     ) -> None:
         self._writers = [SinkWriter(sink, capacity=capacity, pause=pause) for sink in sinks]
         self._now = now
+        self._wants_samples = any(
+            isinstance(sink, SampleSink) and sink.wants_samples for sink in sinks
+        )
         self._reported = set[str]()
         self._closed = False
 
@@ -52,15 +56,22 @@ class Telemetry:
         for writer in self._writers:
             writer.start()
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None:
         """Emit the metrics of a step. Never blocks, never raises. Ignored after ``close``.
 
         An undeclared metric is written, and logged once as an error. A value that is not a number
-        is left out, and logged once.
+        is left out, and logged once. ``samples`` is called only if a sink wants samples.
         """
         if self._closed:
             return
-        record = MetricRecord(step, version, self._now(), dict(self._numbers(metrics)))
+        made = samples() if samples is not None and self._wants_samples else None
+        record = MetricRecord(step, version, self._now(), dict(self._numbers(metrics)), made)
         for writer in self._writers:
             writer.put(record)
         for name in metrics.keys() - METRICS.keys() - self._reported:

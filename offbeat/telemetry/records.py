@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.telemetry.step_samples import StepSamples
+
 
 class MetricRecord(msgspec.Struct, frozen=True):
     """Record that every sink receives. All sinks share ``metrics``, so none may change it."""
@@ -14,6 +16,7 @@ class MetricRecord(msgspec.Struct, frozen=True):
     version: int  # trainer version after the step; for an evaluation, the scored version
     time_s: float  # Unix time of the end of the step or evaluation
     metrics: dict[str, float]
+    samples: StepSamples | None = None  # of a step, if a sink wants them; no part of the line
 
 
 EVALUATION: Final = "eval/"

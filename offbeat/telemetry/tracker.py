@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from offbeat.config.base import Config
 from offbeat.messages.failures import FixableError
@@ -45,6 +45,14 @@ class Sink(Protocol):
         ...
 
 
+@runtime_checkable
+class SampleSink(Sink, Protocol):
+    """A sink that may also want the samples of each step, in ``record.samples``."""
+
+    @property
+    def wants_samples(self) -> bool: ...
+
+
 class SinkUnusable(FixableError):
     """Sink that can never work in this process, so a retry would not help.
 
@@ -73,6 +81,8 @@ class TrackedRun:
     recipe: Mapping[str, Any]
     """Redacted, so a tracker may show it."""
     samples_per_step: int = 1
+    working_dir: Path | None = None
+    """Directory of the user's code, or None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
+from offbeat.telemetry.step_samples import StepSamples
 
 
 class HighestFence:
@@ -450,6 +451,15 @@ class MemoryJournal:
 @dataclass
 class MemoryTelemetry:
     records: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    samples: list[StepSamples] = field(default_factory=list[StepSamples])  # of each step
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None:
         self.records.append({"step": step, "version": version, **metrics})
+        if samples is not None:
+            self.samples.append(samples())

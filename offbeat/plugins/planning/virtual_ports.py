@@ -28,6 +28,7 @@ from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import Chunk, ChunkResult, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
+from offbeat.telemetry.step_samples import StepSamples
 
 _BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day, because 0 would mean unknown
 
@@ -76,7 +77,13 @@ class VirtualJournal:
 class NoMetrics:
     """Telemetry that drops everything."""
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None: ...
 
 
 class SharedEngine(SharedPace, InstantEngine):

@@ -47,6 +47,7 @@ from offbeat.plugins.simulation.records import (
     StepReported,
 )
 from offbeat.plugins.simulation.worker import FakeWorker
+from offbeat.telemetry.step_samples import StepSamples
 
 OnWorker = Callable[[str, str], None]
 """Receives the name of a worker, and its process or the reason for its loss."""
@@ -399,7 +400,14 @@ class SimulatedTelemetry:
         self._context = context
         self.emitted: dict[int, None] = {}  # emitted versions
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None:
+        del samples
         if "eval/version" not in metrics:
             self._context.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None

@@ -1,5 +1,6 @@
 """Weights & Biases as a tracker."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,14 +23,7 @@ class WandbTracker(Tracker[WandbConfig]):
         mode = resolved_mode(section)
         if mode == "disabled":
             return None
-        return WandbSink(
-            section,
-            mode=mode,
-            run_id=run.run_id,
-            run_name=run.name,
-            run_dir=run.run_dir,
-            recipe=run.recipe,
-        )
+        return WandbSink(section, run, mode=mode)
 
     def check(self, section: WandbConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
         """Check that W&B is available if the recipe requests it. ``auto`` works without it."""
@@ -63,12 +57,13 @@ class WandbTracker(Tracker[WandbConfig]):
         """Return an offline run in ``output``, by default in the run's directory."""
         where = output or str(run.run_dir)
         sink = WandbSink(
-            WandbConfig(project=str(run.recipe.get("wandb.project", "offbeat"))),
+            WandbConfig(
+                project=str(run.recipe.get("wandb.project", "offbeat")),
+                samples_interval=0,
+                system_metrics=False,  # of another machine, long after the run
+            ),
+            dataclasses.replace(run, run_dir=Path(where)),
             mode="offline",
-            run_id=run.run_id,
-            run_name=run.name,
-            run_dir=Path(where),
-            recipe=run.recipe,
         )
         return ExportPlace(sink, where, f"wandb sync {where}/wandb/offline-run-*")
 

@@ -1,8 +1,12 @@
 """Defines section ``wandb`` of a recipe."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from offbeat.config.base import Config
+from pydantic import Field
+
+from offbeat.config.base import Config, InWords, OneIsAList
+
+Tag = Annotated[str, Field(min_length=1, max_length=64), InWords("of 1 to 64 characters")]
 
 
 class WandbConfig(Config):
@@ -17,3 +21,25 @@ class WandbConfig(Config):
 
     entity: str | None = None
     """W&B team or user. null: the default of the API key."""
+
+    group: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Name under which W&B groups runs, such as the seeds of one recipe."""
+
+    tags: Annotated[tuple[Tag, ...], Field(max_length=64), OneIsAList()] = ()
+    """Tags of the run. A single tag is a list of one."""
+
+    notes: Annotated[str, Field(max_length=4000)] | None = None
+    """Text on the run's page."""
+
+    samples_interval: Annotated[int, Field(ge=0)] = 50
+    """Steps between two tables of samples, besides the one of step 1. 0: no table, no text of a
+    sample leaves the run directory. Needs `rollout.log`."""
+
+    samples_rows: Annotated[int, Field(ge=1, le=64)] = 16
+    """Samples in a table, four per prompt at most. Longer texts are cut to 2,000 characters."""
+
+    histograms: bool = True
+    """Write histograms of reward and response length of each step."""
+
+    system_metrics: bool = True
+    """Let W&B measure processor, memory, disk and GPUs of the controller's machine."""

@@ -1,6 +1,7 @@
 """Runs of the real wandb, offline or against a port where nobody listens."""
 
 import importlib.util
+import os
 import struct
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
+import offbeat
 from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.plugins.wandb.sink import resolved_mode
+from offbeat.telemetry.metric_table import METRICS
 from offbeat.telemetry.records import read_metrics
+from tests.plugins.wandb.logged import logged_table, parquet
 
 _HEADER = 7  # of the file, and of each fragment of a record
 _BLOCK = 32 * 1024
@@ -59,8 +64,18 @@ def history(path: Path) -> list[tuple[int, dict[str, Any]]]:
                 for item in record.history.item
             }
             ours = {name: value for name, value in items.items() if not name.startswith("_")}
-            rows.append((record.history.step.num, ours))
+            number = record.history.step.num
+            assert ours.pop("step", number) == number  # x axis of all but evaluations
+            rows.append((number, ours))
     return rows
+
+
+def records(run_dir: Path, kind: str) -> list[Any]:
+    """The records of one kind in the only run of a directory."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    (path,) = offline_runs(run_dir)
+    found = [pb.Record.FromString(payload) for payload in payloads(path)]
+    return [getattr(each, kind) for each in found if each.WhichOneof("record_type") == kind]
 
 
 PREAMBLE = """
@@ -74,31 +89,50 @@ from offbeat.plugins.wandb.section import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.hub import JsonlSink
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.tracker import SinkUnusable
+from offbeat.telemetry.tracker import SinkUnusable, TrackedRun
 from offbeat.plugins.wandb.sink import WandbSink
 
 run_dir = Path(sys.argv[1])
 
-def sink(mode):
-    return WandbSink(
-        WandbConfig(project="offbeat-test"), mode=mode, run_id="run-1", run_name="quick",
-        run_dir=run_dir, recipe={"seed": 1}, connect_timeout_s=1.0,
-    )
+def sink(mode, working_dir=None, **keys):
+    tracked = TrackedRun("run-1", "quick", run_dir, {"seed": 1}, working_dir=working_dir)
+    section = WandbConfig(project="offbeat-test", **keys)
+    return WandbSink(section, tracked, mode=mode, connect_timeout_s=1.0)
 
 def record(step):
     return MetricRecord(step, step, 0.0, {"train/reward": 1.0})
 """
 
 
-def run(program: str, run_dir: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, run_dir: Path, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """wandb changes the process it is used in, so each test gives it one of its own."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + program, str(run_dir)],
         capture_output=True,
         text=True,
         check=False,
-        env={"HOME": str(run_dir), **environ},
+        env={
+            "HOME": str(run_dir),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path(offbeat.__file__).parent.parent),
+            **environ,
+        },
+        cwd=cwd,
     )
+
+
+def commit_in(folder: Path) -> str:
+    """Make a checkout with one commit and return it."""
+    folder.mkdir()
+    author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "First"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
 def test_auto_is_online_with_a_key_and_offline_without() -> None:
@@ -149,12 +183,135 @@ wandb_sink.close()
     rows = history(path)
     assert [step for step, _ in rows] == list(range(1, 8))
     assert rows[5][1] == {"train/reward": 1.0, "eval/version": 4.0, "eval/reward": 0.5}
-    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    records = [pb.Record.FromString(payload) for payload in payloads(path)]
-    defined = [each.metric for each in records if each.WhichOneof("record_type") == "metric"]
-    assert [(each.glob_name, each.step_metric) for each in defined if each.glob_name] == [
-        ("eval/*", "eval/version")
-    ]
+
+
+@needs_wandb
+def test_each_group_of_metrics_has_the_step_as_its_x_axis_and_evaluations_their_version(
+    tmp_path: Path,
+) -> None:
+    program = """
+wandb_sink = sink("offline")
+wandb_sink.open()
+wandb_sink.close()
+"""
+    assert run(program, tmp_path).stderr == ""
+    defined = {each.glob_name: each.step_metric for each in records(tmp_path, "metric")}
+    assert {f"{name.partition('/')[0]}/*" for name in METRICS} < defined.keys()
+    own = {"": "", "eval/*": "eval/version", "samples/*": "samples/step"}
+    assert {name: axis for name, axis in defined.items() if axis != "step"} == own
+
+
+@needs_wandb
+def test_a_run_has_its_tags_group_notes_commit_and_the_metrics_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    program = """
+keys = {"tags": ["first", "second"], "group": "seeds", "notes": "with a larger batch"}
+wandb_sink = sink("offline", working_dir=Path.cwd(), **keys)
+wandb_sink.open()
+wandb_sink.close()
+"""
+    checkout = tmp_path / "checkout"
+    commit = commit_in(checkout)
+    assert run(program, tmp_path, cwd=checkout).stderr == ""
+    (written,) = records(tmp_path, "run")
+    assert [*written.tags] == ["first", "second"]
+    assert (written.run_group, written.notes) == ("seeds", "with a larger batch")
+    assert (written.job_type, written.git.commit) == ("train", commit)
+    assert not written.git.remote_url
+    measured = {item.key for each in records(tmp_path, "stats") for item in each.item}
+    assert "memory_percent" in measured
+    assert not records(tmp_path, "environment")  # arguments, executable and host
+
+
+@needs_wandb
+def test_a_run_may_have_neither_commit_nor_metrics_of_the_machine(tmp_path: Path) -> None:
+    program = """
+wandb_sink = sink("offline", working_dir=run_dir, system_metrics=False)
+wandb_sink.open()
+wandb_sink.close()
+"""
+    assert run(program, tmp_path).stderr == ""
+    (written,) = records(tmp_path, "run")
+    assert not written.git.commit
+    assert not records(tmp_path, "stats")
+
+
+SAMPLES = """
+from offbeat.telemetry.step_samples import SampleRow, StepSamples, count_in_bins
+
+def step(number, index):
+    samples = StepSamples(
+        count_in_bins([0.0, 0.0, 1.0]), count_in_bins([3]), (SampleRow(index, 1, 0, 0.5, -0.25),)
+    )
+    return MetricRecord(number, number, 0.0, {"train/reward": 0.5}, samples)
+"""
+
+
+@needs_wandb
+def test_a_run_shows_histograms_and_a_table_of_samples_with_their_text(tmp_path: Path) -> None:
+    pq.write_table(logged_table(7, prompt="1+1=", response="2" * 3000), parquet(tmp_path))
+    program = f"""{SAMPLES}
+wandb_sink = sink("offline", samples_interval=2)
+wandb_sink.open()
+for number, index in ((1, 7), (2, 8), (3, 7)):
+    wandb_sink.write(step(number, index))
+wandb_sink.close()
+"""
+    assert run(program, tmp_path).stderr == ""
+    (path,) = offline_runs(tmp_path)
+    rows = dict(history(path))
+    assert [*rows] == [1, 2, 3]
+    assert sum(rows[1]["train/reward_histogram/values"]) == 3
+    assert rows[1]["train/reward_histogram/bins"][::32] == [0.0, 1.0]
+    assert sum(rows[3]["rollout/response_tokens_histogram/values"]) == 1
+    (shown,) = (path.parent / "files" / "media").rglob("*.table.json")
+    table = msgspec.json.decode(shown.read_bytes())
+    (row,) = (dict(zip(table["columns"], each, strict=True)) for each in table["data"])
+    assert len(row.pop("response")) < 2050
+    assert row == {
+        "step": 1,
+        "version": 1,
+        "prompt_index": 7,
+        "sample": 0,
+        "prompt": "1+1=",
+        "reward": 0.5,
+        "advantage": -0.25,
+        "finish_reason": "stop",
+    }
+    assert not (tmp_path / ".local").exists()  # W&B's copies are in the run directory
+
+
+@needs_wandb
+def test_a_run_without_tables_and_histograms_sends_no_text(tmp_path: Path) -> None:
+    pq.write_table(logged_table(7, prompt="1+1=", response="2"), parquet(tmp_path))
+    program = f"""{SAMPLES}
+wandb_sink = sink("offline", samples_interval=0, histograms=False)
+print(wandb_sink.wants_samples)
+wandb_sink.open()
+wandb_sink.write(step(1, 7))
+wandb_sink.close()
+"""
+    finished = run(program, tmp_path)
+    assert (finished.stdout, finished.stderr) == ("False\n", "")
+    (path,) = offline_runs(tmp_path)
+    assert history(path) == [(1, {"train/reward": 0.5})]
+    assert not [*tmp_path.rglob("*.table.json")]
+
+
+@needs_wandb
+def test_damaged_rollout_files_cost_only_the_table(tmp_path: Path) -> None:
+    parquet(tmp_path).write_bytes(b"no parquet")
+    (tmp_path / "rollouts" / "folder.parquet").mkdir()
+    program = f"""{SAMPLES}
+wandb_sink = sink("offline")
+wandb_sink.open()
+wandb_sink.write(step(1, 7))
+wandb_sink.close()
+"""
+    assert run(program, tmp_path).stderr == ""
+    (path,) = offline_runs(tmp_path)
+    assert [number for number, _ in history(path)] == [1]
 
 
 @needs_wandb

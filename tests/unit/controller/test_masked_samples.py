@@ -114,3 +114,21 @@ def test_a_group_with_fewer_valid_samples_than_required_never_gets_into_a_batch(
     assert (returned.prompt_index, returned.reason) == (0, "refused_at_commit")
     assert [event.prompt_index for event in run.events(Dropped)] == [0]
     assert 0 not in run.trained
+
+
+def test_trackers_get_the_valid_samples_with_their_advantages() -> None:
+    run = world()
+    run.rollouts.forged = {0: FIRST_MASKED}
+    run.run()
+    assert isinstance(run.trainer, Watched)
+    first, _ = run.telemetry.samples
+    of_masked = [row for row in first.rows if row.prompt_index == 0]
+    assert [(row.sample, row.reward, row.advantage) for row in of_masked] == [
+        (1, 1.0, 0.5),
+        (2, 0.0, -0.5),
+        (3, 0.5, 0.0),
+    ]
+    assert len(first.rows) == 7
+    assert first.rewards is not None
+    assert first.response_tokens is not None
+    assert sum(first.rewards.counts) == sum(first.response_tokens.counts) == 7
