@@ -16,6 +16,7 @@ from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER
+from offbeat.messages.text import printable
 from offbeat.plugins.simulation import schedule as schedules
 from offbeat.plugins.simulation.audit_aggregates import audit_aggregates
 from offbeat.plugins.simulation.campaign import (
@@ -28,7 +29,6 @@ from offbeat.plugins.simulation.campaign import (
 from offbeat.plugins.simulation.episode import EpisodeResult, run_episode
 from offbeat.plugins.simulation.faults import KINDS, PROFILES
 from offbeat.plugins.simulation.quiet_log import quiet_log
-from offbeat.plugins.simulation.schedule import PlannedFault
 from offbeat.runs.inputs import targets
 
 HELD: Final = 0
@@ -39,6 +39,7 @@ _SHOWN_FINDINGS: Final = 10
 _SHOWN_VIOLATIONS: Final = 3
 _SHOWN_EVENTS: Final = 20
 _PROGRESS_S: Final = 10.0
+_LONGEST: Final = 500  # characters of a violation in one line
 
 _SUBSTITUTES: Final = {
     SAMPLER: "each episode draws a policy of this package",
@@ -63,7 +64,9 @@ def simulate(  # noqa: PLR0913 - the options of a command
     base: int | None = None,
     workers: int | None = None,
     recipe: Sequence[str] = ("RECIPE",),
+    verbose: bool = False,
     write: Write = sys.stdout.write,
+    report_progress: Write = sys.stderr.write,
 ) -> int:
     """Run this run's controller under seeded faults; return the exit code.
 
@@ -76,7 +79,9 @@ def simulate(  # noqa: PLR0913 - the options of a command
         base: First seed of a campaign. None: random.
         workers: Number of processes. None: one per core.
         recipe: Recipe and overrides as the user typed them, for the printed replay command.
+        verbose: Also show each failed episode, outcomes, and counts of faults and failpoints.
         write: Receives the output text.
+        report_progress: Receives a line every ten seconds of a campaign.
     """
     if faults not in PROFILES:
         write(f"no fault profile is named {faults!r}. Use one of {', '.join(PROFILES)}\n")
@@ -96,9 +101,27 @@ def simulate(  # noqa: PLR0913 - the options of a command
             run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
         )
     first = secrets.randbelow(10**9) if base is None else base
-    return _campaign(
-        config, range(first, first + seeds), faults, planned_faults, workers, replay, write
-    )
+    began = reported_at = time.perf_counter()
+    is_interrupted, tally = False, CampaignTotals()
+    write(f"{seeds} episodes from seed {first}, faults: {faults}\n")
+    planned = range(first, first + seeds)
+    try:
+        for tally in run_campaign(
+            config, planned, faults, planned_faults=planned_faults, workers=workers
+        ):
+            if time.perf_counter() > reported_at + _PROGRESS_S:
+                reported_at = time.perf_counter()
+                report_progress(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
+    except KeyboardInterrupt:
+        is_interrupted = True
+        write(f"interrupted after {tally.episodes} of {seeds} episodes\n")
+    if tally.episodes:
+        wall_s = time.perf_counter() - began
+        show = _write_tables if verbose else _write_lines
+        show(tally, wall_s, faults, first, replay, write)
+    if tally.findings:
+        return VIOLATED
+    return INTERRUPTED if is_interrupted else HELD
 
 
 def _substitutes(config: RunConfig) -> str:
@@ -126,39 +149,34 @@ def replay_command(recipe: Sequence[str], faults: str, schedule: Path | None) ->
     return shlex.join(["offbeat", "simulate", *recipe, "--faults", faults, *planned])
 
 
-def _campaign(
-    config: RunConfig,
-    seeds: range,
-    faults: str,
-    planned_faults: list[PlannedFault] | None,
-    workers: int | None,
-    replay: str,
-    write: Write,
-) -> int:
-    began = reported_at = time.perf_counter()
-    tally, interrupted = CampaignTotals(), False
-    try:
-        write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
-        for tally in run_campaign(
-            config, seeds, faults, planned_faults=planned_faults, workers=workers
-        ):
-            if time.perf_counter() > reported_at + _PROGRESS_S:
-                reported_at = time.perf_counter()
-                write(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
-    except KeyboardInterrupt:
-        interrupted = True
-        write(f"interrupted after {tally.episodes} of {len(seeds)} episodes\n")
-    wall_s = time.perf_counter() - began
+def _write_lines(
+    tally: CampaignTotals, wall_s: float, faults: str, first: int, replay: str, write: Write
+) -> None:
+    """Write faults, violations and verdict: three lines."""
+    kinds = _kinds_of(faults)
+    fired = sum(tally.fired[name] > 0 for name in kinds)
+    write(f"{tally.fired.total()} faults fired, {fired} of {len(kinds)} kinds, in {wall_s:.1f} s\n")
+    write(f"violations in {len(tally.findings)} episodes")
+    if tally.findings:
+        finding = tally.findings[0]
+        violation = printable(finding.violations[0].strip(), longest=_LONGEST)
+        write(f"; seed {finding.seed}: {violation}\n")
+        write(f"broken. Replay the first: {replay} --seed {finding.seed}\n")
+    else:
+        write(f"\nall invariants hold. Replay an episode: {replay} --seed {first}\n")
+
+
+def _write_tables(
+    tally: CampaignTotals, wall_s: float, faults: str, first: int, replay: str, write: Write
+) -> None:
+    """Write failed episodes, outcomes, and how often each fault and failpoint came up."""
+    del first
     for finding in tally.findings[:_SHOWN_FINDINGS]:
         write(_finding_text(finding, replay))
-    if more := len(tally.findings) - _SHOWN_FINDINGS:
-        write(f"and {more} more\n" if more > 0 else "")
-    if tally.episodes:
-        write(_summary(tally, wall_s))
-        write(_coverage(tally, faults))
-    if tally.findings:
-        return VIOLATED
-    return INTERRUPTED if interrupted else HELD
+    if (more := len(tally.findings) - _SHOWN_FINDINGS) > 0:
+        write(f"and {more} more\n")
+    write(_summary(tally, wall_s))
+    write(_coverage(tally, faults))
 
 
 def _finding_text(finding: FailedEpisode, replay: str) -> str:
@@ -185,15 +203,19 @@ def _summary(tally: CampaignTotals, wall_s: float) -> str:
 
 def _coverage(tally: CampaignTotals, faults: str) -> str:
     """Format the faults fired and failpoints reached, one per line, and mark missing ones."""
-    kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]
-    lines += [_counted(name, tally.fired[name]) for name in kinds]
+    lines += [_counted(name, tally.fired[name]) for name in _kinds_of(faults)]
     lines += ["failpoint              episodes"]
     lines += [
         f"{_counted(point, tally.reached[point])}, struck {tally.struck[point]} times"
         for point in Failpoint
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kinds_of(faults: str) -> list[str]:
+    """Return the kinds of faults of a profile."""
+    return [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
 
 
 def _counted(name: str, count: int) -> str:

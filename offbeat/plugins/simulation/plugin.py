@@ -32,6 +32,12 @@ def simulate(
         Path | None,
         typer.Option("--schedule", help="JSON file of faults to play instead of drawn ones."),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also failed episodes, outcomes, counts of each fault."
+        ),
+    ] = False,
 ) -> None:
     """Run the controller in the deterministic simulator, and audit every episode."""
     from offbeat.launch.commands.recipes import read_or_exit
@@ -48,6 +54,8 @@ def simulate(
         base=base,
         faults=faults,
         schedule=schedule,
+        verbose=verbose,
         write=partial(typer.echo, nl=False),
+        report_progress=partial(typer.echo, nl=False, err=True),
     )
     raise SystemExit(exit_code)

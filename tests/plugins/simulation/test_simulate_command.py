@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offbeat.launch.commands.main import app
+from offbeat.plugins.simulation.campaign import CampaignTotals, FailedEpisode
+from offbeat.plugins.simulation.cli import _write_lines
 from offbeat.plugins.simulation.faults import PROFILES
 from offbeat.plugins.simulation.schedule import PlannedFault, dump
 from tests.support.loaded_modules import modules_loaded_by
@@ -64,8 +67,33 @@ def test_a_seed_is_simulated_in_full_and_again_with_the_same_digest() -> None:
     assert first.stdout == again.stdout
 
 
-def test_a_campaign_tells_its_first_seed_and_what_was_struck() -> None:
-    result = offbeat("simulate", STUB, "--seeds", "2", "--base", "7", "--faults", "engines")
+def test_a_campaign_is_four_lines_the_last_of_which_replays_an_episode() -> None:
+    arguments = ("simulate", STUB, "--seeds", "2", "--base", "7", "--faults", "engines")
+    result = offbeat(*arguments)
+    assert result.exit_code == 0
+    episodes, fired, violations, verdict = result.stdout.splitlines()
+    assert episodes == "2 episodes from seed 7, faults: engines"
+    assert re.fullmatch(r"\d+ faults fired, \d+ of \d+ kinds, in \d+\.\d s", fired)
+    assert violations == "violations in 0 episodes"
+    held, command = verdict.split(": ", 1)
+    assert held == "all invariants hold. Replay an episode"
+    assert offbeat(*shlex.split(command)[1:]).stdout.startswith("seed 7: ")
+
+
+def test_a_broken_invariant_is_shown_with_the_command_that_replays_its_seed() -> None:
+    written = list[str]()
+    totals = CampaignTotals(
+        events=[10, 20, 30],
+        findings=[FailedEpisode(8, ["I1: lost\n", "I2: old"], ["the last"], ["engine_killed"])],
+    )
+    _write_lines(totals, 1.5, "engines", 7, "offbeat simulate x.yaml", written.append)
+    _, violations, verdict = "".join(written).splitlines()
+    assert violations == "violations in 1 episodes; seed 8: I1: lost"
+    assert verdict == "broken. Replay the first: offbeat simulate x.yaml --seed 8"
+
+
+def test_a_verbose_campaign_tells_its_first_seed_and_what_was_struck() -> None:
+    result = offbeat("simulate", STUB, "--seeds", "2", "--base", "7", "--faults", "engines", "-v")
     assert result.exit_code == 0
     assert "2 episodes from seed 7, faults: engines" in result.stdout
     assert "violations in 0 episodes" in result.stdout
