@@ -103,9 +103,9 @@ def simulate(  # noqa: PLR0913 - the options of a command
     first = secrets.randbelow(10**9) if base is None else base
     began = reported_at = time.perf_counter()
     is_interrupted, tally = False, CampaignTotals()
-    write(f"{seeds} episodes from seed {first}, faults: {faults}\n")
     planned = range(first, first + seeds)
     try:
+        write(f"{seeds} episodes from seed {first}, faults: {faults}\n")
         for tally in run_campaign(
             config, planned, faults, planned_faults=planned_faults, workers=workers
         ):
