@@ -1,11 +1,15 @@
 """Sanitises and bounds external text for a log, a terminal, a journal, or a file of samples."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
 LONGEST: Final = 2000
 """Characters kept of one text. A user's exception may quote a whole response or file."""
 
+
+COLUMNS: Final = 80
+"""Columns of a page of text, on a terminal and in a pipe."""
 
 SAMPLE_CHARACTERS: Final = 4096
 """Characters kept of a prompt, or a response, of an evaluation.
@@ -45,6 +49,24 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
 def printable_lines(text: str) -> str:
     """Return the text with its line ends; everything else that a terminal acts on is escaped."""
     return "".join(each if each == "\n" or each.isprintable() else _escape(each) for each in text)
+
+
+def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
+    """Return the text as lines of at most ``COLUMNS`` characters, made printable.
+
+    Args:
+        text: Text of one line. Its spaces are kept where no line ends.
+        first: Beginning of the first line.
+        rest: Beginning of the other lines.
+    """
+    plain = printable_lines(text).replace("\n", " ")
+    return textwrap.wrap(
+        plain,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+    ) or [first]
 
 
 def first_line(error: BaseException) -> str:

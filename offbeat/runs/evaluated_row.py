@@ -11,7 +11,7 @@ import msgspec
 from offbeat.doors import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import SAMPLE_CHARACTERS, printable
+from offbeat.messages.text import SAMPLE_CHARACTERS, printable, wrap_line
 from offbeat.runs.past_run import find_journal
 from offbeat.telemetry.evaluation_files import (
     FOLDER,
@@ -80,13 +80,17 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format as text with a final newline. Text of a model or a file is made printable."""
+        """Format in 80 columns, with a final newline. Text of a model or a file is printable."""
         (chosen,) = (each for each in self.evaluations if each.due == self.shown)
         prompt = chosen.samples[0].prompt
         lines = [
-            f"row {self.row} of set {self.set or UNNAMED} of {self.run}",
-            f"prompt  {'not in this file' if prompt is None else _text(prompt)}",
-            *_previews(chosen),
+            *wrap_line(
+                f"row {self.row} of set {self.set or UNNAMED} of {Path(self.run).name}", "", "  "
+            ),
+            *wrap_line(
+                "not in this file" if prompt is None else _text(prompt), "prompt  ", " " * 8
+            ),
+            *(line for each in _previews(chosen) for line in wrap_line(each, "", " " * 8)),
             "",
             f"{'due':>8}  {'version':>8}  {'reward':>8}  {'correct':>8}  {'turns':>6}",
             *(_summary(each) for each in self.evaluations),
@@ -191,12 +195,14 @@ def _sample(sample: ScoredSample) -> Iterator[str]:
     reward = f"{sample.reward:.3f}" if sample.is_valid else "masked"
     verdict = "correct" if sample.is_correct else "wrong" if sample.is_valid else ""
     answer = "" if sample.answer is None else f"  answer {_text(sample.answer) or 'none'}"
-    yield (
-        f"{sample.sample:>4}  {reward:>8}  {verdict:<7}  {sample.finish_reason}, "
-        f"{_count(sample.response_tokens, 'token')}, {_count(sample.turns, 'turn')}{answer}"
+    yield from wrap_line(
+        f"{reward:>8}  {verdict:<7}  {sample.finish_reason}, "
+        f"{_count(sample.response_tokens, 'token')}, {_count(sample.turns, 'turn')}{answer}",
+        f"{sample.sample:>4}  ",
+        " " * 6,
     )
     if sample.response is not None:
-        yield f"      {_text(sample.response)}"
+        yield from wrap_line(_text(sample.response), " " * 6, " " * 6)
 
 
 def _count(number: int, what: str) -> str:

@@ -35,6 +35,7 @@ from offbeat.doors import find_media
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.messages.media import MEDIA_PREFIX
+from offbeat.messages.text import wrap_line
 from offbeat.run_files.files import FAILURES, count_failures
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
@@ -91,21 +92,30 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format the history as text with a final newline. A notebook shows it."""
-        head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
+        """Format the history in 80 columns, with a final newline. A notebook shows it.
+
+        Times are of the day. A line has the date before the first moment of each day.
+        """
         what = max(len(moment.what) for moment in self.moments)
-        time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))
-        lines = [f"{'event':>8}  {'version':>7}  {'time':<{time}}  what"]
-        lines += [
-            f"{m.event:>8}  {m.version:>7}  {clock_time(m.unix_s):<{time}}  {m.what:<{what}}  {m.detail}"
-            for m in self.moments
-        ]
+        number = max(len("event"), *(len(str(moment.event)) for moment in self.moments))
+        moments = [(m, *clock_time(m.unix_s).rstrip("Z").rpartition("T")) for m in self.moments]
+        time = max(len("time"), *(len(of_day) for *_, of_day in moments))
+        lines = [f"{'event':>{number}}  {'version':>7}  {'time':<{time}}  what"]
+        last_date = ""
+        for m, date, _, of_day in moments:
+            if date != last_date:
+                lines.append(f"{'':{number}}  {'':7}  {date}")
+                last_date = date
+            first = f"{m.event:>{number}}  {m.version:>7}  {of_day:<{time}}  "
+            lines += wrap_line(f"{m.what:<{what}}  {m.detail}", first, " " * (len(first) + 2))
         kept = [str(each) for each in self.pictures]
         if self.failures:
             kept.append(
                 f"{FAILURES} has {self.failures} of its failures: row, response and traceback"
             )
-        return "\n".join([head, *map(str.rstrip, lines), *kept, f"now: {self.now}"]) + "\n"
+        head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
+        rest = [line for each in (*kept, f"now: {self.now}") for line in wrap_line(each, "", "  ")]
+        return "\n".join([*wrap_line(head, "", "  "), *map(str.rstrip, lines), *rest]) + "\n"
 
 
 class _MediaLogs(Protocol):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ def test_a_group_tells_which_pictures_its_prompt_had_and_where_they_are(run: Rec
     assert "pictures" not in offbeat("why", run.run_dir, prompt_index).stdout
     logged(run.run_dir, prompt_index)
     told = offbeat("why", run.run_dir, prompt_index).stdout
+    unwrapped = told.replace("\n  ", " ")
     assert (
         "pictures of attempt 1: 2 of 24 x 32 pixels as the model reads them; row 17 names "
-    ) in told
-    assert "b.png; small copies of 1 in rollouts/environment-0.parquet" in told
+    ) in unwrapped
+    assert "b.png; small copies of 1 in rollouts/environment-0.parquet" in unwrapped
     assert "\x1b" not in told
     (told_json,) = json.loads(offbeat("why", run.run_dir, prompt_index, "--json").stdout)[
         "pictures"
@@ -89,19 +91,22 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
     text = offbeat("why", run.run_dir, "g-000000").stdout
     assert text == (
         "g-000000 of tiny-1; its journal goes to -\n"
-        "   event  version  time  what\n"
-        "       2        0  -     drawn          for step 1\n"
-        "       3        0  -     dispatched     attempt 1 to generator-3, which serves version 0\n"
-        "       4        0  -     returned       attempt 1: infrastructure, engine_lost\n"
-        "       5        0  -     dispatched     attempt 2 to generator-1, which serves version 0\n"
-        "       6        0  -     committed      attempt 2 from generator-1; rewards 0 1 (mean 0.5); "
-        "response tokens 5 to 9; versions 0 to 1; finished by stop 1, length 1; "
-        "1.5 s in the engine, 0.25 s in the environment\n"
-        "       7        0  -     claimed        step 1, attempt 1\n"
-        "       8        0  -     to be applied  "
-        "step 1, attempt 1: recorded before the call to the trainer\n"
-        "       9        0  -     trained        step 1, attempt 1, which made version 1\n"
-        "      10        1  -     saved          in the checkpoint of version 1\n"
+        "event  version  time  what\n"
+        "    2        0  -     drawn          for step 1\n"
+        "    3        0  -     dispatched     attempt 1 to generator-3, which serves\n"
+        "                        version 0\n"
+        "    4        0  -     returned       attempt 1: infrastructure, engine_lost\n"
+        "    5        0  -     dispatched     attempt 2 to generator-1, which serves\n"
+        "                        version 0\n"
+        "    6        0  -     committed      attempt 2 from generator-1; rewards 0 1\n"
+        "                        (mean 0.5); response tokens 5 to 9; versions 0 to 1;\n"
+        "                        finished by stop 1, length 1; 1.5 s in the engine, 0.25\n"
+        "                        s in the environment\n"
+        "    7        0  -     claimed        step 1, attempt 1\n"
+        "    8        0  -     to be applied  step 1, attempt 1: recorded before the call\n"
+        "                        to the trainer\n"
+        "    9        0  -     trained        step 1, attempt 1, which made version 1\n"
+        "   10        1  -     saved          in the checkpoint of version 1\n"
         "now: trained in step 1, which made version 1\n"
     )
 
@@ -177,12 +182,29 @@ def test_every_moment_has_its_time_and_the_head_says_how_far_the_journal_goes(
     run.close()
     assert offbeat("why", tmp_path, "0").stdout == (
         "g-000000 of tiny-1; its journal goes to 2026-11-21T22:20:04.750Z\n"
-        "   event  version  time                      what\n"
-        "       2        0  2026-11-21T22:20:01.750Z  drawn       for step 1\n"
-        "       3        0  2026-11-21T22:20:03.250Z  dispatched  attempt 1 to generator-3, "
-        "which serves version 0\n"
+        "event  version  time          what\n"
+        "                2026-11-21\n"
+        "    2        0  22:20:01.750  drawn       for step 1\n"
+        "    3        0  22:20:03.250  dispatched  attempt 1 to generator-3, which serves\n"
+        "                                version 0\n"
         "now: in flight on generator-3, attempt 1\n"
     )
+
+
+def test_a_history_fits_in_80_columns_whatever_its_texts_are_and_names_each_day(
+    tmp_path: Path,
+) -> None:
+    times = itertools.count(1795299600.25, 50_000.0)
+    run = RecordedRun(tmp_path, unix_s=lambda: next(times))
+    index = run.ledger.admit(1)
+    for _ in range(2):
+        run.ledger.dispatch(index, "generator-of-another-rack/" * 8, 0)
+        run.ledger.retry(index, ReturnKind.INFRASTRUCTURE, "one word after the other " * 12)
+    run.close()
+    lines = offbeat("why", tmp_path, "0").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if re.fullmatch(r" +2026-11-\d\d", line)]) == 3
+    assert sum(line.count("one word after") for line in lines) >= 12
 
 
 def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
