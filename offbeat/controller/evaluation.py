@@ -41,6 +41,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import bound_text
 from offbeat.telemetry.evaluation_files import evaluation_metrics
+from offbeat.telemetry.records import EVALUATION
 
 log = structlog.stdlib.get_logger()
 _STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the default of the others
@@ -293,7 +294,15 @@ class Evaluation:
         self._telemetry.emit(evaluated.version, evaluated.version, metrics)
         self._record.take(evaluated)
         rewards = {name: value for name, value in metrics.items() if name.endswith("/reward")}
+        state = self._state.evaluation
+        state.scored_version = evaluated.version
+        state.scores = {_set_of(name): value for name, value in rewards.items()}
         log.info("eval.done", version=evaluated.version, **rewards)
+
+
+def _set_of(metric: str) -> str:
+    """Return the set of a metric such as ``eval/math/reward``, or "" for the only set."""
+    return metric.removeprefix(EVALUATION).removesuffix("reward").rstrip("/")
 
 
 def _in_flight(config: RunConfig) -> int:

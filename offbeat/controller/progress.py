@@ -122,7 +122,8 @@ class Progress:
         """Return the run's present status."""
         state, ledger, seen = self._state, self._state.ledger, self._last
         shares = self._state.observer.times.shares()
-        serving_s = self._serving_s()
+        serving_s, steps = self._serving_s(), ledger.trainer_version
+        state.incidents.observe_outage(state.outage, state.step)
         staleness_max = seen.get("off_policy/staleness_max")
         return Status(
             step=ledger.trainer_version,
@@ -141,6 +142,11 @@ class Progress:
             verdict=self._verdict,
             waiting_for=self._waiting_for(),
             waits=state.waits.named(),
+            elapsed_s=self._wall_s(),
+            left_s=serving_s / steps * (state.config.steps - steps) if steps else None,
+            scores=dict(state.evaluation.scores),
+            scored_version=state.evaluation.scored_version,
+            incidents=state.incidents.newest,
         )
 
     def _waiting_for(self) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from offbeat.config.run import RunConfig
@@ -11,6 +11,8 @@ from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.events import AnyEvent, Joined, RewardCallsMade, WorkerLost
 from offbeat.controller.fleet import Fleet
+from offbeat.controller.incidents import KINDS as INCIDENTS
+from offbeat.controller.incidents import IncidentLog
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
 from offbeat.controller.observer import Observer
@@ -206,6 +208,9 @@ class EvaluationState(ObservableState):
     failed_count: int = 0
     failure: str = ""
     """Reason of the last failed evaluation."""
+    scores: Mapping[str, float] = {}
+    """Mean rewards of the newest evaluation of this incarnation, by set."""
+    scored_version: int = 0
 
 
 class RunState:
@@ -230,7 +235,8 @@ class RunState:
         self.observer = Observer(ports, self.fleet.engines)
         self.waits = waits = Waits(ports.journal, self.observer)
         self.ledger = ledger
-        ledger.record, ledger.changed = ports.journal.append, self._ledger_changed
+        self.incidents = IncidentLog()
+        ledger.record, ledger.changed = self._record, self._ledger_changed
         self.queue = QueueIndex(waits.changed)
         self.engine_signals = {name: Signal() for name in self.fleet.engines}
         self.lifecycle = Lifecycle(waits.changed, asyncio.get_running_loop().time)
@@ -299,6 +305,11 @@ class RunState:
         """Record how many calls a worker's process has made. An older report changes nothing."""
         if calls > self.costs.reward_calls_of.get(process, 0):
             self.ledger.note(RewardCallsMade(process, calls))
+
+    def _record(self, event: AnyEvent) -> None:
+        self.journal.append(event)
+        if type(event) in INCIDENTS:
+            self.incidents.recorded(event, self.step)
 
     def _ledger_changed(self, event: type[AnyEvent]) -> None:
         self.waits.changed()

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.telemetry.charts import bar, sparkline
-from offbeat.telemetry.status_file import Status, StatusFile
+from offbeat.telemetry.status_file import Incident, Status, StatusFile
+from offbeat.telemetry.summary import duration
 
 _WIDTH, _HEIGHT = 480, 110
 _MOST_POINTS: Final = 240
@@ -114,6 +115,7 @@ class ProgressDisplay:
         self._latest: Status | None = None
         self._shown: Status | None = None  # status of the last printed line
         self._shown_at = clock()
+        self._last_incident = 0
 
     def __enter__(self) -> Self:
         if self._panel is not None:
@@ -134,6 +136,7 @@ class ProgressDisplay:
         self.phase, self._latest = status.phase, status
         if self._file is not None:
             self._file.update(status)
+        self._print_incidents(status.incidents)
         if self._panel is not None:
             self._panel.show(status)
         elif self._is_due(status):
@@ -148,9 +151,26 @@ class ProgressDisplay:
         elif self._is_time:
             self._print(f"{self.phase}: waiting for {waiting_for}")
 
+    def _print_incidents(self, incidents: Sequence[Incident]) -> None:
+        """Print a line for each new incident, above the panel if there is one."""
+        if incidents and incidents[-1].number < self._last_incident:
+            self._write("the controller was replaced")
+            self._last_incident = 0
+        new = [each for each in incidents if each.number > self._last_incident]
+        if not new:
+            return
+        if (missed := new[0].number - self._last_incident - 1) > 0:
+            self._write(f"{missed} more incidents: see offbeat report")
+        for each in new:
+            self._write(f"incident at step {each.step}: {each.text}")
+        self._last_incident = new[-1].number
+
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._write(text)
         self._shown_at = self._clock()
+
+    def _write(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _is_due(self, status: Status) -> bool:
         shown = self._shown
@@ -194,6 +214,8 @@ def line(status: Status) -> str:
     parts = [f"step {status.step}/{status.steps}", f"reward {_number(status.reward, '.3f')}"]
     if status.loss is not None:
         parts[1] = f"loss {status.loss:.3f}"
+    parts += [f"evaluation {scores}"] if (scores := _scores(status)) else []
+    parts += [time] if (time := _time(status)) else []
     if status.staleness_mean is not None:
         parts.append(f"staleness {status.staleness_mean:.1f} (max {status.staleness_max})")
     parts += [
@@ -214,9 +236,12 @@ def panel(status: Status) -> RenderableType:
     recent, reward = sparkline(status.reward_recent), _number(status.reward, ".3f")
     mean, most = _number(status.staleness_mean, ".2f"), _number(status.staleness_max, "d")
     trainer, engines = _percent(status.trainer_busy), _percent(status.generator_busy)
-    rows = {
+    time, scores = _time(status), _scores(status)
+    rows: dict[str, str | Text] = {
         "step": Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}"),
+        **({"time": time} if time else {}),
         "reward": Text.assemble((recent, "green"), f" {reward}"),
+        **({"evaluation": Text(scores)} if scores else {}),
         "staleness": f"mean {mean}  max {most}",
         "groups": f"{status.ready} ready  {status.in_flight} in flight",
         "busy": f"trainer {trainer}  generators {engines}",
@@ -233,6 +258,22 @@ def _state(status: Status) -> str:
     parts = [status.phase, status.verdict if balanced else f"bottleneck: {status.verdict}"]
     parts += [f"waiting for {status.waiting_for}"] if status.waiting_for else []
     return ", ".join(part for part in parts if part)
+
+
+def _time(status: Status) -> str:
+    """Return the time since the run began, and the time left at its mean speed, if known."""
+    if status.elapsed_s is None:
+        return ""
+    elapsed = f"{duration(status.elapsed_s)} elapsed"
+    return elapsed if status.left_s is None else f"{elapsed}, about {duration(status.left_s)} left"
+
+
+def _scores(status: Status) -> str:
+    """Return the mean rewards of the newest evaluation, or nothing before the first."""
+    if not status.scores:
+        return ""
+    named = (f"{name} {score:.3f}".strip() for name, score in status.scores.items())
+    return f"{', '.join(named)} at version {status.scored_version}"
 
 
 def _number(value: float | None, form: str) -> str:

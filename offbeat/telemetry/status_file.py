@@ -22,6 +22,14 @@ class NamedWait(msgspec.Struct, frozen=True):
     deadline_s: float | None  # since the start of the wait; None: the watchdog checks it
 
 
+class Incident(msgspec.Struct, frozen=True):
+    """Something that a user wants to know of, in words."""
+
+    number: int  # from 1, of one controller
+    step: int  # in progress
+    text: str
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Status that the controller reports about twice a second.
 
@@ -44,6 +52,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     waiting_for: str = ""  # what the run waits for now; empty if nothing
     waits: tuple[NamedWait, ...] = ()  # the longest ones
+    elapsed_s: float | None = None  # of all incarnations
+    left_s: float | None = None  # at the mean speed so far
+    scores: dict[str, float] = {}  # mean rewards of the newest evaluation, by set
+    scored_version: int = 0
+    incidents: tuple[Incident, ...] = ()  # the newest ones, oldest first
 
 
 STATUS_FILE: Final = "status.json"

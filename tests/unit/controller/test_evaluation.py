@@ -52,6 +52,8 @@ def test_an_evaluation_is_recorded_under_the_version_that_was_scored() -> None:
     assert [(each["step"], each["version"]) for each in records] == [(4, 4), (8, 8)]
     before = world.telemetry.records[world.telemetry.records.index(records[0]) - 1]
     assert before["version"] > 4
+    status = world.built.progress.status()
+    assert (status.scores, status.scored_version) == ({"": records[1]["eval/reward"]}, 8)
 
 
 def watched(world: World) -> Watched:

@@ -1,10 +1,11 @@
 import io
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from offbeat.telemetry.progress import ProgressDisplay, line, panel
-from offbeat.telemetry.status_file import Status
+from offbeat.telemetry.status_file import Incident, Status
 
 STATUS = Status(
     step=12,
@@ -142,3 +143,50 @@ def test_a_run_that_has_nothing_to_show_yet_is_shown() -> None:
 
 def test_a_status_crosses_processes() -> None:
     assert msgspec.json.decode(msgspec.json.encode(STATUS), type=Status) == STATUS
+
+
+LATE = msgspec.structs.replace(
+    STATUS, elapsed_s=125.0, left_s=3700.0, scores={"": 0.5}, scored_version=10
+)
+
+
+def test_the_time_so_far_the_time_left_and_the_last_score_are_shown() -> None:
+    told = ("2 min 05 s elapsed, about 1 h 01 min left", "0.500 at version 10")
+    screen = Screen(terminal=True)
+    with ProgressDisplay(screen.console) as display:
+        display.update(LATE)
+        assert all(each in screen.text for each in told)
+    assert all(each in line(LATE) for each in told)
+    several = msgspec.structs.replace(LATE, scores={"math": 0.5, "code": 0.25})
+    assert "evaluation math 0.500, code 0.250 at version 10" in line(several)
+    assert "elapsed" not in line(STATUS)
+    assert "left" not in line(msgspec.structs.replace(LATE, left_s=None))
+
+
+def hit(*numbers: int) -> Status:
+    incidents = tuple(Incident(number, 7, f"generator-{number} was lost") for number in numbers)
+    return msgspec.structs.replace(STATUS, incidents=incidents)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_each_incident_is_one_line_when_it_happens(*, terminal: bool) -> None:
+    screen = Screen(terminal=terminal)
+    with ProgressDisplay(screen.console, clock=Clock()) as display:
+        for status in (STATUS, hit(1), hit(1), hit(1, 2)):
+            display.update(status)
+    for number in (1, 2):
+        assert screen.text.count(f"incident at step 7: generator-{number} was lost") == 1
+
+
+def test_incidents_that_were_missed_are_counted_and_another_controller_begins_anew() -> None:
+    screen = Screen(terminal=False)
+    with ProgressDisplay(screen.console, clock=Clock()) as display:
+        for status in (STATUS, hit(4, 5), hit(1)):
+            display.update(status)
+    assert screen.text.splitlines()[1:] == [
+        "3 more incidents: see offbeat report",
+        "incident at step 7: generator-4 was lost",
+        "incident at step 7: generator-5 was lost",
+        "the controller was replaced",
+        "incident at step 7: generator-1 was lost",
+    ]
