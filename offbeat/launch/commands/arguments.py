@@ -1,6 +1,9 @@
 """Arguments that several commands share, and the refusal of a setting written as an option."""
 
 import difflib
+import glob
+import itertools
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +16,46 @@ from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 
+START: Final = "Start a run"
+LOOK: Final = "Look at a run"
+OPERATE: Final = "Operate"
+PLAN: Final = "Plan and test"
+GROUPS: Final = (START, LOOK, OPERATE, PLAN)
+"""Headings of ``offbeat --help``, in order. A command names one as its ``rich_help_panel``."""
+
+_MOST_COMPLETIONS: Final = 100
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return recipes that begin with a word of the command line, also those of ``recipes/``.
+
+    The shell completes other files if there are none.
+    """
+    return _matches(incomplete, "recipes/", "*.yaml")
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return directories of runs that begin with a word of the command line, also in ``runs/``."""
+    return [str(Path(each).parent) for each in _matches(incomplete, "runs/", "*/config.yaml")]
+
+
+def _matches(incomplete: str, usual: str, pattern: str) -> list[str]:
+    """Return the paths that begin with a word, or with it in the usual folder. Some, if many."""
+    in_usual = usual if usual.startswith(incomplete) else usual + incomplete
+    for prefix in (incomplete, in_usual):
+        found = glob.iglob(glob.escape(os.path.expanduser(prefix)) + pattern)  # noqa: PTH111, PTH207 -- as typed
+        if some := sorted(itertools.islice(found, _MOST_COMPLETIONS)):
+            return some
+    return []
+
+
 RecipeArgument = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="YAML recipe, as in recipes/quickstart.yaml.")
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="YAML recipe, as in recipes/quickstart.yaml.",
+        autocompletion=complete_recipe,
+    ),
 ]
 OverridesArgument = Annotated[
     list[str] | None,
@@ -24,7 +65,10 @@ OverridesArgument = Annotated[
     ),
 ]
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Directory of a run.", autocompletion=complete_run),
+]
 
 _CLOSE: Final = 0.8
 

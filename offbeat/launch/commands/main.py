@@ -7,18 +7,30 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from offbeat import __version__
-from offbeat.doors import NoSuchPlugin, PluginUnusable, find_plugin, find_plugins, find_problems
+from offbeat.doors import (
+    NoSuchPlugin,
+    PluginUnusable,
+    find_plugin,
+    find_plugins,
+    find_problems,
+    names_of_packages,
+)
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.launch.commands.arguments import (
+    GROUPS,
+    OPERATE,
+    START,
     OverridesArgument,
     RecipeArgument,
     RecipeCommand,
+    complete_recipe,
+    complete_run,
     refuse,
 )
 from offbeat.launch.commands.reading import reading_app
@@ -29,6 +41,26 @@ from offbeat.messages.text import printable_lines
 
 class _Commands(TyperGroup):
     """The commands of this package, and the commands of plug-ins."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of typer's own click
+        """Write the commands under their headings, and the names that other packages bring."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        brought = names_of_packages("command")
+        longest = max(map(len, [*commands, *brought]))
+        width = formatter.width - 6 - longest
+        rows = dict[str, list[tuple[str, str]]]()
+        for name, command in commands.items():
+            group = getattr(command, "rich_help_panel", None)
+            group = group if isinstance(group, str) else _OTHER
+            rows.setdefault(group, []).append(
+                (f"{name:{longest}}", command.get_short_help_str(width))
+            )
+        for name, package in brought.items():
+            rows.setdefault(_OTHER, []).append((f"{name:{longest}}", f"Of package {package}."))
+        for group in (*GROUPS, _OTHER):
+            if group in rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows[group])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
         """Return a command. If this package has none, search for a plug-in with its name."""
@@ -55,12 +87,13 @@ class _Commands(TyperGroup):
         return None
 
 
+_OTHER: Final = "Other commands"
+
 app = typer.Typer(
     name="offbeat",
     cls=_Commands,
     help="Asynchronous reinforcement learning for language models.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,7 +101,7 @@ app = typer.Typer(
 config_app = typer.Typer(
     help="What a recipe may say, and what it comes to.", no_args_is_help=True, rich_markup_mode=None
 )
-app.add_typer(config_app, name="config")
+app.add_typer(config_app, name="config", rich_help_panel=START)
 app.add_typer(reading_app)
 for commands in find_plugins("command").values():
     app.add_typer(commands)
@@ -125,19 +158,25 @@ def offbeat(
     """Asynchronous reinforcement learning for language models."""
 
 
-@app.command(cls=RecipeCommand)
+@app.command(cls=RecipeCommand, rich_help_panel=START)
 def train(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RECIPE", help="YAML recipe; with --resume, default: the run's own config."
+            metavar="RECIPE",
+            help="YAML recipe; with --resume, default: the run's own config.",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", help="Directory of a run to go on with; it is written on."),
+        typer.Option(
+            "--resume",
+            help="Directory of a run to go on with; it is written on.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     changed_code: Annotated[
         bool,
@@ -169,7 +208,7 @@ def train(
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
-@app.command("dry-run", cls=RecipeCommand)
+@app.command("dry-run", cls=RecipeCommand, rich_help_panel=START)
 def dry_run(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -217,7 +256,7 @@ def _launch(
     )
 
 
-@app.command(cls=RecipeCommand)
+@app.command(cls=RecipeCommand, rich_help_panel=START)
 def preview(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -242,13 +281,14 @@ def preview(
     typer.echo(printable_lines(shown.to_text()), nl=False)
 
 
-@app.command("eval", cls=RecipeCommand)
+@app.command("eval", cls=RecipeCommand, rich_help_panel=START)
 def evaluate(
     what: Annotated[
         Path,
         typer.Argument(
             metavar="RECIPE|CHECKPOINT|RUN",
             help="YAML recipe, checkpoints/step_N of a run, or the directory of a run.",
+            autocompletion=complete_recipe,
         ),
     ],
     overrides: OverridesArgument = None,
@@ -277,7 +317,7 @@ def evaluate(
     raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, evaluates_only=True).code)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def init(
     folder: Annotated[
         str, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
@@ -303,11 +343,15 @@ def init(
     write_starter(Path(folder), chosen)
 
 
-@app.command(cls=RecipeCommand)
+@app.command(cls=RecipeCommand, rich_help_panel=START)
 def check(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="RECIPE", help="YAML recipe; without one, versions alone."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="YAML recipe; without one, versions alone.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
@@ -333,7 +377,7 @@ def check(
         raise SystemExit(check_machine(loaded, run_dir, versions()))
 
 
-@app.command(cls=RecipeCommand)
+@app.command(cls=RecipeCommand, rich_help_panel=OPERATE)
 def submit(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -355,7 +399,7 @@ def submit(
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def stage(
     model: Annotated[
         str,
@@ -385,9 +429,12 @@ def stage(
     stage_or_exit(model, removed, target, stall_timeout_s)
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def control(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a live run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Directory of a live run.", autocompletion=complete_run),
+    ],
     command: Annotated[
         str, typer.Argument(metavar="pause|resume|stop|abort", help="What it is to do.")
     ],

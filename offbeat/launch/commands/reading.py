@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.launch.commands.arguments import RunArgument, error_in_one_line
+from offbeat.launch.commands.arguments import LOOK, RunArgument, error_in_one_line
 from offbeat.messages.text import printable_lines
 
 reading_app = typer.Typer(rich_markup_mode=None)
@@ -12,7 +12,7 @@ reading_app = typer.Typer(rich_markup_mode=None)
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
-@reading_app.command()
+@reading_app.command(rich_help_panel=LOOK)
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
     """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
     from offbeat.runs.replay import replay as replayed
@@ -23,7 +23,7 @@ def replay(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(0 if found.agrees else 1)
 
 
-@reading_app.command()
+@reading_app.command(rich_help_panel=LOOK)
 def why(
     run: RunArgument,
     group: Annotated[

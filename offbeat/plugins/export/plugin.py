@@ -4,12 +4,12 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.launch.commands.arguments import RunArgument, error_in_one_line, refuse
+from offbeat.launch.commands.arguments import LOOK, RunArgument, error_in_one_line, refuse
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command()
+@COMMANDS.command(rich_help_panel=LOOK)
 def export(
     run: RunArgument,
     to: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from offbeat.launch.commands.arguments import (
+    PLAN,
     OverridesArgument,
     RecipeArgument,
     RecipeCommand,
@@ -18,7 +19,7 @@ from offbeat.messages.text import printable_lines
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command("plan-sync", cls=RecipeCommand)
+@COMMANDS.command("plan-sync", cls=RecipeCommand, rich_help_panel=PLAN)
 def plan_sync(
     recipe: Annotated[
         Path | None,
@@ -63,7 +64,7 @@ def plan_sync(
     )
 
 
-@COMMANDS.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand, rich_help_panel=PLAN)
 def plan(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with some steps.")],
     overrides: OverridesArgument = None,
@@ -99,7 +100,7 @@ def plan(
     typer.echo(planned.to_json() if as_json else printable_lines(planned.to_text()), nl=False)
 
 
-@COMMANDS.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand, rich_help_panel=PLAN)
 def sweep(  # noqa: PLR0917 -- the options of a command line
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.launch.commands.arguments import error_in_one_line
+from offbeat.launch.commands.arguments import LOOK, complete_run, error_in_one_line
 
 
 def write_page(run_dirs: Sequence[Path], output: Path | None) -> Path:
@@ -23,11 +23,15 @@ PAGE: Final = write_page
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command()
+@COMMANDS.command(rich_help_panel=LOOK)
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN [RUN2]...", help="Directories of runs; the first in full."),
+        typer.Argument(
+            metavar="RUN [RUN2]...",
+            help="Directories of runs; the first in full.",
+            autocompletion=complete_run,
+        ),
     ],
     output: Annotated[
         Path | None,

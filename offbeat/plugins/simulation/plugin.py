@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.launch.commands.arguments import OverridesArgument, RecipeArgument, RecipeCommand
+from offbeat.launch.commands.arguments import PLAN, OverridesArgument, RecipeArgument, RecipeCommand
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand, rich_help_panel=PLAN)
 def simulate(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,

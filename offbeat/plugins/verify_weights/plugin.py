@@ -5,13 +5,14 @@ from typing import Annotated, Final
 
 import typer
 
+from offbeat.launch.commands.arguments import LOOK
 from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.text import printable_lines
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command("verify-weights")
+@COMMANDS.command("verify-weights", rich_help_panel=LOOK)
 def verify_weights(
     what: Annotated[
         Path,

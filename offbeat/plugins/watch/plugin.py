@@ -5,12 +5,12 @@ from typing import Annotated, Final
 
 import typer
 
-from offbeat.launch.commands.arguments import error_in_one_line
+from offbeat.launch.commands.arguments import LOOK, error_in_one_line
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command()
+@COMMANDS.command(rich_help_panel=LOOK)
 def watch(
     runs: Annotated[
         Path, typer.Argument(metavar="RUNS_DIR", help="Directory of runs, or one run.")
