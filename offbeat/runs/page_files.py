@@ -22,14 +22,15 @@ import yaml
 from yaml.composer import ComposerError
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, leaves
 from offbeat.runs.inputs import TOKENIZER
 from offbeat.runs.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 from offbeat.telemetry.status_file import STATUS_FILE
 
 METRICS: Final = "metrics.jsonl"
-_READ: Final = (CONFIG, SUMMARY, METRICS, STATUS_FILE, TOKENIZER)
-_FOLDERS: Final = (JOURNAL, "rollouts")
+_READ: Final = (CONFIG, SUMMARY, METRICS, STATUS_FILE, TOKENIZER, FAILURES)
+_FOLDERS: Final = (JOURNAL, "rollouts", "evaluations")
 _CHECKPOINTS: Final = "checkpoints"
 
 

@@ -2,4 +2,5 @@
 
 server      the command; read access; requests, replies and streams
 runs        the directories, and when they change
+run_lines   the list of runs
 """

@@ -1,33 +1,22 @@
-"""Finds the runs of a directory, detects changes, and packs their page data."""
+"""Finds the runs of a directory, detects changes, and packs the data of a page of them."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from offbeat.plugins.report.document import fitting, stories
 from offbeat.plugins.report.page import packed
-from offbeat.plugins.report.verdicts import State
-from offbeat.runs.directory import JOURNAL, SUMMARY
-from offbeat.runs.limits import (
-    STATUS_BYTES,
-    SUMMARY_BYTES,
-    FileTooLarge,
-    NoRegularFile,
-    read_limited,
-)
+from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY
+from offbeat.runs.inputs import INPUTS
 from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
-from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
-from offbeat.telemetry.summary import Summary
 
-T = TypeVar("T")
 Signature = tuple[tuple[str, int, int], ...]
 """Name, size and modification time of each file that the page uses."""
 _LEAST_PAUSE_S: Final = 2.0
+_KEPT_PAGES: Final = 32  # of at most some MB each
 _PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: use at most a fifth of a core
 
 
@@ -43,7 +32,7 @@ class WatchedRuns:
     ) -> None:
         """Watch ``root``. ``only`` names the single run to show."""
         self._root, self._only, self._clock = root, only, clock
-        self._built = dict[str, _Built]()
+        self._built = dict[tuple[str, ...], _Built]()
         self._guard = threading.Lock()
 
     @classmethod
@@ -82,31 +71,36 @@ class WatchedRuns:
 
     def readable(self) -> Iterator[tuple[str, Path]]:
         """Yield name and directory of each run, except runs with a symbolic link."""
-        for name in self.names():
-            with contextlib.suppress(NoSuchRun):
-                yield name, self.directory(name)
+        for child in sorted(self._children()):
+            with contextlib.suppress(LinkRefused):
+                if self._is_run(child):
+                    check_no_links(child)
+                    yield child.name, child
 
-    def signature(self, name: str) -> Signature:
-        """Return a value that changes whenever the run writes a file."""
-        return tuple(_states(self.directory(name)))
+    def signature(self, *names: str) -> Signature:
+        """Return a value that changes whenever one of the runs writes a file."""
+        return tuple(each for name in names for each in file_states(self.directory(name)))
 
-    def data(self, name: str) -> str:
-        """Return the packed data of the run's page. Create it again after a change.
+    def data(self, *names: str) -> str:
+        """Return the packed data of a page of one or several runs. Create it again after a change.
 
-        For any number of readers, one run is read once at a time, for at most a fifth of the time.
+        For any number of readers, a page is made once at a time, for at most a fifth of the time.
 
         Raises:
-            NoSuchRun: The run does not exist.
-            OffbeatError: Its journal cannot be read.
+            NoSuchRun: A run does not exist.
+            OffbeatError: A journal cannot be read.
         """
-        directory = self.directory(name)
+        directories = [self.directory(name) for name in names]
         with self._guard:
-            built = self._built.setdefault(name, _Built())
+            built = self._built.pop(names, None) or _Built()
+            self._built[names] = built
+            while len(self._built) > _KEPT_PAGES:
+                del self._built[next(iter(self._built))]  # the least recently read
         with built.lock:
             now_s = self._clock()
-            signature = tuple(_states(directory))
+            signature = self.signature(*names)
             if built.signature != signature and now_s >= built.not_before_s:
-                built.data = fitting(stories([directory]), packed)
+                built.data = fitting(stories(directories), packed)
                 built.signature = signature
                 ended_s = self._clock()
                 pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_BUILD * (ended_s - now_s))
@@ -123,61 +117,25 @@ class WatchedRuns:
         if self._only not in {None, child.name} or not _is_text(child.name):
             return False
         try:
-            is_there = (child / JOURNAL).is_dir() or (child / SUMMARY).is_file()  # failed at start
+            has_begun = (child / JOURNAL).is_dir() or (child / SUMMARY).is_file()
+            # A run that has not begun, or whose start was killed, has only its recipe and inputs.
+            is_there = has_begun or all((child / name).is_file() for name in (CONFIG, INPUTS))
             return not child.is_symlink() and is_there
         except OSError:  # not readable: another user's
             return False
 
     def _changed_ns(self, name: str) -> int:
-        return max((changed for _, _, changed in _states(self._root / name)), default=0)
+        return max((changed for _, _, changed in file_states(self._root / name)), default=0)
 
 
 class _Built:
-    """Latest data of one run."""
+    """Latest data of one page."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.signature: Signature | None = None
         self.data = ""
         self.not_before_s = float("-inf")
-
-
-class RunLine(msgspec.Struct, frozen=True):
-    """One line of the list of runs."""
-
-    name: str
-    state: State
-    steps: int | None
-    reward: float | None  # mean over the last steps
-    error: str
-    changed_unix_s: float
-
-
-def run_lines(runs: WatchedRuns) -> list[RunLine]:
-    """Return the list of runs, the last written first."""
-    return [_line(name, directory, time.time()) for name, directory in runs.readable()]
-
-
-def _line(name: str, directory: Path, now_unix_s: float) -> RunLine:
-    changed = {file: changed_ns / 1e9 for file, _, changed_ns in _states(directory)}
-    newest = max(changed.values(), default=0.0)
-    summary = _decoded(directory / SUMMARY, SUMMARY_BYTES, Summary)
-    record = _decoded(directory / STATUS_FILE, STATUS_BYTES, StatusRecord)
-    is_newer = changed.get(STATUS_FILE, 0.0) > changed.get(SUMMARY, 0.0) + _LEAST_PAUSE_S
-    if record is not None and is_newer and record.is_fresh(now_unix_s):
-        return RunLine(name, "running", record.status.step, record.status.reward, "", newest)
-    if summary is None or is_newer:  # a resumed run keeps its old summary
-        return RunLine(name, "unfinished", None, None, "", newest)
-    error = summary.error or ""
-    return RunLine(name, summary.outcome, summary.steps, summary.reward_last, error, newest)
-
-
-def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
-    """Decode a JSON file of a run; return None if it is missing or has other content."""
-    try:
-        return msgspec.json.decode(read_limited(path, nbytes), type=kind)
-    except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def _is_text(name: str) -> bool:
@@ -189,7 +147,8 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _states(directory: Path) -> Iterator[tuple[str, int, int]]:
+def file_states(directory: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and modification time of each file that the page uses."""
     for path in sorted(page_files(directory)):
         try:
             found = path.lstat()

@@ -34,34 +34,12 @@ import typer
 
 from offbeat.messages.failures import FixableError, OffbeatError
 from offbeat.plugins.report.page import body_text, read_web, script_text, style_text
-from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns, run_lines
+from offbeat.plugins.watch.run_lines import RunLines, last_record
+from offbeat.plugins.watch.runs import NoSuchRun, WatchedRuns
 from offbeat.runs.directory import JOURNAL, run_around, runs_below, what_to_name
-from offbeat.runs.limits import LINE_BYTES, NoRegularFile, regular_bytes
-from offbeat.runs.metrics_file import decode_record, with_evaluation
-from offbeat.runs.page_files import METRICS
-from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord
+from offbeat.telemetry.records import MetricRecord
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
-
-
-def last_record(run_dir: Path) -> MetricRecord | None:
-    """Return the last complete record of a step, with the metrics of the newest evaluation.
-
-    Both are searched in the last ``LINE_BYTES`` of the metrics, some hundred steps. None before the
-    first record. So the scores of an evaluation stay until the next one.
-    """
-    try:
-        regular_bytes(run_dir / METRICS)
-        with (run_dir / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LINE_BYTES))
-            lines = file.read(LINE_BYTES).split(b"\n")
-    except (OSError, NoRegularFile):
-        return None
-    whole = lines[-2::-1]  # newest first; the part after the last newline is a torn record
-    step = next((line for line in whole if EVALUATION_MARK not in line), b"")
-    scores = next((line for line in whole if EVALUATION_MARK in line), b"")
-    records = [record for line in (step, scores) if (record := decode_record(line)) is not None]
-    return with_evaluation(records[0], records[-1]) if records else None
 
 
 def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:
@@ -238,7 +216,7 @@ class WatchServer(ThreadingHTTPServer):
     ) -> None:
         """Bind the address; port 0 selects a free port."""
         super().__init__((host, port), _Request)
-        self.runs, self.pause = runs, pause
+        self.runs, self.lines, self.pause = runs, RunLines(runs), pause
         self.access = Access.create(host, self.server_address[1])
         self.streams = threading.BoundedSemaphore(MAX_STREAMS)
         self.connections = PageConnections(MAX_CONNECTIONS)
@@ -313,16 +291,13 @@ class _Request(BaseHTTPRequestHandler):
     def _answer(self, path: list[str]) -> None:
         try:
             match path:
-                case ["run", name]:
-                    self.server.runs.directory(name)
-                    self._reply(_document(body_text(), "../app.js", "../app.css"), _HTML)
-                case ["run", name, "data"]:
-                    self._reply(self.server.runs.data(name), _TEXT)
-                case ["run", name, "events"]:
-                    self._stream(name)
+                case ["run", name, *rest] if len(rest) <= 1:
+                    self._answer_runs([name], "".join(rest))
+                case ["compare", name, other, *rest] if len(rest) <= 1:
+                    self._answer_runs([name, other], "".join(rest))
                 case [name] if name in _PAGES:
                     content, kind = _PAGES[name]
-                    self._reply(content(self.server.runs), kind)
+                    self._reply(content(self.server), kind)
                 case _:
                     self._refuse(HTTPStatus.NOT_FOUND)
         except NoSuchRun:
@@ -334,10 +309,25 @@ class _Request(BaseHTTPRequestHandler):
         except OSError as error:  # another user's file, or just removed
             self._refuse(HTTPStatus.CONFLICT, str(error))
 
-    def _stream(self, name: str) -> None:
-        """Send an event whenever the run writes a file."""
+    def _answer_runs(self, names: list[str], wanted: str) -> None:
+        """Reply with the page of one or two runs, or with what the page asks for."""
+        runs, above = self.server.runs, "../" * len(names)
+        match wanted:
+            case "":
+                for name in names:
+                    runs.directory(name)
+                self._reply(_document(body_text(), f"{above}app.js", f"{above}app.css"), _HTML)
+            case "data":
+                self._reply(runs.data(*names), _TEXT)
+            case "events":
+                self._stream(*names)
+            case _:
+                self._refuse(HTTPStatus.NOT_FOUND)
+
+    def _stream(self, *names: str) -> None:
+        """Send an event whenever one of the runs writes a file."""
         server = self.server
-        before = server.runs.signature(name)
+        before = server.runs.signature(*names)
         if not server.streams.acquire(blocking=False):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_STREAMS} pages are open already")
             return
@@ -347,7 +337,7 @@ class _Request(BaseHTTPRequestHandler):
             self.end_headers()
             quiet_s = _HEARTBEAT_S  # the first event tells the browser that the stream is open
             while True:
-                now = server.runs.signature(name)
+                now = server.runs.signature(*names)
                 if now != before:
                     before, quiet_s = now, 0.0
                     self.wfile.write(b"event: changed\ndata:\n\n")
@@ -389,17 +379,17 @@ def _document(body: str, script: str, style: str) -> str:
     )
 
 
-def _exposition(runs: WatchedRuns) -> str:
-    found = ((name, last_record(directory)) for name, directory in runs.readable())
+def _exposition(server: WatchServer) -> str:
+    found = ((name, last_record(directory)) for name, directory in server.runs.readable())
     return exposition((name, record) for name, record in found if record is not None)
 
 
-_PAGES: Final[dict[str, tuple[Callable[[WatchedRuns], str], str]]] = {
+_PAGES: Final[dict[str, tuple[Callable[[WatchServer], str], str]]] = {
     "": (lambda _: _document(read_web("runs.html"), "runs.js", "app.css"), _HTML),
     "runs.js": (lambda _: read_web("dom.js") + read_web("runs.js"), "text/javascript"),
     "app.js": (lambda _: script_text(), "text/javascript"),
     "app.css": (lambda _: style_text(), "text/css"),
-    "runs": (lambda runs: msgspec.json.encode(run_lines(runs)).decode(), _JSON),
+    "runs": (lambda server: msgspec.json.encode(server.lines.lines()).decode(), _JSON),
     "metrics": (_exposition, "text/plain; version=0.0.4; charset=utf-8"),
 }
 """Content and type by path, for paths that belong to no single run."""

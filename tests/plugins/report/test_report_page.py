@@ -25,7 +25,7 @@ from offbeat.plugins.report.page import SCRIPTS, page
 from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import Incident, IncidentKind
 from offbeat.plugins.report.verdicts import verdict_of
-from offbeat.plugins.watch.server import last_record
+from offbeat.plugins.watch.run_lines import last_record
 from offbeat.runs.limits import FileTooLarge, read_limited
 from offbeat.runs.why import why
 from offbeat.telemetry.report import render_summary

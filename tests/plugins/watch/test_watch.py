@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 from offbeat.launch.commands.main import app
 from offbeat.plugins.report.document import write_report
-from offbeat.plugins.watch.runs import WatchedRuns, run_lines
+from offbeat.plugins.watch.runs import WatchedRuns
 from offbeat.plugins.watch.server import (
     COOKIE,
     MAX_CONNECTIONS,
@@ -32,7 +33,6 @@ from offbeat.plugins.watch.server import (
 )
 from offbeat.runs.page_files import LinkRefused
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.summary import GroupCounts, Summary
 from tests.support import shown_run
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -176,7 +176,7 @@ def test_a_name_that_leads_elsewhere_is_not_found(client: Client, name: str) -> 
 @pytest.mark.parametrize(
     "linked",
     ["config.yaml", "summary.json", "metrics.jsonl", "status.json", "tokenizer.json", "rollouts",
-     "rollouts/x.parquet", "journal/x", "checkpoints/step_1", "checkpoints/step_2/tokenizer.json"],
+     "rollouts/x.parquet", "evaluations/000000.parquet", "failures.jsonl", "journal/x", "checkpoints/step_1", "checkpoints/step_2/tokenizer.json"],
 )  # fmt: skip
 def test_a_link_in_a_run_is_followed_neither_by_watch_nor_by_report(
     tmp_path: Path, linked: str
@@ -240,7 +240,7 @@ def test_the_data_of_a_run_is_that_of_its_report(client: Client) -> None:
     assert answer.status == 200
     assert b'"two-digit-sums"' in gzip.decompress(base64.b64decode(answer.read()))
     assert sorted(client.server.runs.names()) == ["first", "second run"]
-    assert b'"state":"finished"' in client.allowed("/runs").read()
+    assert b'"outcome":"finished"' in client.allowed("/runs").read()
 
 
 def test_a_stream_says_when_the_run_has_written(tmp_path: Path) -> None:
@@ -331,30 +331,39 @@ def test_a_run_is_read_again_only_after_it_has_changed_and_after_a_pause(tmp_pat
     assert runs.data("one") is not first
 
 
-def test_the_list_has_outcome_steps_and_reward_also_of_a_run_that_failed_at_its_start(
-    tmp_path: Path,
-) -> None:
-    shown_run.finished(tmp_path / "good", 2)
-    shown_run.failed(tmp_path / "bad")
-    shown_run.running(tmp_path / "live", 2)
-    never = Summary(
-        run_id="r", name="never", outcome="failed", error="no such module: grader", steps=0,
-        trainer_version=0, groups=GroupCounts(), wall_s=0.0,
-    )  # fmt: skip
-    (tmp_path / "never").mkdir()
-    never.write(tmp_path / "never" / "summary.json")
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "summary.json").write_text("{")
-    lines = {line.name: line for line in run_lines(WatchedRuns(tmp_path))}
-    assert {name: (line.state, line.steps, line.reward) for name, line in lines.items()} == {
-        "good": ("finished", 2, 0.968),
-        "bad": ("failed", 30, 0.968),
-        "live": ("running", 2, None),
-        "never": ("failed", 0, None),
-        "torn": ("unfinished", None, None),
-    }
-    assert lines["never"].error == "no such module: grader"
-    assert "TrainerBudgetSpent" in lines["bad"].error
+def test_the_page_of_two_runs_has_the_data_of_both(client: Client) -> None:
+    place = client.server.access.path_prefix
+    page = f"{place}/compare/first/second%20run"
+    text = client.allowed(page).read().decode()
+    named = re.findall(r'(?:src|href)="([^"#]+)"', text)
+    assert [client.allowed(urljoin(page, each)).status for each in named] == [200, 200]
+    data = gzip.decompress(base64.b64decode(client.allowed(f"{page}/data").read()))
+    head = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+    assert [run["directory"] for run in head["runs"]] == ["first", "second run"]
+    stream = client.allowed(f"{page}/events")
+    assert stream.readline() == b": still here\n"
+
+
+def test_a_page_of_two_runs_leads_to_no_third_directory(client: Client) -> None:
+    for other in ("..", "%2e%2e", "linked", "no-run", ""):
+        for path in (f"/compare/first/{other}", f"/compare/{other}/first"):
+            for wanted in ("", "/data", "/events"):
+                assert client.allowed(f"{path}{wanted}").status == 404, path
+    assert client.allowed("/compare/first/second%20run/data/x").status == 404
+
+
+def test_only_so_many_pages_are_kept(tmp_path: Path) -> None:
+    shown_run.finished(tmp_path / "one", 1)
+    names = [f"two-{number}" for number in range(33)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        shutil.copytree(tmp_path / "one" / "journal", tmp_path / name / "journal")
+    runs = WatchedRuns(tmp_path)
+    first = runs.data("one")
+    assert runs.data("one") is first
+    for name in names:
+        runs.data("one", name)
+    assert runs.data("one") is not first
 
 
 def test_a_single_run_is_shown_without_its_neighbours(root: Path) -> None:

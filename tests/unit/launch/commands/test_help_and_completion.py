@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.doors import plugins_of
+from offbeat.doors import find_plugins
 from offbeat.launch.commands.arguments import GROUPS, complete_recipe, complete_run
 from offbeat.launch.commands.main import app
 from tests.support.installed_package import install_package
@@ -37,7 +37,7 @@ def test_each_command_has_a_heading_and_those_of_plug_ins_are_next_to_the_others
     assert {"why", "report", "watch", "verify-weights"} <= {*groups["Look at a run"]}
     assert {"control", "submit"} <= {*groups["Operate"]}
     assert {"simulate", "plan", "sweep"} <= {*groups["Plan and test"]}
-    assert plugins_of("command")
+    assert find_plugins("command")
 
 
 @pytest.mark.plugins
