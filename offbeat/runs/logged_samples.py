@@ -3,6 +3,7 @@
 # pyarrow has no types.
 """Samples of the rollout log: prompt and tokens of groups, and their text."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,7 @@ _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
-    *("response", "prompt_row", "advantage", "finish_reason"),
+    *("response", "prompt_row", "advantage", "reward", "finish_reason", "oldest_version"),
 )
 SAMPLE_CHARACTERS: Final = 4000
 SAMPLE_TOKENS: Final = 20_000  # tokens of a sample that are decoded
@@ -124,6 +125,31 @@ def read_logged_rows(
             by_sample = rows.setdefault((row["prompt_index"], row["attempt"]), {})
             by_sample.setdefault(row["sample"], []).append(row)
     return rows, skipped
+
+
+def rollout_files(run_dir: Path) -> list[Path]:
+    """Return the readable files of a run's samples, the earliest groups first."""
+    found = list[tuple[int, Path]]()
+    for path in (run_dir / "rollouts").glob("*.parquet"):
+        with contextlib.suppress(OSError, pa.ArrowException, NoRegularFile):
+            regular_bytes(path)
+            found.append((_read_range(pq.read_metadata(path))[0], path))
+    return [path for _, path in sorted(found)]
+
+
+def read_columns(path: Path, columns: Iterable[str]) -> Any:  # noqa: ANN401 -- of pyarrow
+    """Return these columns of a file, without columns that it lacks.
+
+    Raises:
+        OSError: The file cannot be read.
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
+        FileTooLarge: It is larger than any file that a run writes.
+        pyarrow.ArrowException: It is damaged.
+    """
+    regular_bytes(path)
+    with pq.ParquetFile(path) as file:
+        _decompressed_bytes(file, path, ROLLOUT_FILE_BYTES)
+        return file.read(columns=list(columns))
 
 
 def _groups_in(path: Path) -> tuple[int, int] | None:

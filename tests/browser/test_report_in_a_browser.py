@@ -129,8 +129,9 @@ def test_groups_are_filtered_sorted_and_told(browser: Any, pages: dict[str, Path
 def test_a_legend_says_where_its_value_is_smoothed(browser: Any, pages: dict[str, Path]) -> None:
     with OpenedPage(browser, pages["losses"]) as opened:
         page = opened.page
-        legends = "#learning-charts .legend"
+        legends = "#glance .legend"
         assert "smoothed" in page.locator(legends).first.inner_text()
+        assert "smoothed" not in page.locator("#learning-charts .legend").first.inner_text()
         assert "smoothed" not in page.locator("#sync-charts .legend").first.inner_text()
         page.fill("#smoothing", "0")
         assert not page.locator(legends, has_text="smoothed").count()
@@ -166,7 +167,7 @@ def test_axis_smoothing_and_filter_change_what_is_drawn(
 ) -> None:
     with OpenedPage(browser, pages["losses"]) as opened:
         page = opened.page
-        last = "document.querySelector('#learning-charts .legend b').textContent"
+        last = "document.querySelector('#glance .legend b').textContent"
         before = page.evaluate(last)
         page.fill("#smoothing", "0")
         assert page.evaluate(last) != before
@@ -199,16 +200,66 @@ def test_a_figure_that_does_not_exist_is_a_dash(browser: Any, pages: dict[str, P
         assert "NaN" not in text and "undefined" not in text and "null" not in text
 
 
-def test_compared_runs_lie_over_one_another_and_their_recipes_differ_in_one_key(
+@pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desktop", "phone"])
+def test_reward_entropy_and_kl_are_above_everything_but_the_outcome(
+    browser: Any, pages: dict[str, Path], size: tuple[int, int]
+) -> None:
+    with OpenedPage(browser, pages["losses"], size) as opened:
+        titles = opened.page.locator("#glance figcaption b").all_inner_texts()
+        assert titles == ["Reward", "Entropy", "KL divergence"]
+        assert opened.page.locator("#glance .uplot").count() == 3
+        ends = opened.page.evaluate("$('glance').getBoundingClientRect().bottom")
+        assert ends < 800 or size == PHONE
+        below = (
+            "$('glance').getBoundingClientRect().bottom <= $('uptime').getBoundingClientRect().top"
+        )
+        assert opened.page.evaluate(below)
+
+
+def test_the_same_prompt_is_shown_early_and_late_with_both_rewards(
     browser: Any, pages: dict[str, Path]
 ) -> None:
-    with OpenedPage(browser, pages["compared"]) as opened:
+    with OpenedPage(browser, pages["losses"]) as opened:
+        section = opened.page.locator("#same")
+        assert "Of 4 evaluation prompts, 2 had a higher mean reward" in section.inner_text()
+        first = section.locator("article").first.inner_text()
+        for part in ("1+11=", "version 0 · reward 0", "7", "version 160 · reward 1", "12"):
+            assert part in first
+    with OpenedPage(browser, pages["finished"]) as opened:
+        assert opened.page.locator("#same").is_hidden(), "each prompt was sampled once"
+
+
+def test_a_sample_that_failed_is_shown_with_row_response_and_traceback(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    with OpenedPage(browser, pages["hostile"]) as opened:
+        failed = opened.page.locator("#failures details").first.inner_text()
+        assert "g-000003, sample 2" in failed
+        assert failed.count("<img src=x") == 4, "as text: message, row, response, traceback"
+    with OpenedPage(browser, pages["losses"]) as opened:
+        assert opened.page.locator("#failures").is_hidden()
+
+
+def test_of_compared_runs_the_keys_that_differ_come_first_and_each_chart_has_both(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    with (
+        OpenedPage(browser, pages["compared"]) as opened,
+        OpenedPage(browser, pages["finished"]) as alone,
+    ):
         page = opened.page
-        assert page.locator("#overlays .uplot").count() >= 4
-        keys = page.locator("#differences table").last.locator("tbody th").all_inner_texts()
-        assert keys == ["seed"]
-        legend = page.locator("#overlays .legend").first.inner_text()
-        assert "finished" in legend and "seed-1" in legend
+        assert page.inner_text("h1") == "finished and seed-1"
+        assert page.locator("#keys tbody th").all_inner_texts() == ["seed"]
+        top = "$('keys').getBoundingClientRect().bottom < $('glance').getBoundingClientRect().top"
+        assert page.evaluate(top)
+        assert not page.locator("#cards").is_visible()
+        charts = "#glance figure, #learning-charts figure, #age-charts figure, #sync-charts figure"
+        titles = set(page.locator(f":is({charts}) figcaption b").all_inner_texts())
+        of_one = set(alone.page.locator(f":is({charts}) figcaption b").all_inner_texts())
+        assert titles == of_one - {"Age of the samples"} | {"Step"}
+        for legend in page.locator(f":is({charts}) .legend").all_inner_texts():
+            assert "finished" in legend
+            assert "seed-1" in legend
 
 
 def test_the_keyboard_reaches_every_control(browser: Any, pages: dict[str, Path]) -> None:

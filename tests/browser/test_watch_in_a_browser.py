@@ -56,6 +56,39 @@ def test_a_live_page_draws_again_when_the_run_has_written(
     context.close()
 
 
+def test_two_ticked_runs_are_opened_side_by_side(
+    browser: Any, pages: dict[str, Path], server: WatchServer
+) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    page = context.new_page()
+    messages, requests = list[str](), list[str]()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.goto(server.url)
+    page.wait_for_selector("body[data-ready='1']")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+    assert page.locator("#list svg polyline").count() >= 4
+    assert page.locator("#list img").count() == 0, "the hostile run's error is text"
+    assert page.locator("#compare").is_disabled()
+    for name in ("losses", "finished", "seed-1"):
+        page.get_by_label(f"Compare {name}", exact=True).check()
+    assert page.inner_text("#ticked") == "finished and seed-1", "the last two ticks count"
+    page.evaluate("listRuns()")
+    assert page.get_by_label("Compare seed-1").is_checked(), "a tick outlives a new list"
+    page.locator("#compare").click()
+    page.wait_for_selector("body[data-ready='1'] #keys table")
+    assert page.locator("#keys tbody th").all_inner_texts() == ["seed"]
+    legend = page.locator("#glance .legend").first.inner_text()
+    assert "finished" in legend
+    assert "seed-1" in legend
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+    port = server.server_address[1]
+    assert {url.split("/")[2] for url in requests} == {f"127.0.0.1:{port}"}
+    assert messages == []
+    context.close()
+
+
 def test_a_live_page_says_since_when_its_server_has_not_answered(
     browser: Any, pages: dict[str, Path], server: WatchServer, looks: threading.Semaphore
 ) -> None:

@@ -25,10 +25,12 @@ from offbeat.controller.events import (
     TrainerReplaced,
 )
 from offbeat.fakes.receipts import make_receipt
+from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
+from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.status_file import NamedWait, Status, StatusFile
 from offbeat.telemetry.summary import Syncs
@@ -223,6 +225,32 @@ class ShownRun:
         scores = {"eval/reward": reward, "eval/version": float(version)}
         return MetricRecord(version, version, _BEGAN_UNIX_S + self.now_s, scores)
 
+    def evaluate(self, version: int, right: int) -> None:
+        """Write the samples of an evaluation of four prompts, of which the first are right."""
+        samples = tuple(
+            ScoredSample(
+                set="", prompt_index=row, row=row, sample=0, reward=float(row < right),
+                is_valid=True, is_correct=row < right, answer=None, finish_reason=self.text or "stop",
+                response_tokens=3, turns=1, response=self.text or ("12" if row < right else "7"),
+                prompt=json.dumps({"prompt": self.text or f"{row}+{12 - row}=", "answer": 12}),
+            )
+            for row in range(4)
+        )  # fmt: skip
+        files = EvaluationFiles(self.run_dir)
+        files.take(EvaluatedVersion(version, version, samples))
+        files.close()
+
+    def fail_sample(self) -> None:
+        """Keep a sample whose reward raised."""
+        record = {
+            "group": "g-000003", "attempt": 1, "sample": 2, "kind": "environment", "reason": "reward_raised",
+            "detail": self.text or "ValueError: no number", "evaluation": False,
+            "row": self.text or '{"prompt": "1+1="}', "response": self.text or "I do not know",
+            "traceback": self.text or "grader.py, line 3, in reward",
+        }  # fmt: skip
+        with (self.run_dir / "failures.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
     # --- what goes wrong -------------------------------------------------------------------------
 
     def lose_engine(self) -> None:
@@ -326,6 +354,8 @@ def with_losses(run_dir: Path, steps: int = 160, **changes: Any) -> Path:
         elif version == steps * 3 // 4:
             shown.drop()
             shown.lose_controller(2)
+    shown.evaluate(0, right=1)
+    shown.evaluate(steps, right=3)
     return shown.write()
 
 
@@ -371,4 +401,7 @@ def hostile(run_dir: Path, text: str) -> Path:
         shown.step(retried=step % 3 == 0)
     shown.lose_engine()
     shown.drop()
+    shown.evaluate(0, right=1)
+    shown.evaluate(20, right=3)
+    shown.fail_sample()
     return shown.write("failed", text)

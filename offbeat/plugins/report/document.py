@@ -150,7 +150,8 @@ _COARSE_BINS: Final = 250  # bins of all other metrics
 _HEAT_BINS: Final = 200
 _TEXT_CHARACTERS: Final = 500_000  # of all examples together; compression leaves about a fifth
 _CURVES: Final = (
-    "train/reward", "train/zero_variance_groups", "rollout/response_tokens_mean",
+    "train/reward", "train/loss", "train/entropy", "train/kl_reference", "train/kl_reward",
+    "train/teacher_kl", "off_policy/behaviour_kl", "train/zero_variance_groups", "rollout/response_tokens_mean",
     "rollout/truncated_fraction", "rollout/masked_fraction",
     "off_policy/staleness_mean", "off_policy/staleness_max", "off_policy/logprob_gap_mean",
     "off_policy/logprob_gap_max", "train/grad_norm", "train/clip_fraction_low",
@@ -215,7 +216,11 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         "problems": story.problems,
         "thinned": [],
         "config": {key: _short(value) for key, value in sorted(story.config.items())},
-        "summary": [("outcome", story.state), *_summary_rows(story.summary)],
+        "summary": [
+            ("outcome", story.state),
+            *_reason(story.summary),
+            *_summary_rows(story.summary),
+        ],
         **_curves(story, full=full, thinning=thinning),
     }
     timeline = story.timeline
@@ -232,6 +237,8 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
     facts["verdict"] = msgspec.to_builtins(verdict)
     if full:
         facts["now"] = None if status is None else msgspec.to_builtins(status)
+        facts["same"] = msgspec.to_builtins(story.same_prompts)
+        facts["failures"] = story.failed_samples
         facts |= timeline.to_facts()
         facts["heat"] = [as_bytes(row) for row in story.steps.staleness_shares(_HEAT_BINS)]
         facts["groups"] = story.groups.to_facts(MAX_ROWS // thinning)
@@ -273,6 +280,12 @@ def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
         "scores": {name: bin_means(scores[name], bins) for name in scores if name not in AXES},
         "steps_per_point": max(1.0, len(columns["step"]) / bins),
     }
+
+
+def _reason(summary: Summary) -> Iterator[tuple[str, str]]:
+    reason = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
+    if reason:
+        yield "reason", _short(reason)
 
 
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -92,6 +92,8 @@ SCRIPTS: Final = (
     "panels.js",
     "groups.js",
     "story.js",
+    "same.js",
+    "failures.js",
     "compare.js",
     "metrics.js",
     "main.js",

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -11,7 +11,9 @@ import yaml
 from offbeat.controller.events import AnyEvent, Committed
 from offbeat.controller.run_stats import summarize
 from offbeat.messages.groups import Receipt
+from offbeat.plugins.report.failed_samples import find_failed_samples
 from offbeat.plugins.report.group_rows import GroupColumns, GroupRows
+from offbeat.plugins.report.same_prompt import find_same_prompts
 from offbeat.plugins.report.timeline import Timeline
 from offbeat.plugins.report.verdicts import State
 from offbeat.run_files.files import FAILURES
@@ -59,8 +61,6 @@ class RunStory:
         self.config = self._read_config()
         journal = RunJournal(run_dir)
         self.problems += journal.problems
-        if (run_dir / FAILURES).is_file():
-            self.problems.append(f"{run_dir / FAILURES} has the samples that failed, and why")
         self.ledger, self._totals = journal.ledger, journal.totals
         self.began_unix_s = journal.began_unix_s
         self.timeline, self.steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
@@ -73,6 +73,8 @@ class RunStory:
         own = self.steps.columns()
         self.columns, self.evaluations = join_columns(own, metrics), read_evaluations(own, metrics)
         self._read_groups(journal, example_groups)
+        self.same_prompts = find_same_prompts(run_dir, self.text) if example_groups else None
+        self.failed_samples = self._read_failures() if example_groups else None
 
     @property
     def name(self) -> str:
@@ -137,6 +139,13 @@ class RunStory:
         except (*_UNREADABLE, msgspec.DecodeError, UnicodeDecodeError) as error:
             self.problems.append(f"{name} cannot be read: {error}")
         return None
+
+    def _read_failures(self) -> dict[str, Any] | None:
+        try:
+            return find_failed_samples(self.run_dir)
+        except _UNREADABLE as error:
+            self.problems.append(f"{FAILURES} cannot be read: {error}")
+            return None
 
     def _note(self, metrics: MetricsFile) -> None:
         if metrics.problem:

@@ -102,7 +102,7 @@ def test_the_page_loads_nothing_and_its_policy_names_its_script_and_style(run: R
     text = page(document([trained(run)]))
     elements = Elements(text)
     loading = [each for each in elements.found if {"src", "href", "action", "data"} & set(each[1])]
-    assert loading == [("a", {"class": "skip", "href": "#learning"})]
+    assert loading == [("a", {"class": "skip", "href": "#glance"})]
     policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv")) or ""
     style, _, script = elements.inside
     for code, directive in ((script, "script-src"), (style, "style-src")):

@@ -1,7 +1,7 @@
 /* The top of the page: how it ended, what to do now, and the figures that decide whether to read on. */
 
 const STATES = {
-  finished: ['finished', 'good'], failed: ['failed', 'bad'], aborted: ['aborted', 'warn'],
+  finished: ['finished', 'good'], failed: ['failed', 'bad'], aborted: ['stopped', 'warn'],
   running: ['running', 'live'], unfinished: ['no summary', 'warn'],
 };
 

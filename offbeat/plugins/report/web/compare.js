@@ -1,32 +1,19 @@
-/* Several runs: curves over one another, the keys that differ, the figures side by side. */
+/* Several runs: the keys that differ, and the figures side by side. panels.js overlays the curves. */
 
-const COMPARED = [
-  ['train/reward', 'Reward', 'mean of the samples trained', figure],
-  ['eval/reward', 'Evaluation', 'mean reward', figure],
-  ['rollout/response_tokens_mean', 'Response length', 'tokens', figure],
-  ['off_policy/staleness_mean', 'Staleness', 'versions behind, mean', figure],
-  ['throughput/samples_per_s', 'Speed', 'samples trained per second', figure],
-  ['time/step_s', 'Step', 'seconds of a step', seconds],
-];
+/* What is of the first run alone follows what is of all runs. */
+const OF_ONE = ['uptime', 'same', 'failures', 'waiting', 'samples', 'all', 'recipe'];
 
 function drawComparison(runs) {
-  $('comparison').hidden = runs.length < 2;
-  if (runs.length < 2) return;
-  const overlays = $('overlays');
-  overlays.replaceChildren();
-  for (const [name, title, note, format] of COMPARED) {
-    const series = runs.map((run, i) => {
-      const isScore = name === 'eval/reward', values = (isScore ? run.scores : run.curves)[name];
-      return values && {
-        label: labelOf(run, runs), color: COLORS[i % COLORS.length], dash: i >= COLORS.length ? [6, 4] : undefined,
-        x: isScore ? run.scores_x : run.x, values: gaps(values), smooth: !isScore, points: isScore, format,
-      };
-    }).filter(Boolean);
-    if (series.length) chart(overlays, { title, note, x: series[0].x, series, format });
-  }
-  $('differences').replaceChildren(
-    el('h3', {}, 'Results'), sideBySide(runs, summaryKeys(runs), (run, key) => new Map(run.summary).get(key) ?? '–'),
-    el('h3', {}, 'Keys of the recipes that differ'), differing(runs));
+  const isComparison = runs.length > 1;
+  $('comparison').hidden = !isComparison;
+  for (const id of ['state', 'headline', 'advice', 'facts', 'cards']) $(id).hidden = isComparison;
+  if (!isComparison) return;
+  $('name').textContent = runs.map(run => labelOf(run, runs)).join(' and ');
+  $('keys').replaceChildren(differing(runs));
+  $('results').replaceChildren(sideBySide(runs, summaryKeys(runs), (run, key) => new Map(run.summary).get(key) ?? '–'));
+  const head = $('first') || el('h2', { id: 'first', class: 'first' });
+  head.textContent = `Only ${labelOf(runs[0], runs)}`;
+  document.querySelector('main').append(head, ...OF_ONE.map($));
 }
 
 const labelOf = (run, runs) => runs.some(other => other !== run && other.name === run.name) ? run.directory : run.name;

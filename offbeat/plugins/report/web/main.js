@@ -7,7 +7,9 @@ function draw(page) {
   drawNow(run.now);
   drawComparison(page.runs);
   drawLanes(run);
-  drawPanels(run);
+  drawPanels(page.runs);
+  drawSame(run.same);
+  drawFailures(run.failures);
   drawAttribution(run);
   drawGroups(run);
   drawMetrics(run, page.meaning);
