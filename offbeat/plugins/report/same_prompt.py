@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow has no types.
-"""The same prompts early and late in a run: both responses and their rewards.
+"""Finds prompts that were sampled early and late in a run, with both responses and rewards.
 
 The prompts are from the first and the last evaluation. A run without two evaluations has prompts
 that were trained in its first and in its last tenth.

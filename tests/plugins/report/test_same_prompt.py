@@ -61,11 +61,17 @@ def found_in(run_dir: Path) -> SamePrompts:
 
 
 def test_the_first_and_the_last_evaluation_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
-    evaluate(tmp_path, 0, score(0, 0.0, "one"), score(1, 1.0), score(2, 0.5), score(3, 0.0))
+    evaluate(
+        tmp_path, 0, score(0, 0.0, "one"), score(1, 1.0), score(2, 0.5), score(3, 0.0),
+        score(4, 0.5),
+    )  # fmt: skip
     evaluate(tmp_path, 10, score(0, 0.0), score(1, 0.0), score(2, 0.0), score(3, 0.0))
-    evaluate(tmp_path, 20, score(0, 1.0, "two"), score(1, 0.25), score(2, 0.5), score(9, 1.0))
+    evaluate(
+        tmp_path, 20, score(0, 1.0, "two"), score(1, 0.25), score(2, 0.5), score(4, 0.75),
+        score(9, 1.0),
+    )  # fmt: skip
     found = found_in(tmp_path)
-    assert (found.source, found.better, found.equal, found.worse) == ("evaluation", 1, 1, 1)
+    assert (found.source, found.better, found.equal, found.worse) == ("evaluation", 2, 1, 1)
     gain, same, loss = found.prompts
     assert [each.why for each in found.prompts] == [
         "the largest gain",

@@ -133,6 +133,8 @@ def test_steps_that_a_rewind_undid_are_not_in_the_rewards(tmp_path: Path) -> Non
     path = tmp_path / "metrics.jsonl"
     write_steps(path, (1, 0.1), (2, 0.9), (3, 0.9), (2, 0.2), (3, float("nan")), (4, 0.4))
     assert sample_rewards(path) == [0.1, 0.2, None, 0.4]
+    write_steps(path, (1, 0.1), (2, 0.9), (3, 0.9), (2, 0.2))
+    assert sample_rewards(path) == [0.1, 0.2]
     write_steps(path, (1, float("nan")))
     assert sample_rewards(path) == [] == sample_rewards(tmp_path / "none")
 

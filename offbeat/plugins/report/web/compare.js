@@ -5,7 +5,7 @@ const OF_ONE = ['uptime', 'same', 'failures', 'waiting', 'samples', 'all', 'reci
 
 function drawComparison(runs) {
   const isComparison = runs.length > 1;
-  $('comparison').hidden = !isComparison;
+  for (const id of ['comparison', 'outcomes']) $(id).hidden = !isComparison;
   for (const id of ['state', 'headline', 'advice', 'facts', 'cards']) $(id).hidden = isComparison;
   if (!isComparison) return;
   $('name').textContent = runs.map(run => labelOf(run, runs)).join(' and ');
