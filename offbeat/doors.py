@@ -74,6 +74,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
         "export": "offbeat.plugins.export.plugin:COMMANDS",
         "planning": "offbeat.plugins.planning.plugin:COMMANDS",
         "report": "offbeat.plugins.report.plugin:COMMANDS",
+        "retrain": "offbeat.plugins.retrain.plugin:COMMANDS",
         "simulation": "offbeat.plugins.simulation.plugin:COMMANDS",
         "verify_weights": "offbeat.plugins.verify_weights.plugin:COMMANDS",
         "watch": "offbeat.plugins.watch.plugin:COMMANDS",

@@ -112,7 +112,7 @@ class StepMetricsBuilder:
 
     def _not_spooled(self, state: RunState) -> int:
         """Return the number of groups that the controller's death would have lost."""
-        wanted = state.config.transfer_queue.spool == "ready"
+        wanted = state.config.transfer_queue.spool != "off"
         return sum(receipt.spooled is None for receipt in self.receipts) if wanted else 0
 
     @property

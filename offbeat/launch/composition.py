@@ -49,7 +49,8 @@ def _enter_process(spec: RunSpec) -> None:
 
 
 def _make_ports(actors: Actors, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
-    spool = RaySpool(spec.run_dir / FOLDER, needed)
+    keeps = spec.config.transfer_queue.spool == "keep"
+    spool = RaySpool(spec.run_dir / FOLDER, needed, keeps_all=keeps)
     return MadePorts(
         trainer=_make_trainer(spec, actors),
         generators=_make_generators(spec, actors),

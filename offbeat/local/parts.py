@@ -173,7 +173,8 @@ class LocalParts:
         for each in engine_specs(spec):
             hosted = self._host_engine(spec, each, trainer)
             self.generators[each.name] = LocalGenerator(hosted, self.loop)
-        spool = LocalSpool(spec.run_dir / FOLDER, needed)
+        keeps = spec.config.transfer_queue.spool == "keep"
+        spool = LocalSpool(spec.run_dir / FOLDER, needed, keeps_all=keeps)
         (worker,) = environment_specs(spec, {})
         made = partial(self._makers.worker, worker, self.generators)
         rows = RowGenerator()

@@ -99,7 +99,7 @@ def by_length(
     if rollout.overlong_tokens is not None:
         receipt, columns = _punish_overlong(receipt, columns, rollout, max_new_tokens)
     if rollout.truncated_samples == "mask_loss" and receipt.truncated_samples:
-        receipt, columns = _mask_truncated(receipt, columns)
+        receipt, columns = mask_truncated(receipt, columns)
     return receipt, columns
 
 
@@ -120,7 +120,8 @@ def _punish_overlong(
     return changed, {**columns, schema.REWARDS: rewards}
 
 
-def _mask_truncated(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
+def mask_truncated(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
+    """Return the group without a trained token in its truncated samples."""
     mask = np.array(columns[schema.LOSS_MASK], np.bool_)  # a copy
     ends = np.cumsum((0, *receipt.response_tokens)).tolist()
     for is_cut, (start, end) in zip(receipt.truncated, pairwise(ends), strict=True):
@@ -247,7 +248,7 @@ class EnvironmentWorker:
         self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
         self._spooling: Spooling | None = None
         # Nobody would remove spooled groups that no controller can read.
-        if spec.config.transfer_queue.spool == "ready" and place.files is None:
+        if spec.config.transfer_queue.spool != "off" and place.files is None:
             spool = place.directory / FOLDER
             self._spooling = Spooling(
                 SpoolWriter(spool, spec.name, incarnation.removeprefix(f"{spec.name}-"))

@@ -48,6 +48,8 @@ from offbeat.telemetry.summary import write_atomically
 CONFIG: Final = "config.yaml"
 SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
+RETRAINED: Final = "retrain.json"
+"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is no run."""
 
 
 class RunDirUnusable(FixableError):
@@ -174,6 +176,9 @@ def reopen_run_dir(
     if not (directory / CONFIG).exists():
         fix = "Name the directory that an earlier run wrote"
         raise RunDirUnusable(str(directory), "it holds no run to resume", fix)
+    if (directory / RETRAINED).exists():
+        problem = "offbeat retrain wrote it, from the groups of another run"
+        raise RunDirUnusable(str(directory), problem, f"Resume that run: {RETRAINED} names it")
     _check_secrets(config, directory)
     content = to_yaml(config, os.environ)
     try:

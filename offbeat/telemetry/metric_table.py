@@ -251,7 +251,7 @@ _FLEET: Final[tuple[Row, ...]] = (
      "Payload held for groups that are ready or being trained.",
      "Near buffer's bound, admission stops; longer answers take more."),
     ("queue/not_spooled", "groups", "sum",
-     "Groups trained in the step without a copy in RUN/spool (transfer_queue.spool=ready).",
+     "Groups trained in the step without a copy in RUN/spool, unless transfer_queue.spool=off.",
      "The disk refuses (spool.refused in a worker's log): free it."),
 )
 

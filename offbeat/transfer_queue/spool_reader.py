@@ -138,13 +138,18 @@ class SpoolReader(ABC, Generic[P]):
     A subclass defines how this process owns columns.
     """
 
-    def __init__(self, directory: Path, needed: Iterable[str] = ()) -> None:
-        """Open a spool. Segments that are not ``needed`` are removed at once."""
+    def __init__(
+        self, directory: Path, needed: Iterable[str] = (), *, keeps_all: bool = False
+    ) -> None:
+        """Open a spool. Segments that are not ``needed`` are removed at once.
+
+        With ``keeps_all``, no segment is ever removed.
+        """
         needed = frozenset(needed)
-        self._directory = directory
+        self._directory, self._keeps_all = directory, keeps_all
         self._holds = Holds(needed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        sweep(directory, needed)
+        self._sweep(needed)
 
     @abstractmethod
     def make_payload(self, columns: Columns, hold: Hold) -> P:
@@ -172,7 +177,7 @@ class SpoolReader(ABC, Generic[P]):
     def hold(self, receipt: Receipt) -> Hold | None:
         """Return a reference that keeps the disk copy of a group that has just finished."""
         place = receipt.spooled
-        if place is None:
+        if place is None or self._keeps_all:
             return None
         hold = self._holds.hold(place)
         if unneeded := self._holds.list_unneeded():
@@ -184,7 +189,11 @@ class SpoolReader(ABC, Generic[P]):
     def close(self, needed: Iterable[str]) -> None:
         """Release everything except the segments that the next controller needs. Blocks."""
         self._thread.shutdown()
-        sweep(self._directory, set(needed))
+        self._sweep(frozenset(needed))
+
+    def _sweep(self, needed: frozenset[str]) -> None:
+        if not self._keeps_all:
+            sweep(self._directory, needed)
 
     def _remove_unnamed(self, left: PassedOver) -> None:
         """Remove segments that no receipt has named, because all their groups were cancelled."""

@@ -45,6 +45,7 @@ _COMMANDS = (
     "sweep no_such.yaml",
     "plan no_such.yaml",
     "verify-weights no_such_run",
+    "retrain no_such_run",
 )
 
 

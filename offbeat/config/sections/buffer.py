@@ -22,6 +22,7 @@ class BufferConfig(Config):
 class TransferQueueConfig(Config):
     """Storage of finished groups that wait to be trained."""
 
-    spool: Literal["ready", "off"] = "ready"
-    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller.
+    spool: Literal["ready", "keep", "off"] = "ready"
+    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller; a
+    trained group is removed. keep: remove none, for `offbeat retrain`; 13 bytes per response token.
     off: keep them only in memory."""

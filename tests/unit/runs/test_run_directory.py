@@ -17,6 +17,7 @@ from offbeat.controller.journal import recover
 from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.runs.directory import (
     CONFIG,
+    RETRAINED,
     SUMMARY,
     RunDirUnusable,
     lock_directory,
@@ -362,6 +363,12 @@ def test_another_trainer_backend_is_refused_with_the_way_to_begin_with_its_weigh
 def test_every_difference_is_told_at_once(run_dir: Path) -> None:
     with pytest.raises(RunDirUnusable, match=r"seed is 5, .*; groups_per_step is 2, "):
         reopen(config("unused", seed=5, groups_per_step=2), run_dir)
+
+
+def test_a_directory_of_retrained_steps_is_not_resumed(run_dir: Path) -> None:
+    (run_dir / RETRAINED).write_text("{}")
+    with pytest.raises(RunDirUnusable, match=r"offbeat retrain wrote it.* Resume that run"):
+        reopen(config("unused"), run_dir)
 
 
 def test_a_directory_without_a_run_cannot_be_gone_on_with(run_dir: Path) -> None:

@@ -114,6 +114,22 @@ def test_the_end_of_a_run_leaves_what_the_next_controller_needs(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == [receipt.spooled.segment]
 
 
+def test_a_spool_that_keeps_all_removes_no_segment_at_its_start_meanwhile_and_at_its_end(
+    tmp_path: Path,
+) -> None:
+    writer = SpoolWriter(tmp_path, "environment-0", "1-a", segment_bytes=1)  # a segment a group
+    receipts = [
+        msgspec.structs.replace(made(each, 1), spooled=writer.write(columns(each)))
+        for each in range(3)
+    ]
+    spool = MemorySpool(tmp_path, keeps_all=True)
+    for receipt in receipts:
+        spool.hold(receipt)  # nobody keeps the reference
+    spool.close(())
+    assert len(list(tmp_path.iterdir())) == 3
+    assert all(MemorySpool(tmp_path, keeps_all=True).readable(each) for each in receipts)
+
+
 def test_segments_whose_groups_were_all_cancelled_go_when_their_producer_writes_another(
     tmp_path: Path,
 ) -> None:

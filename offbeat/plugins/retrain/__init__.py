@@ -1,0 +1,1 @@
+"""``offbeat retrain``: runs the trainer alone on the recorded groups of a run."""
