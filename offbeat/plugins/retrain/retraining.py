@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 import torch
 
 from offbeat.algorithms.custom_advantage import load_estimator
+from offbeat.config.base import of_kind
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.controller.train_step import MinibatchAssigner
 from offbeat.environments.inputs import ADVANTAGE, LOSS
 from offbeat.launch.initial_model import INITIAL_MODEL, with_initial_model
@@ -182,7 +184,7 @@ class _Trainer:
         for key in (LOSS, ADVANTAGE):
             if f"{key}" in settings.changed or key not in named:
                 inputs.pop(key, None)  # of other code than the run's
-        torch.set_num_threads(config.trainer.threads)
+        torch.set_num_threads(of_kind(TorchTrainerConfig, config.trainer).threads)
         spec = TrainerSpec(config, str(out), working_dir=str(working_dir), inputs=inputs)
         made: tuple[TorchTrainer, WeightSource] = make_torch_rank(spec, SingleRank())
         self._trainer, self._source = made
