@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -36,6 +35,7 @@ from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
 from tests.support.agent_endpoint import DrawnBytes, session
+from tests.support.tutorials import Page
 
 pytestmark = pytest.mark.agents
 
@@ -46,11 +46,10 @@ TASK = {"question": "What is 47 times 83 times 61?", "answer": 237961}
 @cache
 def page() -> dict[str, Any]:
     """Return the names that the agent of ``docs/your-agent.md`` defines."""
-    (code, *_) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/your-agent.md").read_text(), re.DOTALL
-    )
+    page = Page.read(ROOT / "docs" / "your-agent.md")
+    (code,) = (block.text for block in page.blocks if block.title == "my_agent.py")
     names = dict[str, Any]()
-    exec(code, names)  # noqa: S102 - the first program of the page
+    exec(code, names)  # noqa: S102 - the program of the page
     return names
 
 

@@ -1,5 +1,6 @@
 """The pages of ``docs/tutorials`` do what they say: each is followed, block by block, in one process."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -7,8 +8,14 @@ import pytest
 
 from tests.support.tutorials import Page, Reader
 
-ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+DOCS: Final = Path(__file__).parents[2] / "docs"
+NEEDS_AGENTS: Final = pytest.mark.skipif(
+    find_spec("openai") is None, reason="the extra agents is not installed"
+)
+PAGES: Final = [
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    pytest.param(DOCS / "your-agent.md", marks=NEEDS_AGENTS),
+]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -5,7 +5,8 @@ right after it is what it prints. HTML comments before a block say how the test 
 
     <!-- test: steps=20 -->          fewer steps: changes the value in the block, or overrides the recipe
     <!-- not run: needs a GPU -->    the test leaves the block out, and the page's last line counts it
-    <!-- test: in a checkout -->     at the top of a page: it starts in the root of the repository
+    <!-- exit code: 2 -->            the last command of the block refuses something on purpose
+    <!-- test: in a checkout -->     once in a page: it starts in the root of the repository
 """
 
 import json
@@ -16,7 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ OUTPUT: Final = "text"
 IN_A_CHECKOUT: Final = "<!-- test: in a checkout -->"
 
 _PART: Final = re.compile(
-    r"^<!-- (?P<kind>test|not run): (?P<said>[^\n]+?) -->$"
+    r"^<!-- (?P<kind>test|not run|exit code): (?P<said>[^\n]+?) -->$"
     r"|^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -60,6 +61,9 @@ class Block:
 
     not_run: str
     """Why the test leaves the block out; empty if it does not."""
+
+    exit_code: int
+    """Exit code of the last command."""
 
     output: str = ""
     """What the page says that the block prints."""
@@ -118,12 +122,14 @@ def parse_blocks(page: str) -> list[Block]:
     Raises:
         ValueError: the test would neither run a block, nor write it, nor compare it.
     """
-    blocks, changes, not_run, end = list[Block](), dict[str, str](), "", -1
+    blocks, changes, not_run, code, end = list[Block](), dict[str, str](), "", 0, -1
     for part in _PART.finditer(page):
         line = page.count("\n", 0, part.start()) + 1
         if part["kind"]:
             if part["kind"] == "not run":
                 not_run = part["said"]
+            elif part["kind"] == "exit code":
+                code = int(part["said"])
             elif part[0] != IN_A_CHECKOUT:
                 changes = dict(each.split("=", 1) for each in part["said"].split())
             continue
@@ -131,19 +137,13 @@ def parse_blocks(page: str) -> list[Block]:
         if language == OUTPUT and not title:
             if not blocks or page[end : part.start()].strip():
                 raise ValueError(f"line {line}: output that follows no command")
-            blocks[-1] = _with_output(blocks[-1], part["text"])
+            blocks[-1] = replace(blocks[-1], output=part["text"])
         elif title or language in RUN or not_run:
-            blocks.append(Block(line, language, title, part["text"], changes, not_run))
+            blocks.append(Block(line, language, title, part["text"], changes, not_run, code))
         else:
             raise ValueError(f"line {line}: a block of {language or 'nothing'} without a title")
-        changes, not_run, end = {}, "", part.end()
+        changes, not_run, code, end = {}, "", 0, part.end()
     return blocks
-
-
-def _with_output(block: Block, output: str) -> Block:
-    return Block(
-        block.line, block.language, block.title, block.text, block.changes, block.not_run, output
-    )
 
 
 def find_missing_lines(expected: str, printed: str) -> list[str]:
@@ -220,15 +220,16 @@ class Reader:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
             return
-        failed, printed = self._run_bash(text) if block.language == "bash" else self._exec(text)
+        run = self._run_bash if block.language == "bash" else self._exec
+        failed, printed = run(text, block.exit_code)
         place = f"{page.path.name}:{block.line}"
         assert not failed, f"{place}: {failed}\n{printed}"
         missing = find_missing_lines(block.output, printed)
         assert not missing, f"{place}: not printed:\n" + "\n".join([*missing, "", printed])
 
-    def _run_bash(self, text: str) -> tuple[str, str]:
+    def _run_bash(self, text: str, exit_code: int) -> tuple[str, str]:
         """Return the command that failed, if any, and what all of them printed."""
-        printed = list[str]()
+        printed, code, command = list[str](), 0, ""
         for command in text.replace("\\\n", " ").splitlines():
             words = shlex.split(command, comments=True)
             if not words:
@@ -249,17 +250,19 @@ class Reader:
                     check=False,
                 )
             printed += [done.stdout, done.stderr]
-            if done.returncode:
-                return f"exit code {done.returncode} of {command}", "\n".join(printed)
-        return "", "\n".join(printed)
+            if code := done.returncode:
+                break
+        failed = "" if code == exit_code else f"exit code {code} of {command}"
+        return failed, "\n".join(printed)
 
     @property
     def _is_bare(self) -> bool:
         """Whether the page has installed no package, which a fork would not find."""
         return not (self.home / "site").exists()
 
-    def _exec(self, source: str) -> tuple[str, str]:
+    def _exec(self, source: str, exit_code: int) -> tuple[str, str]:
         """Run a block of Python; return why it failed, if it did, and what it printed."""
+        assert exit_code == 0
         if self._python is None:
             self._python = subprocess.Popen(
                 [sys.executable, "-u", "-c", PROMPT],

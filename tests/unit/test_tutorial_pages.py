@@ -10,6 +10,7 @@ from tests.support.tutorials import Page, Reader, find_missing_lines, parse_bloc
 
 ROOT: Final = Path(__file__).parents[2]
 TUTORIALS: Final = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+FOLLOWED: Final = [*TUTORIALS, ROOT / "docs" / "your-agent.md"]
 FEWEST_WORDS, MOST_WORDS = 250, 500
 
 PAGE: Final = """\
@@ -43,14 +44,18 @@ def count_words(page: str) -> int:
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_promises_something_is_short_and_says_what_a_test_runs(path: Path) -> None:
+def test_a_tutorial_is_short(path: Path) -> None:
+    assert FEWEST_WORDS <= count_words(path.read_text()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("path", FOLLOWED, ids=lambda path: path.stem)
+def test_a_tutorial_promises_something_and_says_what_a_test_runs(path: Path) -> None:
     text = path.read_text()
     assert text.split("\n\n")[1].startswith("After this page ")
-    assert FEWEST_WORDS <= count_words(text) <= MOST_WORDS
     assert text.rstrip().splitlines()[-1] == Page.read(path).describe_test()
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FOLLOWED, ids=lambda path: path.stem)
 def test_the_text_of_a_tutorial_names_each_file_that_it_shows(path: Path) -> None:
     prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     titles = {block.title for block in Page.read(path).blocks if block.title}
@@ -128,16 +133,22 @@ def test_a_reader_writes_files_changes_folders_and_keeps_python_open(tmp_path: P
     ("block", "reason"),
     [
         ("```bash\ntrue\nfalse\n```\n", "page.md:1: exit code 1 of false"),
+        ("<!-- exit code: 2 -->\n```bash\n(exit 3)\n```\n", "exit code 3 of"),
+        ("<!-- exit code: 2 -->\n```bash\ntrue\n```\n", "exit code 0 of true"),
         ("```python\n1 / 0\n```\n", "page.md:1: Python ended\n(?s:.*)ZeroDivisionError"),
         ("```bash\necho a\n```\n```text\nb\n```\n", "page.md:1: not printed:\nb"),
     ],
-    ids=["a_command", "python", "output"],
+    ids=["a_command", "another_code", "no_refusal", "python", "output"],
 )
 def test_a_page_that_does_not_do_what_it_says_is_found(
     tmp_path: Path, block: str, reason: str
 ) -> None:
     with pytest.raises(AssertionError, match=reason):
         follow(tmp_path, block)
+
+
+def test_a_command_that_refuses_something_has_its_exit_code_in_the_page(tmp_path: Path) -> None:
+    follow(tmp_path, "<!-- exit code: 3 -->\n```bash\n(exit 3)\n```\n")
 
 
 def test_a_block_that_is_not_run_is_not_run(tmp_path: Path) -> None:
