@@ -148,7 +148,7 @@ def read_columns(path: Path, columns: Iterable[str]) -> Any:  # noqa: ANN401 -- 
     """
     regular_bytes(path)
     with pq.ParquetFile(path) as file:
-        _decompressed_bytes(file, path, ROLLOUT_FILE_BYTES)
+        _count_decompressed_bytes(file, path, ROLLOUT_FILE_BYTES)
         return file.read(columns=list(columns))
 
 

@@ -23,9 +23,9 @@ from offbeat.runs.logged_samples import (
     LoggedGroups,
     Row,
     TokenText,
-    logged_rows,
-    prompt_of,
     read_columns,
+    read_logged_rows,
+    read_prompt,
     rollout_files,
 )
 from offbeat.telemetry.evaluation_files import evaluation_files
@@ -186,7 +186,7 @@ def _trained(run_dir: Path, text: TokenText) -> SamePrompts | None:
         _means((key, row["reward"]) for key, rows in side.items() for row in rows) for side in sides
     )
     counts, shown = _chosen(early, late)
-    texts, _ = logged_rows(
+    texts, _ = read_logged_rows(
         run_dir, {side[key][0]["prompt_index"] for _, key in shown for side in sides}
     )
     attempts = dict(sorted(texts))  # the last attempt of each group
@@ -199,7 +199,7 @@ def _trained(run_dir: Path, text: TokenText) -> SamePrompts | None:
                 SamePrompt(
                     why,
                     f"row {key[1]}" + (f" of {key[0]}" if key[0] else ""),
-                    prompt_of(texts[group, attempts[group]], text) or "",
+                    read_prompt(texts[group, attempts[group]], text) or "",
                     _sampled(first, texts, attempts, early[key], text),
                     _sampled(last, texts, attempts, late[key], text),
                 )

@@ -22,7 +22,7 @@ from offbeat.controller.events import (
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.plugins.retrain.errors import CannotRetrain, RecordDamaged
-from offbeat.runs.metrics_file import ValidRecords, decoded, whole_lines
+from offbeat.runs.metrics_file import ValidRecords, decode_record, whole_lines
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.past_run import read_events
 from offbeat.transfer_queue.schema import Columns
@@ -134,7 +134,7 @@ def read_rows(run_dir: Path, versions: Iterable[int]) -> dict[int, Mapping[str, 
     if not path.is_file():
         return rows
     for place, line in whole_lines(path):
-        record = decoded(line)
+        record = decode_record(line)
         if record is not None:
             valid.take(record, place)
             if valid.steps.get(record.version) == place and record.version in wanted:

@@ -18,7 +18,7 @@ from offbeat.launch.process_environment import set_environment
 from offbeat.plugins.retrain.errors import CannotRetrain
 from offbeat.runs.directory import CONFIG, leaves
 from offbeat.runs.inputs import targets
-from offbeat.runs.past_run import journal_of
+from offbeat.runs.past_run import find_journal
 
 _TRUNCATED: Final = "rollout.truncated_samples"
 _ALLOWED: Final = ("algorithm", "trainer", "steps")
@@ -76,7 +76,7 @@ def read_settings(run_dir: Path, overrides: Sequence[str]) -> Settings:
         CannotRetrain: An override would change the data, or the run's trainer is not supported.
         OSError: A file cannot be read.
     """
-    journal_of(run_dir)  # first, because its error explains why a directory is not a run
+    find_journal(run_dir)  # first, because its error explains why a directory is not a run
     was = load_recipe(run_dir / CONFIG, []).config
     config = load_recipe(run_dir / CONFIG, overrides).config if overrides else was
     before, after = _values(was), _values(config)

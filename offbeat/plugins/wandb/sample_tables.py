@@ -96,11 +96,11 @@ class SampleTables:
 
     def _read(self) -> "LoggedGroups":
         """Read the logged rows of all waiting samples."""
-        from offbeat.runs.logged_samples import RolloutFiles, logged_rows  # noqa: PLC0415  pyarrow
+        from offbeat.runs.logged_samples import RolloutFiles, read_logged_rows  # noqa: PLC0415  pyarrow
 
         self._files = self._files or RolloutFiles(self._run_dir)
         groups = {each.prompt_index for table in self._waiting for each in table.samples}
-        logged, _ = logged_rows(self._run_dir, groups, _READ_BYTES, self._files)
+        logged, _ = read_logged_rows(self._run_dir, groups, _READ_BYTES, self._files)
         return logged
 
     def _row(

@@ -19,7 +19,7 @@ import numpy as np
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import cut
 from offbeat.plugins.watch.runs import Signature, WatchedRuns, file_states
-from offbeat.runs.applied_steps import binned
+from offbeat.runs.applied_steps import bin_means
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.limits import (
     LINE_BYTES,
@@ -30,7 +30,7 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
-from offbeat.runs.metrics_file import decoded, with_evaluation
+from offbeat.runs.metrics_file import decode_record, with_evaluation
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.past_run import read_events
 from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord, is_evaluation
@@ -209,7 +209,7 @@ def last_record(run_dir: Path) -> MetricRecord | None:
     whole = lines[-2::-1]  # newest first; the part after the last newline is a torn record
     step = next((line for line in whole if EVALUATION_MARK not in line), b"")
     scores = next((line for line in whole if EVALUATION_MARK in line), b"")
-    records = [record for line in (step, scores) if (record := decoded(line)) is not None]
+    records = [record for line in (step, scores) if (record := decode_record(line)) is not None]
     return with_evaluation(records[0], records[-1]) if records else None
 
 
@@ -232,12 +232,12 @@ def sample_rewards(path: Path) -> list[float | None]:
     except (OSError, NoRegularFile):
         return []
     rewards = dict[int, float]()  # by version, ascending
-    for record in map(decoded, lines):
+    for record in map(decode_record, lines):
         if record is not None and not is_evaluation(record):
             while rewards and next(reversed(rewards)) >= record.version:
                 rewards.popitem()  # a rewind has undone it
             rewards[record.version] = record.metrics.get("train/reward", math.nan)
-    means = binned(np.array([*rewards.values()], dtype=np.float64), _POINTS).tolist()
+    means = bin_means(np.array([*rewards.values()], dtype=np.float64), _POINTS).tolist()
     if not any(map(math.isfinite, means)):
         return []
     return [mean if math.isfinite(mean) else None for mean in means]
