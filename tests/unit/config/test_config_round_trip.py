@@ -164,6 +164,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "sync.slack_s": st.floats(0.1, 9),
     "sync.wire_dtype": st.none(),
     "plugins": st.just({}),  # of packages that are installed
+    "wandb.group": st.none() | st.from_regex(r"[a-z0-9 ]{1,8}", fullmatch=True),
+    "wandb.tags": st.lists(st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True), max_size=3).map(tuple),
     "sync.delta": st.sampled_from([False]),  # refused beside some wires
 }
 
