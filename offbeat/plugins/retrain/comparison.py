@@ -79,7 +79,8 @@ class Reproduced:
         metrics = [name for name in self.counts if "/" in name]
         steps = max((self.counts[name] for name in metrics), default=0)
         shown = ", ".join(metrics[:_SHOWN])
-        parts = [f"{len(metrics)} metrics of {steps} steps ({shown}, ...)"] if metrics else []
+        unit = "step" if steps == 1 else "steps"
+        parts = [f"{len(metrics)} metrics of {steps} {unit} ({shown}, ...)"] if metrics else []
         parts += [f"{n} x {what}" for what, n in self.counts.items() if "/" not in what]
         return f"equal bit for bit: {'; '.join(parts) or 'nothing was recorded to compare with'}"
 
