@@ -24,7 +24,8 @@ _REPORT: Final = "Report it."
 _SECTIONS: Final = {
     "Recipes, commands and run directories": (
         *("config", "doors.py", "launch", "runs", "run_files", "telemetry", "plugins/export"),
-        *("plugins/planning", "plugins/tensorboard", "plugins/verify_weights", "plugins/watch"),
+        *("plugins/planning", "plugins/retrain", "plugins/tensorboard"),
+        *("plugins/verify_weights", "plugins/watch"),
         "messages/missing_package.py",
     ),
     "Prompts, environments and rewards": (
