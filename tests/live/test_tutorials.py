@@ -18,6 +18,7 @@ PAGES: Final = [
 ]
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_page_does_what_it_says(path: Path, tmp_path: Path) -> None:
     page = Page.read(path)
