@@ -11,6 +11,7 @@ from offbeat.config import schema
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.normalise import meant
 from offbeat.config.package_names import list_installed_names
+from offbeat.config.peer_keys import matching_keys
 from offbeat.config.plugin_sections import section_of_plugin
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import PluginGeneratorConfig
@@ -50,7 +51,9 @@ def explain(key: str = "") -> str:
         return f"{doc.strip()}\n\n{_table(schema.children(''))}"
     known = schema.known(key)
     if known is None and (whole := _find_by_last_part(key)):
-        return explain(whole)
+        others = " or ".join(f"`{each}`" for each in matching_keys(key, least=2))
+        also = f"\n    `{key}` of another library is {others} here." if others else ""
+        return f"{explain(whole)}{also}"
     if known is None and key.startswith(f"{_PLUGINS}."):
         return _explain_plugin(key)
     if known is None and key.startswith(f"{_GENERATOR}."):

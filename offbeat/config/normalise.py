@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.package_names import expand_names
-from offbeat.config.peer_keys import find_note, translate_keys
+from offbeat.config.peer_keys import find_note, is_generic, name_unknown, translate_keys
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.trainer_parts import common_keys
@@ -251,20 +251,29 @@ def _nearest(key: str, valid: list[str]) -> str:
     by_leaf = dict[str, list[schema.Key]]()
     for known in schema.known_keys().values():
         by_leaf.setdefault(known.leaf, []).append(known)
-    if leaf in by_leaf:
+    says_place = not is_generic(leaf) or not place or schema.known(place) is not None
+    if leaf in by_leaf and says_place:
         return _belongs(leaf, by_leaf[leaf])
+    if hint := name_unknown(key, lambda section: schema.known(section) is not None):
+        return hint
     if near := difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE):
         known = schema.known(f"{place}.{near[0]}" if place else near[0])  # None: key of a package
         return f"Did you mean `{near[0]}`?{f' ({known.summary})' if known is not None else ''}"
-    if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
+    near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE)
+    if near and says_place and not (place and is_generic(near[0])):
         return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"
     if not valid:
-        if schema.known(place) is not None:
-            return f"`{place}` is no section."
-        above = place.rpartition(".")[0]
-        return meant(place, [known.leaf for known in schema.children(above)])
+        return _refuse_section(place)
     where = f"`{place}`" if place else "The top level"
     return f"{where} has: {', '.join(valid)}."
+
+
+def _refuse_section(place: str) -> str:
+    """Return a hint on a section that no recipe has."""
+    if schema.known(place) is not None:
+        return f"`{place}` is no section."
+    above = place.rpartition(".")[0]
+    return meant(place, [known.leaf for known in schema.children(above)])
 
 
 def _belongs(leaf: str, found: list[schema.Key]) -> str:

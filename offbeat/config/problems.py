@@ -48,14 +48,15 @@ class Problem:
     key: str
     value: Any  # as written; ABSENT if missing
     message: str  # what is wrong, one line
-    hint: str  # how to fix it; may be empty
+    hint: str  # how to fix it, a line or several; may be empty
 
     def __str__(self) -> str:
         shown = "" if isinstance(self.value, Absent) else f" = {self._shown()}"
         named = self.key and not self.message.startswith(self.key)
         head = f"{self.location}: {self.key}{shown}: " if named else f"{self.location}: "
         text = printable(f"{head}{self.message}", longest=_LONGEST_LINE)
-        return text + (f"\n    {printable(self.hint, longest=_LONGEST_LINE)}" if self.hint else "")
+        hints = (printable(line, longest=_LONGEST_LINE) for line in self.hint.splitlines())
+        return "\n    ".join([text, *hints])
 
     def _shown(self) -> str:
         """Return the value without secrets, because a report may end in a log that others read."""

@@ -241,6 +241,7 @@ def test_an_installation_names_what_it_fetches() -> None:
         "offbeat.telemetry.metrics_doc",
         "offbeat.telemetry.errors_doc",
         "offbeat.config.reference",
+        "offbeat.config.peer_keys_doc",
         "offbeat.controller.moves_doc",
         "tests.proof_pages",
         "tools.api_pages",

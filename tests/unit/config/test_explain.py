@@ -5,10 +5,12 @@ from typing import Final
 import pytest
 
 from offbeat.config.explain import NoSuchKey, explain
-from offbeat.config.peer_keys import NOTES, PEER_KEYS
+from offbeat.config.peer_keys import matching_keys
+from offbeat.config.peer_keys_doc import document
+from offbeat.config.peer_tables import NOTES, PEER_KEYS
 from offbeat.config.schema import known_keys
 
-PAGE: Final = Path(__file__).parents[3] / "docs/coming-from.md"
+PAGE: Final = Path(__file__).parents[3] / "docs/peer-keys.md"
 
 
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
@@ -78,7 +80,7 @@ def test_a_key_below_what_is_no_section_is_told_about_that(key: str, hint: str) 
         ("rollout.name", "`rollout.name` is `generator.backend` here"),
         ("trainer.lr", "is `trainer.optimizer.learning_rate` here"),
         ("trainer.n_gpus_per_node", "is `trainer.data_parallel` or `generator.engines` here"),
-        ("tensor_model_parallel_size", "`generator.vllm.tensor_parallel` or `trainer.tensor_par"),
+        ("tensor_model_parallel_size", "`trainer.tensor_parallel` or `generator.vllm.tensor_par"),
         ("gpu_memory_utilization", "is `generator.vllm.engine_args.gpu_memory_utilization` here"),
     ],
 )
@@ -125,9 +127,64 @@ def test_a_key_that_is_like_no_other_gets_the_names_of_its_section(key: str) -> 
     assert "Did you mean" not in str(refused.value)
 
 
-@pytest.mark.parametrize("peer", NOTES)
-def test_each_key_without_a_counterpart_is_on_the_page(peer: str) -> None:
-    assert f"`{peer}`" in PAGE.read_text()
+def test_the_page_of_other_libraries_keys_is_what_the_tables_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), (
+        "docs/peer-keys.md is out of date; run: python -m offbeat.config.peer_keys_doc"
+    )
+
+
+def test_the_page_has_each_key_of_another_library() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    peers = [peer for keys in PEER_KEYS.values() for peer in keys]
+    assert not [peer for peer in (*peers, *NOTES) if f"`{peer}`" not in page]
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("async_grpo.enabled", "engines always sample while the trainer trains"),
+        ("trainer.fully_async.enabled", "engines always sample while the trainer trains"),
+        ("data.max_prompt_length", "Plus the longest response, it is `generator.max_model_len`"),
+        ("trainer.max_prompt_length", "Plus the longest response, it is `generator.max_model_len`"),
+        ("valid_dataset.num_workers", "no process is started to read rows"),
+        ("logger.mlflow_enabled", "`offbeat export`"),
+        ("actor_rollout_ref.ref.strategy", "the trainer's ranks also compute the reference"),
+        ("reward_model.strategy", "let your reward function call the reward model"),
+        ("reward_model.reward_manager", "is `environment.target` here"),
+        ("policy.draft.model_name", "engines do not draft tokens"),
+        ("policy.megatron_cfg.peft.dim", "is `trainer.lora.rank` here"),
+        ("train_dataset.batch_size", "is `groups_per_step` here"),
+        ("generator.sampling_params.max_generate_length", "`generator.sampling.max_new_tokens`"),
+        ("actor.ppo_n_minibatches", "is `algorithm.minibatches` here"),
+        ("rollout_max_response_len", "is `generator.sampling.max_new_tokens` here"),
+    ],
+)
+def test_a_key_with_a_common_last_part_has_an_answer_for_its_section(key: str, hint: str) -> None:
+    with pytest.raises(NoSuchKey, match=re.escape(hint)):
+        explain(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "deployment.type",
+        "policy.generation.val_seed",
+        "perf_tracer.enabled",
+        "data.custom_cls.path",
+        "reward_penalties.token_ids",
+    ],
+)
+def test_a_key_without_a_known_counterpart_is_sent_to_no_other_key(key: str) -> None:
+    with pytest.raises(NoSuchKey) as refused:
+        explain(key)
+    assert not re.search(r"belongs in|Did you mean|is `", str(refused.value))
+
+
+def test_a_key_of_this_library_names_the_other_meaning_that_it_has_elsewhere() -> None:
+    assert explain("delta").endswith(
+        "`delta` of another library is `algorithm.loss.dual_clip` here."
+    )
+    assert "of another library" not in explain("top_p")
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "stop"])
@@ -146,18 +203,20 @@ def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library(
 
 
 @pytest.mark.plugins
-@pytest.mark.parametrize("ours", PEER_KEYS)
+@pytest.mark.parametrize(
+    "ours", sorted({each for keys in PEER_KEYS.values() for ours in keys.values() for each in ours})
+)
 def test_what_a_key_is_translated_to_can_be_set(ours: str) -> None:
     above = ours.rpartition(".")[0]
     assert ours in known_keys() or known_keys()[above].kind == "mapping"
 
 
-@pytest.mark.parametrize(
-    ("ours", "peer"), [(ours, peer) for ours, peers in PEER_KEYS.items() for peer in peers]
-)
-def test_each_key_of_another_library_is_translated_as_the_page_does(ours: str, peer: str) -> None:
-    page, named = PAGE.read_text(), {ours, ours.rpartition(".")[0]}
-    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
-    theirs = [row[2:] for row in rows if named & set(re.findall(r"`([\w.]+)`", row[1]))]
-    in_table = any(f"`{peer}`" in "|".join(cells) for cells in theirs)
-    assert in_table or f"`{peer}` is `{ours}`" in page
+@pytest.mark.parametrize("library", PEER_KEYS)
+def test_each_key_of_another_library_is_answered_as_its_table_says(library: str) -> None:
+    others = {peer: ours for keys in PEER_KEYS.values() for peer, ours in keys.items()}
+    for peer, ours in PEER_KEYS[library].items():
+        if any(each.rpartition(".")[2] == peer for each in ours):
+            continue  # called the same here
+        found = matching_keys(peer, least=2)
+        assert set(found) >= set(ours), peer
+        assert "." not in peer or set(found) == {*others[peer], *ours}, peer

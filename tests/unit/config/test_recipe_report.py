@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.loader import load_recipe
+from offbeat.config.peer_tables import PEER_KEYS
 from offbeat.config.problems import ConfigError
 from offbeat.config.yaml_text import MAX_NODES, MAX_TEXT_BYTES
 
@@ -383,11 +384,24 @@ def test_a_report_shows_no_secret_and_nothing_that_acts_on_a_terminal(report: Re
 
 def test_a_section_of_another_library_is_translated_key_by_key(report: Report) -> None:
     text = report(
-        "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, seed: 1}\nsteps: 1\n"
+        "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, seed: 1, mop: 1}\n"
+        "steps: 1\n"
     )
-    assert "`grpo.num_prompts_per_step` is `groups_per_step` here; " in text
-    assert "`grpo.num_generations_per_prompt` is `samples_per_group` here; " in text
-    assert "`grpo.seed` is `seed` here. More: docs/" in text
+    assert [line.strip() for line in text.splitlines()[-5:]] == [
+        "`grpo.num_prompts_per_step` is `groups_per_step` here.",
+        "`grpo.num_generations_per_prompt` is `samples_per_group` here.",
+        "`grpo.seed` is `seed` here.",
+        "No counterpart is known of `grpo.mop`.",
+        "More: docs/coming-from.md.",
+    ]
+
+
+def test_every_key_of_a_large_section_of_another_library_is_answered(report: Report) -> None:
+    keys = [key for key in PEER_KEYS["verl"] if key.startswith("actor_rollout_ref.actor.optim.")]
+    section = ", ".join(f"{key.rpartition('.')[2]}: 1" for key in keys)
+    text = report(f"actor_rollout_ref: {{actor: {{optim: {{{section}}}}}}}\nsteps: 1\n")
+    assert len(keys) > 8
+    assert not [key for key in keys if f"`{key}` is `" not in text]
 
 
 @pytest.mark.parametrize(
