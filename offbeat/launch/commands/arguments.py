@@ -61,7 +61,7 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Settings laid over the recipe: steps=10 sampler.name=in_order.",
+        help="Settings that override the recipe: steps=10 sampler.name=in_order.",
     ),
 ]
 
@@ -107,8 +107,8 @@ class RecipeCommand(TyperCommand):
                 continue  # its parser names the nearest option for a misspelt one
             setting = _setting(name, value if equals else (*args[at + 1 :], "VALUE")[0])
             line = (
-                f"No such option: {name}. Settings of a recipe stand behind it, without dashes: {setting}. "
-                f"Options: {ctx.command_path} --help"
+                f"No such option: {name}. Write settings of a recipe after it, without dashes: "
+                f"{setting}. Options: {ctx.command_path} --help"
             )
             refuse(line)
         return super().parse_args(ctx, args)

@@ -99,7 +99,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(
-    help="What a recipe may say, and what it comes to.", no_args_is_help=True, rich_markup_mode=None
+    help="Explain recipe keys, and show a complete recipe.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(config_app, name="config", rich_help_panel=START)
 app.add_typer(reading_app)
@@ -107,10 +109,10 @@ for commands in find_plugins("command").values():
     app.add_typer(commands)
 
 RunDirOption = Annotated[
-    Path | None, typer.Option("--run-dir", help="Where everything is written; wins over run_dir.")
+    Path | None, typer.Option("--run-dir", help="Directory of the run; overrides run_dir.")
 ]
 LocalOption = Annotated[
-    bool, typer.Option("--local", help="In this process, without Ray: runtime.backend=local.")
+    bool, typer.Option("--local", help="Run in this process, without Ray (runtime.backend=local).")
 ]
 
 
@@ -152,7 +154,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def offbeat(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Asynchronous reinforcement learning for language models."""
@@ -164,7 +169,7 @@ def train(
         Path | None,
         typer.Argument(
             metavar="RECIPE",
-            help="YAML recipe; with --resume, default: the run's own config.",
+            help="YAML recipe; with --resume, the default is the run's config.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -174,7 +179,7 @@ def train(
         Path | None,
         typer.Option(
             "--resume",
-            help="Directory of a run to go on with; it is written on.",
+            help="Directory of a run to continue, in place.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -182,12 +187,12 @@ def train(
         bool,
         typer.Option(
             "--changed-code",
-            help="With --resume: go on though reward, environment or sampler have other source.",
+            help="With --resume: accept changed code of reward, environment or sampler.",
         ),
     ] = False,
     local: LocalOption = False,
 ) -> None:
-    """Train: one run, on Ray actors or in this process."""
+    """Train a model, on Ray actors or in this process."""
     if resume is not None and run_dir is not None:
         refuse(f"--resume {resume} and --run-dir {run_dir}: give one of them.")
     if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
@@ -197,12 +202,12 @@ def train(
             refuse("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml")
         recipe = resume / "config.yaml"
         if not recipe.exists():
-            refuse(f"{resume} holds no run to resume: it has no config.yaml.")
+            refuse(f"{resume} has no run to resume: config.yaml is missing.")
     elsewhere = [each for each in overrides or () if each.partition("=")[0].strip() == "run_dir"]
     if resume is not None and elsewhere:
         refuse(
-            f"--resume {resume} goes on in that directory, and {elsewhere[-1]} names another. Leave "
-            "run_dir out, or start a new run without --resume."
+            f"--resume {resume} continues in that directory, but {elsewhere[-1]} names another. "
+            "Leave run_dir out, or start a new run without --resume."
         )
     overrides = _with_local(overrides, local=local)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
@@ -215,7 +220,7 @@ def dry_run(
     run_dir: RunDirOption = None,
     local: LocalOption = False,
 ) -> None:
-    """Run the same code, for ten steps at most, with stub trainer and generators: no GPU, no model."""
+    """Try a recipe without a model or GPU. Runs at most ten steps with stub trainer and engines."""
     _launch(recipe, _with_local(overrides, local=local), run_dir, dry_run=True)
 
 
@@ -261,10 +266,10 @@ def preview(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts to sample.")] = 16,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each.")] = 4,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples per prompt.")] = 4,
     local: LocalOption = False,
 ) -> None:
-    """Show prompts as the model reads them, its answers and their rewards, before training."""
+    """Show prompts, answers and rewards before training. Prompts are as the model reads them."""
     from offbeat.launch.commands.recipes import read_with_model
     from offbeat.launch.evaluate import NothingToEvaluate
     from offbeat.launch.preview import PreviewFailed, preview_recipe
@@ -287,18 +292,18 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="RECIPE|CHECKPOINT|RUN",
-            help="YAML recipe, checkpoints/step_N of a run, or the directory of a run.",
+            help="YAML recipe, run directory, or checkpoints/step_N of a run.",
             autocompletion=complete_recipe,
         ),
     ],
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With a stub engine: no GPU, no model.")
+        bool, typer.Option("--dry-run", help="Use a stub engine: no GPU, no model.")
     ] = False,
     local: LocalOption = False,
 ) -> None:
-    """Score a model on the sets of section eval, without training. 1: it could not be scored."""
+    """Score a model on the sets of section eval. Exit code 1: it could not be scored."""
     from offbeat.launch.commands.recipes import read_or_exit
     from offbeat.launch.evaluate import NothingToEvaluate, check_can_evaluate, recipe_and_model
 
@@ -319,21 +324,21 @@ def evaluate(
 
 @app.command(rich_help_panel=START)
 def init(
-    folder: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
-    ] = ".",
+    folder: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Created if missing.")] = ".",
     agent: Annotated[
         bool,
-        typer.Option("--agent", help="An agent with a tool, and tasks, in the place of a reward."),
+        typer.Option("--agent", help="Write an agent with a tool and tasks, instead of a reward."),
     ] = False,
     loss: Annotated[
         bool,
-        typer.Option("--loss", help="A loss with its test, too; only these where a recipe is."),
+        typer.Option(
+            "--loss", help="Also write a loss and its test; only these if a recipe exists."
+        ),
     ] = False,
 ) -> None:
-    """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
+    """Create a directory that trains. It has a recipe, a tested reward, prompts and a tiny model."""
     if agent and loss:
-        refuse("--agent and --loss: give one of them. An agent's recipe takes a loss as well.")
+        refuse("--agent and --loss: give only one. An agent's recipe can also have a loss.")
 
     from offbeat.launch.commands.starter import Starter, write_starter
 
@@ -349,7 +354,7 @@ def check(
         Path | None,
         typer.Argument(
             metavar="RECIPE",
-            help="YAML recipe; without one, versions alone.",
+            help="YAML recipe; if omitted, print only versions.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -357,7 +362,7 @@ def check(
     run_dir: RunDirOption = None,
     local: LocalOption = False,
 ) -> None:
-    """Check a recipe, and this machine for it: every problem first, versions for a bug report last."""
+    """Check a recipe and this machine. Lists all problems, then versions for a bug report."""
     from offbeat.launch.commands.recipes import read_or_exit
 
     loaded = (
@@ -386,10 +391,12 @@ def submit(
     ] = "http://127.0.0.1:8265",
     python: Annotated[
         str | None,
-        typer.Option("--python", help="Absolute path of Python on the cluster; default: this one."),
+        typer.Option(
+            "--python", help="Absolute path of Python on the cluster; default: this Python."
+        ),
     ] = None,
 ) -> None:
-    """Pack the working directory and train on a Ray cluster."""
+    """Upload the working directory and train on a Ray cluster."""
     from offbeat.launch.commands.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides)
@@ -405,9 +412,7 @@ def stage(
         str,
         typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Model of the Hugging Face Hub."),
     ],
-    target: Annotated[
-        Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
-    ],
+    target: Annotated[Path, typer.Option("--to", help="Absolute path on each node's local disk.")],
     others: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
     part: Annotated[str | None, typer.Option(hidden=True)] = None,
     stall_timeout_s: Annotated[
@@ -415,13 +420,13 @@ def stage(
         typer.Option(
             "--stall-timeout",
             min=1.0,
-            help="Seconds without a new byte after which a download is killed and continued.",
+            help="Seconds without a new byte before a download is killed and resumed.",
         ),
     ] = 120.0,
 ) -> None:
-    """Download a model to this machine, or with RAY_ADDRESS to every node of that cluster.
+    """Download a model to this machine or to a cluster.
 
-    Every file is compared with its checksum. Exit code 1: a node lacks the model.
+    With RAY_ADDRESS: to every node of that cluster. Each file is checked against its checksum. Exit code 1: a node lacks the model.
     """
     from offbeat.launch.commands.stage import stage_or_exit
 
@@ -436,13 +441,13 @@ def control(
         typer.Argument(metavar="RUN", help="Directory of a live run.", autocompletion=complete_run),
     ],
     command: Annotated[
-        str, typer.Argument(metavar="pause|resume|stop|abort", help="What it is to do.")
+        str, typer.Argument(metavar="pause|resume|stop|abort", help="Command for the run.")
     ],
     wait_s: Annotated[
-        float, typer.Option("--wait", help="Seconds the run may take to notice.")
+        float, typer.Option("--wait", help="Seconds to wait until the run accepts it.")
     ] = 15.0,
 ) -> None:
-    """Pause, resume, stop or abort a live run. 1: it did not notice, and never will."""
+    """Pause, resume, stop or abort a live run. Exit code 1: not accepted, so withdrawn."""
     from offbeat.launch.control import COMMANDS, leave, was_taken
     from offbeat.runs.directory import RunDirUnusable
 
@@ -454,8 +459,8 @@ def control(
         refuse(error)
     if not was_taken(left, within_s=wait_s):
         refuse(
-            f"{run}: nobody took {command} within {wait_s:g} s, so it is withdrawn. Is the run alive? "
-            f"If not: offbeat train --resume {run}",
+            f"{run}: the run did not accept {command} within {wait_s:g} s, so the command is "
+            f"withdrawn. Is the run alive? If not: offbeat train --resume {run}",
             FAILED,
         )
     typer.echo(f"{run}: {command}")
@@ -467,7 +472,7 @@ def config_explain(
         str, typer.Argument(metavar="KEY", help="Dotted key, as in sampler.max_staleness.")
     ] = "",
 ) -> None:
-    """Type, range, default and meaning of a key, or of all keys of a section."""
+    """Print type, range, default and meaning of a key, or of all keys of a section."""
     from offbeat.config.explain import NoSuchKey, explain
 
     try:
@@ -481,10 +486,10 @@ def config_show(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     origins: Annotated[
-        bool, typer.Option("--origins", help="Only what was given, and where.")
+        bool, typer.Option("--origins", help="Show only given settings, and where each was given.")
     ] = False,
 ) -> None:
-    """The recipe with overrides and defaults filled in."""
+    """Print the recipe with all overrides and defaults filled in."""
     from offbeat.launch.commands.recipes import read_or_exit, show
 
     typer.echo(show(read_or_exit(recipe, overrides), origins=origins), nl=False)

@@ -9,12 +9,12 @@ from offbeat.messages.text import printable_lines
 
 reading_app = typer.Typer(rich_markup_mode=None)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @reading_app.command(rich_help_panel=LOOK)
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
+    """Replay a run's journal and check the run's files. Exit code 1: they differ."""
     from offbeat.runs.replay import replay as replayed
 
     with error_in_one_line():
@@ -27,23 +27,23 @@ def replay(run: RunArgument, as_json: JsonOption = False) -> None:
 def why(
     run: RunArgument,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="A prompt group: g-000412 or 412.")
+        str | None, typer.Argument(metavar="[GROUP]", help="Prompt group: g-000412 or 412.")
     ] = None,
     of_eval: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--eval",
             metavar="SET ROW",
-            help="Instead of a group, a row of a set of evaluation; SET of eval.path alone is -.",
+            help="Row of an evaluation set, instead of a group; SET is - for eval.path.",
         ),
     ] = None,
     due: Annotated[
         int | None,
-        typer.Option("--due", help="Of --eval: version whose samples to show; default: newest."),
+        typer.Option("--due", help="With --eval: weight version of the samples; default: newest."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
+    """Show the history of a prompt group. Says why it was trained or dropped."""
     from offbeat.runs.evaluated_row import load_evaluated_row
     from offbeat.runs.why import why as group_history
 

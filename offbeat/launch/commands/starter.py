@@ -53,8 +53,8 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
         _cannot_write(folder, error)
     if taken:
         refuse(
-            f"{folder} has {list_names(taken, _MOST_NAMED)} already, and nothing is replaced. "
-            "Name another directory: offbeat init DIRECTORY"
+            f"{folder} already has {list_names(taken, _MOST_NAMED)}, and nothing is "
+            "overwritten. Name another directory: offbeat init DIRECTORY"
         )
     try:
         for name, source in content.items():

@@ -13,7 +13,7 @@ COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 def export(
     run: RunArgument,
     to: Annotated[
-        str, typer.Option("--to", help="csv, parquet, mlflow or a tracker: tensorboard, wandb.")
+        str, typer.Option("--to", help="Format: csv, parquet, mlflow, tensorboard or wandb.")
     ],
     output: Annotated[
         str | None,
@@ -24,10 +24,10 @@ def export(
         ),
     ] = None,
     x_axis: Annotated[
-        str, typer.Option("--x-axis", help="steps or, of tensorboard, samples.")
+        str, typer.Option("--x-axis", help="steps; tensorboard also has samples.")
     ] = "steps",
 ) -> None:
-    """Copy a run's metrics into another tool's format, from the run directory alone."""
+    """Convert a run's metrics to another tool's format. Reads only the run directory."""
     from offbeat.plugins.export.exporting import counts_samples, tools
     from offbeat.plugins.export.exporting import export as exported
 
@@ -37,7 +37,7 @@ def export(
         refuse(f"--x-axis {x_axis}: no such axis. Use steps or samples.")
     if x_axis == "samples" and not counts_samples(to):
         able = ", ".join(filter(counts_samples, tools()))
-        refuse(f"--x-axis samples is of --to {able}; --to {to} has steps.")
+        refuse(f"--x-axis samples needs --to {able}; --to {to} has only steps.")
     with error_in_one_line():
         written = exported(run, to, output, in_samples=x_axis == "samples")
     typer.echo(f"{written.where}  {written.steps:,} steps of {written.metrics} metrics")

@@ -23,37 +23,38 @@ COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 def plan_sync(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="RECIPE", help="YAML recipe; gives what no option does."),
+        typer.Argument(metavar="RECIPE", help="YAML recipe for everything that no option sets."),
     ] = None,
     overrides: OverridesArgument = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            "--model", help="config.json of a model, or its directory; no weights needed."
-        ),
+        typer.Option("--model", help="Model directory or its config.json; no weights needed."),
     ] = None,
     senders: Annotated[
         str | None,
         typer.Option(
-            "--senders", help="Trainer: tensor=8,pipeline=4,expert=16,expert_tensor=1,data=2."
+            "--senders",
+            help="Trainer layout: tensor=8,pipeline=4,expert=16,expert_tensor=1,data=2.",
         ),
     ] = None,
     receivers: Annotated[
         str | None,
-        typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks."),
+        typer.Option(
+            "--receivers", help="Engine layout: tensor=8,data=4 are four engines of eight ranks."
+        ),
     ] = None,
     recorded: Annotated[
         Path | None,
         typer.Option(
-            "--recorded", help="Run directory of vLLM engines: what their own loaders read."
+            "--recorded", help="Run with vLLM engines; use the regions that their loaders read."
         ),
     ] = None,
     per_machine: Annotated[
-        int, typer.Option("--per-machine", min=1, help="Ranks on one machine.")
+        int, typer.Option("--per-machine", min=1, help="Ranks per machine.")
     ] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Plan a weight sync between two layouts, without weights or a GPU: who sends what to whom."""
+    """Plan which rank sends what to which engine. Needs no weights and no GPU."""
     from offbeat.plugins.planning.plan_sync import plan_or_exit
 
     typer.echo(
@@ -66,26 +67,30 @@ def plan_sync(
 
 @COMMANDS.command(cls=RecipeCommand, rich_help_panel=PLAN)
 def plan(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with some steps.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run with some steps.")],
     overrides: OverridesArgument = None,
     length_scale: Annotated[
-        float, typer.Option("--length-scale", help="Factor of the lengths of responses.")
+        float, typer.Option("--length-scale", help="Factor for response lengths.")
     ] = 1.0,
     length_spread: Annotated[
         float,
-        typer.Option("--length-spread", help="Factor of how far they spread; 0: all are equal."),
+        typer.Option("--length-spread", help="Factor for the spread of lengths; 0: all are equal."),
     ] = 1.0,
     cores: Annotated[
         float | None,
-        typer.Option("--cores", help="Cores that trainer, engines, workers and controller share."),
+        typer.Option(
+            "--cores", help="CPU cores for trainer, engines, workers and controller together."
+        ),
     ] = None,
     others: Annotated[
         float | None,
-        typer.Option("--others", help="Other processes that compute on them; as in the run."),
+        typer.Option(
+            "--others", help="Other busy processes on these cores; default: as in the run."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict what other settings would do to the speed of a run, from its own times."""
+    """Predict a run's speed with other settings. Uses its measured times."""
     from offbeat.plugins.planning.run_plan import plan_run
 
     with error_in_one_line():
@@ -106,19 +111,21 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     overrides: OverridesArgument = None,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", help="KEY=VALUE,VALUE to vary; several axes are combined."),
+        typer.Option("--over", help="KEY=VALUE,VALUE to vary; several are combined."),
     ] = None,
     lengths: Annotated[
         str,
-        typer.Option("--lengths", help="Law of lengths: mean=300,sigma=0.8,clip=1024,prompt=64."),
+        typer.Option(
+            "--lengths", help="Length distribution: mean=300,sigma=0.8,clip=1024,prompt=64."
+        ),
     ] = "",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each point.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps per setting.")] = 3,
     memory_mib: Annotated[
         int | None,
-        typer.Option("--memory-mib", min=1, help="Memory that each rank may allocate; on Linux."),
+        typer.Option("--memory-mib", min=1, help="Memory limit of each rank in MiB, on Linux."),
     ] = None,
     deadline_s: Annotated[
-        float, typer.Option("--deadline", min=1.0, help="Seconds that one point may take.")
+        float, typer.Option("--deadline", min=1.0, help="Seconds per setting.")
     ] = 600.0,
     largest: Annotated[
         bool,
@@ -126,12 +133,12 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File of results; an interrupted sweep goes on with it."),
+        typer.Option("--out", help="Result file; an interrupted sweep continues from it."),
     ] = None,
 ) -> None:
-    """Measure the trainer at several settings on fabricated groups, without engines.
+    """Measure the trainer with several settings.
 
-    Exit code 1: no point could be measured.
+    It trains on made-up groups, without engines. Exit code 1: no setting could be measured.
     """
     from offbeat.launch.commands.recipes import read_with_model
 

@@ -29,7 +29,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN [RUN2]...",
-            help="Directories of runs; the first in full.",
+            help="Run directories; the first is shown in full.",
             autocompletion=complete_run,
         ),
     ],
@@ -38,7 +38,7 @@ def report(
         typer.Option("--output", "-o", help="HTML file; default: report.html in the first run."),
     ] = None,
 ) -> None:
-    """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
+    """Write an offline HTML page about a run. It has outcome, timeline, curves and groups."""
     from offbeat.plugins.report.document import write_report
 
     with error_in_one_line():

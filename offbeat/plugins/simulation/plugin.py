@@ -17,20 +17,21 @@ def simulate(
     overrides: OverridesArgument = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Episodes to run.")] = 100,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Run this episode alone, in full detail.")
+        int | None, typer.Option("--seed", help="Run only this episode, in full detail.")
     ] = None,
     base: Annotated[
-        int | None, typer.Option("--base", help="First seed; default: drawn, and printed.")
+        int | None, typer.Option("--base", help="First seed; default: random, and printed.")
     ] = None,
     faults: Annotated[
         str,
         typer.Option(
-            "--faults", help="none, engines, trainer, machines, controller, network, data, all."
+            "--faults",
+            help="Faults: none, engines, trainer, machines, controller, network, data, all.",
         ),
     ] = "all",
     schedule: Annotated[
         Path | None,
-        typer.Option("--schedule", help="JSON file of faults to play instead of drawn ones."),
+        typer.Option("--schedule", help="JSON file of faults to play, instead of random ones."),
     ] = None,
     verbose: Annotated[
         bool,
@@ -39,7 +40,7 @@ def simulate(
         ),
     ] = False,
 ) -> None:
-    """Run the controller in the deterministic simulator, and audit every episode."""
+    """Test the controller in a deterministic simulator. Audits every episode."""
     from offbeat.launch.commands.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides, dry_run=True)

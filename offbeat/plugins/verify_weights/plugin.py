@@ -17,7 +17,7 @@ def verify_weights(
     what: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|CHECKPOINT", help="Directory of a run, or checkpoints/state_N of one."
+            metavar="RUN|CHECKPOINT", help="Run directory, or checkpoints/state_N of a run."
         ),
     ],
     against: Annotated[
@@ -27,13 +27,13 @@ def verify_weights(
         ),
     ] = None,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Compare with the engines of the live run, too.")
+        bool, typer.Option("--engine", help="Also compare with the engines of the live run.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", help="Seconds the engines may take to answer.")
+        float, typer.Option("--wait", help="Seconds to wait for the engines.")
     ] = 60.0,
 ) -> None:
-    """Find the first weight that differs, and the leg: export, wire, load. 1: one differs."""
+    """Find the first differing weight. Names its stage: export, wire, load. Exit code 1: one differs."""
     from offbeat.plugins.verify_weights.legs import legs_or_exit
 
     legs = legs_or_exit(what, against, engine=engine, wait_s=wait_s)

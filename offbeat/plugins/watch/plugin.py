@@ -13,14 +13,16 @@ COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 @COMMANDS.command(rich_help_panel=LOOK)
 def watch(
     runs: Annotated[
-        Path, typer.Argument(metavar="RUNS_DIR", help="Directory of runs, or one run.")
+        Path, typer.Argument(metavar="RUNS_DIR", help="Directory of runs, or of one run.")
     ] = Path("runs"),
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; default: this machine alone.")
+        str, typer.Option("--host", help="Address to listen on; default: only this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free port.")
+    ] = 0,
 ) -> None:
-    """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
+    """Serve live pages of all runs in a directory. Each is like offbeat report. Ctrl-C ends it."""
     from offbeat.plugins.watch.server import serve
 
     with error_in_one_line():

@@ -203,8 +203,8 @@ def test_an_override_of_what_a_run_is_made_of_is_refused_with_key_values_and_fix
     result = offbeat("train", *recipe, "seed=5", "--resume", str(ended_run))
     assert result.exit_code == 2
     assert result.stderr == (
-        f"run directory {ended_run}: seed is 5, the run has 0. Leave these as they were "
-        "(offbeat train --resume RUN alone does), or start a new run\n"
+        f"run directory {ended_run}: seed is 5, the run has 0. Keep these as they were "
+        "(offbeat train --resume RUN without settings does), or start a new run\n"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_resumed_run_has_one_directory(tmp_path: Path) -> None:
     make_run_dir(load_recipe(STUB).config, run)
     result = offbeat("train", "--resume", str(run), "steps=3", f"run_dir={tmp_path / 'other'}")
     assert result.exit_code == 2
-    assert f"--resume {run} goes on in that directory, and run_dir=" in result.stderr
+    assert f"--resume {run} continues in that directory, but run_dir=" in result.stderr
 
 
 def test_a_check_prints_nothing_but_its_report() -> None:

@@ -96,7 +96,7 @@ def test_no_file_is_replaced_and_none_is_written_beside_it(tmp_path: Path) -> No
     mine.write_text("mine")
     result = offbeat("init", str(tmp_path))
     assert result.exit_code == 2
-    assert "rewards.py already, and nothing is replaced" in result.stderr
+    assert "rewards.py, and nothing is overwritten" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
     assert mine.read_text() == "mine"
 
