@@ -37,8 +37,9 @@ class RewardsNotFinite(OffbeatError):
     def __str__(self) -> str:
         places = [place for place, each in enumerate(self.rewards) if not _is_finite(each)]
         return (
-            f"{self.estimator} cannot compare rewards {self.rewards}: those of samples {places} are "
-            "not finite as float32. Refuse the group where its reward is made, as parse_reward does"
+            f"{self.estimator} cannot compare rewards {self.rewards}: the rewards of samples "
+            f"{places} are not finite as float32. Refuse the group in its reward function, as "
+            "parse_reward does"
         )
 
 

@@ -118,8 +118,8 @@ class CustomLoss:
         if value.shape != (count,):
             problem = f"{what} has shape {list(value.shape)} for {count} tokens"
             fix = (
-                "Return one number for each token, [N], and no sum or mean: "
-                "algorithm.loss.normalize says what the sum over a step is divided by"
+                "Return one number per token, [N], not a sum or mean: algorithm.loss.normalize "
+                "sets the divisor of the step's sum"
             )
             raise LossRefused(self.target, problem, fix)
         return value

@@ -90,8 +90,9 @@ def _staleness_covers_the_sync_interval(config: RunConfig) -> Iterator[Clash]:
     if staleness < interval - 1:
         yield Clash(
             ("sampler.max_staleness", "sync.interval"),
-            f"sampler.max_staleness={staleness} cannot hold with sync.interval={interval}: just before "
-            f"a sync, even a fresh sample is {interval - 1} weight versions behind the trainer",
+            f"sampler.max_staleness={staleness} is impossible with sync.interval={interval}: "
+            f"just before a sync, even a fresh sample is {interval - 1} weight versions behind "
+            "the trainer",
             f"Set sampler.max_staleness to {interval - 1} or more, or sync.interval to {staleness + 1} "
             "or less.",
         )
@@ -170,8 +171,9 @@ def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
                 "generator.sampling.max_new_tokens",
                 *media,
             ),
-            f"buffer.capacity_mib={config.buffer.capacity_mib:g} holds no step of the largest groups: "
-            f"{config.groups_per_step} groups of up to {group / _MIB:.3g} MiB need {needed / _MIB:.4g} MiB",
+            f"buffer.capacity_mib={config.buffer.capacity_mib:g} is too small for a step of the "
+            f"largest groups: {config.groups_per_step} groups of up to {group / _MIB:.3g} MiB "
+            f"need {needed / _MIB:.4g} MiB",
             f"Set buffer.capacity_mib to {-(-needed // _MIB)} or more, or lower groups_per_step, "
             f"{''.join(f'{key}, ' for key in media)}samples_per_group, generator.max_model_len or "
             "generator.sampling.max_new_tokens.",
@@ -189,15 +191,17 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
     if config.generator.engines > 1:
         yield Clash(
             ("generator.deterministic", "generator.engines"),
-            f"generator.deterministic=true cannot hold with generator.engines={config.generator.engines}: "
-            "which engine serves a group, and with which weights, depends on who is free first",
+            "generator.deterministic=true is impossible with "
+            f"generator.engines={config.generator.engines}: timing decides which engine serves "
+            "a group, and with which weights",
             "Set generator.engines to 1, or generator.deterministic to false.",
         )
     if not isinstance(config.sampler, InOrderConfig):
         yield Clash(
             ("generator.deterministic", "sampler.name"),
-            f"generator.deterministic=true cannot hold with sampler.name={config.sampler.name}: what a "
-            "batch is made of depends on when groups happen to finish",
+            "generator.deterministic=true is impossible with "
+            f"sampler.name={config.sampler.name}: the content of a batch depends on when groups "
+            "finish",
             "Set sampler.name to in_order, or generator.deterministic to false.",
         )
 
@@ -243,7 +247,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
     if teacher is not None and backend not in CORE_BACKENDS:
         yield Clash(
             ("algorithm.loss.teacher", "trainer.backend"),
-            f"algorithm.loss.teacher={teacher} is held by trainer.backend=torch alone",
+            f"algorithm.loss.teacher={teacher} needs trainer.backend=torch",
             "Set trainer.backend to torch, or leave algorithm.loss.teacher out.",
         )
     samples, tries = config.samples_per_group, config.algorithm.pass_k
@@ -283,8 +287,9 @@ def moe_clashes(config: RunConfig) -> Iterator[Clash]:
     if not loss.count_dropped and any(each is not None for each in drops):
         yield Clash(
             (*coefs, "algorithm.loss.count_dropped"),
-            "algorithm.loss.count_dropped=false divides by the tokens that are kept, and the losses of "
-            "trainer.moe are sums over dropped ones as well: their weight would grow with what is dropped",
+            "algorithm.loss.count_dropped=false divides by the kept tokens, but the losses of "
+            "trainer.moe are also summed over dropped tokens: their weight would grow with "
+            "each dropped token",
             "Set algorithm.loss.count_dropped to true, or balance by trainer.moe.bias_update_rate.",
         )
 
@@ -367,7 +372,7 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     if config.data.columns and path is None:
         yield Clash(
             ("data.columns", "data.path"),
-            "data.columns is not used: there is no data.path",
+            "data.columns is not used without data.path",
             "Set data.path to the file that has these columns, or leave data.columns out.",
         )
 
@@ -386,7 +391,7 @@ def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
         if each.columns and each.path is None:
             yield Clash(
                 (f"{section}.columns", f"{section}.path"),
-                f"{section}.columns is not used: there is no {section}.path",
+                f"{section}.columns is not used without {section}.path",
                 f"Set {section}.path to the file that has these columns, or leave them out.",
             )
 
@@ -422,7 +427,7 @@ def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
         if is_set:
             yield Clash(
                 (key, "environments"),
-                f"{key} is not used: environments names those that the run trains on",
+                f"{key} is not used: the run trains on the environments in section environments",
                 f"Write it below one of them, as in environments.NAME.{key}, or leave it out.",
             )
     scored = {
@@ -434,7 +439,7 @@ def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
         if value:
             yield Clash(
                 (key, "environments"),
-                f"{key} is not used: each of environments has an evaluation set of its own",
+                f"{key} is not used: each of environments has a separate evaluation set",
                 "Name the files in environments.NAME.eval.",
             )
     for name, each in config.environments.items():
@@ -443,7 +448,7 @@ def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
                 (f"environments.{name}.environment.name",),
                 f"environments.{name}.environment.name=demonstrations cannot be mixed: its rows are "
                 "trained without an engine, and the others need one",
-                "Train on the demonstrations first, in a run of their own, and take its model.",
+                "Train on the demonstrations first, in a separate run, and start from its model.",
             )
 
 
@@ -494,7 +499,7 @@ def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
     if config.data.path is None:
         yield Clash(
             ("data.path", "environment.name"),
-            "environment.name=demonstrations has no rows of its own",
+            "environment.name=demonstrations needs a file of rows",
             "Set data.path to a JSON Lines file with `prompt` and `completion`, or `messages`, in "
             "each row.",
         )
@@ -547,8 +552,9 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
     if not per_group:
         yield Clash(
             ("rollout.reward_call_budget", "environment.name"),
-            f"rollout.reward_call_budget is not used: environment.name={config.environment.name} calls no "
-            "reward function of yours, and what an agent's own program calls is not counted",
+            "rollout.reward_call_budget is not used: "
+            f"environment.name={config.environment.name} calls none of your reward functions, "
+            "and calls by an agent's program are not counted",
             "Leave it out, or name a reward function with environment.name=function.",
         )
     elif budget < (least := config.groups_per_step * per_group + scored):
@@ -569,7 +575,7 @@ def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
     for key, value in config.rollout.model_dump(include=of_agents, exclude_defaults=True).items():
         yield Clash(
             (f"rollout.{key}", "environment.name"),
-            f"rollout.{key}={value} is not used: it is about the samples of agents alone",
+            f"rollout.{key}={value} is not used: it applies only to samples of agents",
             f"Leave rollout.{key} out.",
         )
 
@@ -633,7 +639,7 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
     if trainer.backend != "torch":
         yield Clash(
             (key, "trainer.backend"),
-            f"{key}=stochastic is of trainer.backend=torch; {trainer.backend} rounds weights by itself",
+            f"{key}=stochastic needs trainer.backend=torch: {trainer.backend} rounds weights itself",
             f"Set {key} to nearest, or trainer.backend to torch.",
         )
     if ranks > 1:
@@ -766,8 +772,8 @@ def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
         key = "trainer.gpus" if config.trainer.gpus == least else "trainer.encoder.gpus"
         yield Clash(
             (key, "trainer.device"),
-            f"{key}={least:g} may put two of the {len(resources)} trainer ranks on one GPU, and NCCL connects "
-            "ranks on GPUs of their own only",
+            f"{key}={least:g} may put two of the {len(resources)} trainer ranks on one GPU, but "
+            "NCCL needs a separate GPU for each rank",
             f"Set {key} to 1, or use one trainer rank.",
         )
 

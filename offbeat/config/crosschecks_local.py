@@ -80,8 +80,8 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
         yield needs_copies(
             "sampler.max_staleness",
             f"={staleness}",
-            "stale samples come from decoding while the trainer is ahead, and decoding and optimizer "
-            "steps take turns on the one copy",
+            "samples become stale if engines decode while the trainer is ahead, but with one "
+            "copy of the weights decoding and optimizer steps alternate",
             "Set sampler.max_staleness to 0",
         )
     if config.sync.delta:

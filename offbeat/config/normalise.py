@@ -204,7 +204,7 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         name = chosen.value if isinstance(chosen, Leaf) else ""
         message = f"unknown key: {chooser}={name} has no `{known.leaf}`"
         other = " or ".join(known.variants)
-        hint = f"Only {chooser}={other} has it: take it out, or set {chooser} to {other}."
+        hint = f"Only {chooser}={other} has it: remove it, or set {chooser} to {other}."
         return Problem(node.location, key, node.plain(), message, hint)
     hint = ""
     if isinstance(node, Section):  # a section of another library, with known keys

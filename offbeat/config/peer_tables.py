@@ -762,7 +762,7 @@ _INSTRUCTIONS: Final = (
     "It has no key here: write the instructions into the rows, as a message of the role `system`."
 )
 _CRITIC: Final = (
-    "It has no key here: there is no critic, and all tokens of a sample have the same advantage."
+    "It has no key here: offbeat has no critic, and all tokens of a sample have the same advantage."
 )
 _AT_ONCE: Final = (
     "It is not needed here: an engine decodes up to `generator.max_sequences` samples at once."
@@ -944,7 +944,7 @@ NOTES: Final[dict[str, str]] = {
     "remove_microbatch_padding": _PACKED,
     "remove_unused_columns": "It is not needed here: a reward gets the whole row.",
     "renderer.name": "It is `environment.renderer={name: ...}`, with `environment.name=agent` or `verifiers`.",
-    "repetition_penalty": "It has no key here: probabilities are those of the model at `generator.sampling.temperature`.",
+    "repetition_penalty": "It has no key here: probabilities are computed at `generator.sampling.temperature`.",
     "resume": _RESUME,
     "resume.dir": _RESUME,
     "resume.step": _RESUME,

@@ -34,7 +34,7 @@ def plugin_clashes(config: RunConfig) -> Iterator[Clash]:
         section = f"plugins.{name}"
         if name in RunConfig.model_fields:
             fix = f"Write them in section {name}"
-            yield Clash((section,), f"the keys of {name} have a section of their own", f"{fix}.")
+            yield Clash((section,), f"{name} has a separate section", f"{fix}.")
             continue
         try:
             section_of_plugin(name).model_validate(options)

@@ -19,7 +19,27 @@ recipe can start from another one: `extends: base.yaml`. Paths are relative to t
 working directory in an override; `~` is the home directory. An unknown key is an error. `offbeat config explain KEY`
 prints an entry of this page, `offbeat config show RECIPE` fills in all defaults, and `offbeat check RECIPE` finds
 settings that cannot work together.
+
+In brackets: the type, its range and the default. A key that accepts null is null by default, unless another default is
+named. A NAME has letters, digits, dashes and underscores, and begins with a letter or digit. JSON values are text,
+finite numbers, true, false, null, and lists or mappings of these.
 """
+
+_SHORTER: Final = {
+    "sections by name; a name is of letters, digits, dashes and underscores, a letter or digit first": (
+        "sections by NAME"
+    ),
+    "mapping, of text, finite numbers, true, false, null, and lists or mappings of these": (
+        "mapping of JSON values"
+    ),
+    "one of ": "",
+    ", at least ": ", >= ",
+    ", at most ": ", <= ",
+    ", above ": ", > ",
+    ", below ": ", < ",
+    "list of values, each: ": "list of ",
+}
+"""Words of a type in messages, and their form on the page, where the head explains them."""
 
 
 def document() -> str:
@@ -50,7 +70,7 @@ def _find_repeats() -> Iterator[tuple[str, str]]:
 def _reference(section: Key, first: str) -> str:
     anchor = first.replace(".", "").lower()
     return f"\n## `{section.key}`\n\n" + _paragraph(
-        f"{section.doc} Its keys are those of [`{first}`](#{anchor})."
+        f"{section.doc} It has the keys of [`{first}`](#{anchor})."
     )
 
 
@@ -75,8 +95,12 @@ def _section(prefix: str, title: str, intro: Sequence[str] = ()) -> str:
 
 
 def _entry(key: Key) -> str:
+    kind = key.kind
+    for words, shorter in _SHORTER.items():
+        kind = kind.replace(words, shorter)
     default = key.default if key.required else f"default `{key.default}`"
-    return _paragraph(f"- `{key.key}` ({key.kind}; {default}): {key.doc}", indent="  ")
+    told = kind if kind.endswith(" or null") and key.default == "null" else f"{kind}; {default}"
+    return _paragraph(f"- `{key.key}` ({told}): {key.doc}", indent="  ")
 
 
 def _paragraph(text: str, indent: str = "") -> str:

@@ -30,23 +30,22 @@ class RunConfig(Config):
     """Complete configuration of one training run."""
 
     name: RunName = "run"
-    """Name of the run in its directory and in W&B."""
+    """Name of the run, used for its directory and in W&B."""
 
     seed: int = 0
-    """Seed of all randomness. Only with `generator.deterministic` does it repeat a run bit for
-    bit."""
+    """Seed of all randomness. A run repeats bit for bit only with `generator.deterministic`."""
 
     steps: Annotated[int, Field(ge=1, le=10**9)]
-    """Training steps; each makes one weight version. Learning rate schedules end at the last one; a
-    run that you extend later followed another schedule."""
+    """Training steps. Each makes one weight version. Learning rate schedules end at the last step,
+    so a run that you extend later has followed a shorter schedule."""
 
     groups_per_step: Annotated[int, Field(ge=1)] = 16
-    """Prompt groups per step, over all ranks. More reduce gradient noise and lengthen the step; the
-    buffer must hold them."""
+    """Prompt groups per step, over all ranks. More groups reduce gradient noise but lengthen the
+    step. The buffer must hold them."""
 
     samples_per_group: Annotated[int, Field(ge=1)] = 8
-    """Samples per prompt. More estimate the advantage better and find rare successes, at
-    proportional generation cost."""
+    """Samples per prompt. More samples estimate the advantage better and find rare successes.
+    Generation cost grows in proportion."""
 
     run_dir: str = "runs/{name}"
     """Directory for everything the run writes, relative to the working directory or from `~`.
@@ -62,7 +61,7 @@ class RunConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
     environments: dict[SectionName, MixedEnvironmentConfig] = {}
-    """Several environments by name, instead of `environment` and `data`. A run trains on all, in
+    """Several named environments, instead of `environment` and `data`. The run trains on all, in
     proportion to their weights."""
 
     sampler: SamplerConfig = ReadyFirstConfig()
@@ -105,7 +104,7 @@ class RunConfig(Config):
     """Processes that execute the run, and their environment."""
 
     plugins: dict[SectionName, Options] = {}
-    """Sections of trackers that other packages bring, by name. A tracker that is named here is on."""
+    """Sections of trackers from other packages, by name. Naming a tracker here switches it on."""
 
     stub: StubConfig = StubConfig()
     """The cost model of stub backends."""

@@ -115,7 +115,7 @@ class _Reader:
         return ConfigError((Problem(where, "", ABSENT, message, hint),))
 
     def too_much(self, what: str, mark: Any = None) -> ConfigError:  # noqa: ANN401
-        hint = "A recipe is a short text; keep data in a file of its own."
+        hint = "A recipe is a short text; keep data in a separate file."
         return self.unreadable(f"this is {what}", hint, mark)
 
     def node(self, node: nodes.Node, key: str, where: Location, depth: int = 0) -> Node:

@@ -72,7 +72,7 @@ class RewardCallBudgetSpent(BudgetSpent):
 
     def __str__(self) -> str:
         return (
-            f"{self.last}, and {self.key}={self.budget}: what is left does not cover {self.what}. "
+            f"{self.last}, and {self.key}={self.budget}: the rest does not cover {self.what}. "
             f"Raise {self.key} and resume, or set rollout.on_reward_budget_spent=stop"
         )
 
@@ -88,10 +88,10 @@ class EveryCanaryFailed(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"all {self.engines} engines failed the canary of the weights, synced again and "
-            f"replaced; the last one: {self.last}. Compare dtype, attention and model of trainer and "
-            "engines. If they are the same, raise sync.canary_tolerance; sync.canary_interval=0 turns the "
-            "check off"
+            f"all {self.engines} engines failed the canary of the weights, also after a new "
+            f"sync and a replacement. The last one: {self.last}. Compare dtype, attention and "
+            "model of trainer and engines. If they are the same, raise sync.canary_tolerance. "
+            "sync.canary_interval=0 turns the check off"
         )
 
 
@@ -161,9 +161,9 @@ class OtherWeights(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"the checkpoint of version {self.version} holds weights {self.restored}, this run has "
-            f"written {self.written}: it is of another run. Bring the run's own back, or start a new "
-            "run from that one's model"
+            f"the checkpoint of version {self.version} has weights {self.restored}, but this "
+            f"run wrote {self.written}: it belongs to another run. Restore this run's "
+            "checkpoint, or start a new run from the other run's model"
         )
 
 

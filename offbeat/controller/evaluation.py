@@ -207,7 +207,7 @@ class Evaluation:
 
     async def _score(self, due: int, version: int) -> None:
         if not self._budget.covers_evaluation:
-            detail = "what is left of rollout.reward_call_budget does not cover its calls: raise it"
+            detail = "the rest of rollout.reward_call_budget does not cover its calls: raise it"
             raise EvaluationFailed(version, detail)
         self._preview_bytes = 0
         room = asyncio.Semaphore(_in_flight(self._state.config) * len(self._open))

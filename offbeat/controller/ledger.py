@@ -105,10 +105,10 @@ class CannotRewind(OffbeatError):
                 f"cannot rewind to version {self.to_version}: {self.in_flight} groups are in flight"
             )
         return (
-            f"the trainer holds no checkpoint between version {self.to_version} and "
-            f"{self.trainer_version}, and {self.to_version} is older than the two checkpoints that the "
-            "journal vouches for. Repair the newest checkpoint (logs/trainer-rank0.log says which did not "
-            "verify), or start a new run from an older one's model"
+            f"the trainer has no checkpoint between version {self.to_version} and "
+            f"{self.trainer_version}, and {self.to_version} is older than the two checkpoints "
+            "that the journal guarantees. Repair the newest checkpoint (logs/trainer-rank0.log "
+            "names the damaged one), or start a new run from an older one's model"
         )
 
 

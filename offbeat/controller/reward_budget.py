@@ -56,7 +56,7 @@ class RewardBudget:
             RewardCallBudgetSpent: With ``rollout.on_reward_budget_spent: fail``.
         """
         state, limit = self._state, self._limit or 0
-        beside = f" beside the {self._per_evaluation} of an evaluation" * self._is_one_ahead
+        beside = f" and {self._per_evaluation} of an evaluation" * self._is_one_ahead
         spent = RewardCallBudgetSpent(
             f"the up to {self._per_group} calls of one more group{beside}",
             limit,

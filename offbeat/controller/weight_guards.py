@@ -54,9 +54,11 @@ class UnchangedReleases:
                 "sync.unchanged_releases",
                 version=release.version,
                 in_row=self._in_row,
-                fix="where train/grad_norm is 0 nothing is learned: see train/zero_variance_groups; "
-                "else raise trainer.optimizer.learning_rate, or serve float32 weights: model.dtype, "
-                "sync.wire_dtype",
+                fix=(
+                    "if train/grad_norm is 0, nothing is learned: see "
+                    "train/zero_variance_groups. Else raise trainer.optimizer.learning_rate, "
+                    "or serve float32 weights: model.dtype, sync.wire_dtype"
+                ),
             )
 
 

@@ -150,7 +150,10 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
 
 def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
     if "completion" not in fields:
-        return f"has no 'completion' (keys: {', '.join(fields)}); give what the model is to write"
+        return (
+            f"has no 'completion' (keys: {', '.join(fields)}); add the text that the model "
+            "should write"
+        )
     completion = fields["completion"]
     if not isinstance(completion, str) or not completion:
         return f"'completion' is {completion!r:.80}; it is a string with at least one character"
@@ -160,6 +163,8 @@ def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
 def _behind(shorter: str, longer: str, place: int) -> str:
     """Return the text that the template writes after ``shorter``."""
     if not longer.startswith(shorter):
-        problem = f"the chat template changes what is before messages[{place}] when it adds that"
+        problem = (
+            f"the chat template changes the text before messages[{place}] when it adds that message"
+        )
         raise UnusableDemonstration(problem)
     return longer[len(shorter) :]

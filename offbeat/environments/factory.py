@@ -104,9 +104,7 @@ def make_prompts(
         made = plugin.make_prompts(config, began_with, working_dir)
         if made is not None:
             return made
-    raise BadEnvironment(
-        "data.path", f"environment {name!r} has no prompts of its own; name a file"
-    )
+    raise BadEnvironment("data.path", f"environment {name!r} makes no prompts; name a file")
 
 
 def _made_prompts(config: RunConfig) -> PromptSource | None:

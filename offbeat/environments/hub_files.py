@@ -135,9 +135,9 @@ def hub_errors(
         yield
     except errors.GatedRepoError as error:
         fix = "Accept its terms on its page, and set HF_TOKEN to a token of that account"
-        raise HubFilesError(path, f"access to {repository} has to be granted", fix) from error
+        raise HubFilesError(path, f"access to {repository} must be granted", fix) from error
     except errors.RepositoryNotFoundError as error:
-        problem = f"there is no {repository} on the hub, or it is private"
+        problem = f"the hub has no {repository}, or it is private"
         fix = "Correct the name, or set HF_TOKEN to a token that may read it"
         raise HubFilesError(path, problem, fix) from error
     except errors.RevisionNotFoundError as error:

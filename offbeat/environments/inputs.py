@@ -39,8 +39,8 @@ class InputChanged(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.key}={self.value} has another content than the run began with: it was changed "
-            "while the run went on. Put it back and resume the run, or start a new one"
+            f"{self.key}={self.value} changed after the run began. Restore its content and "
+            "resume the run, or start a new one"
         )
 
 

@@ -40,8 +40,8 @@ def math_reward(
     wanted = parse(_mark_bare(str(answer)), parsing_timeout=None)
     if not wanted:
         raise ValueError(
-            f"math-verify reads no answer in {answer_key}={answer!r:.80}; write the "
-            "value alone, as a number or LaTeX"
+            f"math-verify reads no answer in {answer_key}={answer!r:.80}; write only the value, "
+            "as a number or LaTeX"
         )
     given = parse(without_thinking(response), parsing_timeout=None)
     return correct if verify(wanted, given, timeout_seconds=None) else 0.0

@@ -67,7 +67,7 @@ def _problem_of_columns(
         return f"has no column {missing[0]!r} {columns}"
     for name, kind in kinds_by_name.items():
         if (count := names.count(name)) > 1:
-            return f"has column {name!r} {count} times {columns}; give each a name of its own"
+            return f"has column {name!r} {count} times {columns}; give each a different name"
         if not (_is_plain(kind) or (name in media and _is_file(kind))):
             fix = "name the columns that are needed"
             return f"has column {name!r} of type {kind}, which no prompt can hold; {fix}"

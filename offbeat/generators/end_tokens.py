@@ -55,8 +55,8 @@ def end_ids_problem(
         return f"{' and '.join(_NAMED_IN)} name no eos_token_id{last}: every sample is cut off"
     if id_ is not None and id_ not in ends:
         return (
-            f"the tokenizer ends with {token!r} ({id_}), and samples end with {ends} alone: those of "
-            "a model that was trained to end with the tokenizer's are cut off"
+            f"the tokenizer's end token is {token!r} ({id_}), but samples end only with {ends}: "
+            "a model that was trained to end with the tokenizer's token is cut off"
         )
     return ""
 

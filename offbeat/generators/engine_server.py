@@ -193,7 +193,7 @@ class EngineServer:
             WeightSyncFailed: A release has replaced the weights, or the files cannot be read.
         """
         if self._version not in (None, version):
-            problem = f"a release took the place of the loaded weights: version {self._version}"
+            problem = f"a newer release replaced the loaded weights: version {self._version}"
             raise WeightSyncFailed(self._name, epoch, version, problem)
         try:
             return await in_thread("digest", lambda: digest_loaded(self._model_path))

@@ -45,13 +45,16 @@ def check_can_evaluate(config: RunConfig) -> None:
     """
     backend = config.generator.backend
     if backend == "none":
-        problem = "starts no engine, so this recipe has nothing to sample answers with"
+        problem = "starts no engine, so this recipe cannot sample answers"
         fix = (
             "Evaluate the model by a recipe that samples: offbeat eval RECIPE model.path=DIRECTORY"
         )
         raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
     if config.sync.quantize is not None:
-        problem = "starts engines that serve what a trainer quantizes, and here is none"
+        problem = (
+            "starts engines that need weights quantized by a trainer, and an evaluation "
+            "has no trainer"
+        )
         fix = "Evaluate the unquantized model: sync.quantize=null"
         raise NothingToEvaluate(f"sync.quantize={config.sync.quantize}", problem, fix)
 

@@ -29,9 +29,9 @@ class GcsLost(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"Ray's control service (GCS) at {self.address} has not answered for {self.silent_s:.0f} s: "
-            f"{self.problem}. It was killed or crashed, or the network to it is cut. Start the cluster "
-            "again; a resume goes on from the run directory"
+            f"Ray's control service (GCS) at {self.address} has not answered for "
+            f"{self.silent_s:.0f} s: {self.problem}. It was killed, it crashed, or the network "
+            "to it is cut. Start the cluster again and resume from the run directory"
         )
 
 

@@ -72,7 +72,7 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
 
 def _as_path_too(error: HubFilesError, name: str) -> HubFilesError:
     """Return the error for a name that the user may have meant as a directory."""
-    problem = f"there is no directory of that name, and as a model of the hub: {error.problem}"
+    problem = f"no directory has that name, and as a model of the hub: {error.problem}"
     return type(error)(f"model.path={name}", problem, error.fix)
 
 

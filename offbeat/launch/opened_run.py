@@ -92,7 +92,10 @@ def _explain_no_step(taken: int, config: RunConfig) -> str:
     if taken < config.steps:
         return ""
     model = ", the model is written" if config.checkpoint.final else ""
-    return f"step {taken} is taken, and steps={config.steps}: no step is trained{model}"
+    return (
+        f"step {taken} is already trained, and steps={config.steps}: nothing is left to "
+        f"train{model}"
+    )
 
 
 def written_files(directory: Path) -> dict[str, Path]:

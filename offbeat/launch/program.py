@@ -176,13 +176,13 @@ def resume(
     import_progress_bars()
     for name in ("model", "prompts", "eval_prompts"):
         if name in settings:
-            hint = "Leave it out: the run goes on with what it began with."
+            hint = "Leave it out: a resumed run keeps its own"
             raise bad_argument(name, "it is fixed for a resume", hint)
     check_names(resume, (train,), settings)
     directory = Path(run_dir)
     if not (directory / CONFIG).exists():
         raise NoRunInDirectory(
-            str(directory), "it holds no run to resume", "Name what a run has written"
+            str(directory), "it has no run to resume", "Name the directory of a run"
         )
     given = _Given(reward=reward, agent=agent, loss=loss, settings=settings)
     keys = given.in_recipe(directory)

@@ -146,7 +146,8 @@ class Run:
             """Explain which object has an attribute that only the run of ``start`` has."""
             if name in _OF_LIVE_RUNS:
                 problem = (
-                    f"this Run has results only; {name} is of the Run that offbeat.start() returned"
+                    f"this Run has only results; {name} belongs to the Run that offbeat.start() "
+                    "returned"
                 )
                 fix = f"in a shell: offbeat control {self.directory} stop"
                 raise AttributeError(f"{problem}; {fix}")
@@ -272,7 +273,7 @@ class Run:
         if steps is None:
             return "A run writes its model at its end"
         if not steps:
-            return "It has not taken a step"
+            return "It has trained no step"
         call = f"offbeat.resume({str(self.directory)!r}, steps={steps})"
         return f"It ended early, after step {steps}: {call} writes its model"
 
@@ -352,7 +353,9 @@ class LiveRun(Run):
         if self._over.is_set():
             return
         with contextlib.suppress(Interrupted), self._session.signals.install():
-            _tell(f"the program has ended, the run in {self.directory} goes on (Ctrl-C ends it)")
+            _tell(
+                f"the program has ended, but the run in {self.directory} continues (Ctrl-C ends it)"
+            )
             self._over.wait()
         try:
             self._wait_for_end(is_asked=False)
@@ -389,7 +392,7 @@ class LiveRun(Run):
             self._session.signals.stop()
             return self._wait_for_end(is_asked=False)
         if not is_over:
-            raise TimeoutError(f"the run in {self.directory} goes on after {timeout_s:g} s")
+            raise TimeoutError(f"the run in {self.directory} has not ended after {timeout_s:g} s")
         return self._wait_for_end()
 
     def stop(self) -> None:

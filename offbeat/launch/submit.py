@@ -124,8 +124,8 @@ def submit_job(
         return REFUSED
     except (ConnectionError, RuntimeError) as error:
         typer.echo(
-            f"no Ray dashboard took the job at {address}: {first_line(error).rstrip('.')}. Start one with "
-            "ray start --head, or pass --address.",
+            f"no Ray dashboard accepted the job at {address}: {first_line(error).rstrip('.')}. "
+            "Start one with ray start --head, or pass --address.",
             err=True,
         )
         return REFUSED
@@ -182,8 +182,9 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
     nbytes = count_packed_bytes(working_dir)
     if nbytes > MAX_PACKAGE_BYTES:
         problem = (
-            f"it holds {size(nbytes)}, at most {size(MAX_PACKAGE_BYTES)} are packed "
-            f"(without {', '.join(EXCLUDED)}). Keep models and data elsewhere, by an absolute path"
+            f"it contains {size(nbytes)}, but at most {size(MAX_PACKAGE_BYTES)} are packed "
+            f"(without {', '.join(EXCLUDED)}). Keep models and data elsewhere, and name them by "
+            "absolute path"
         )
         raise CannotPack(str(working_dir), problem)
     digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]

@@ -344,10 +344,10 @@ class WeightsUnmoved(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"step {self.step} was taken with learning rate {self.learning_rate:g} and gradient "
-            f"norm {self.grad_norm:g}, and none of {self.sampled:,} sampled weights with a gradient "
-            f"moved (trainer rank {self.rank}): the update is below what their type resolves, or "
-            "the optimizer updates other tensors than the model's. Raise "
+            f"step {self.step} had learning rate {self.learning_rate:g} and gradient norm "
+            f"{self.grad_norm:g}, but none of {self.sampled:,} sampled weights with a gradient "
+            f"changed (trainer rank {self.rank}): the update is below the precision of their "
+            "type, or the optimizer updates other tensors than the model's. Raise "
             "trainer.optimizer.learning_rate; if it is not tiny, report this as a bug"
         )
 
@@ -414,8 +414,8 @@ class WeightSyncFailed(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.engine} did not take weight version {self.version} (sync epoch {self.epoch}): "
-            f"{self.detail}"
+            f"{self.engine} did not load weight version {self.version} (sync epoch "
+            f"{self.epoch}): {self.detail}"
         )
 
 
@@ -473,8 +473,8 @@ class CanaryFailed(WeightSyncFailed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.detail = (
-            f"the bytes are those of the release, and the engine's logprob of token {self.token} is "
-            f"{self.engine_logprob:.4g} where the trainer's is {self.trainer_logprob:.4g}: "
+            f"the bytes match the release, but the engine's logprob of token {self.token} is "
+            f"{self.engine_logprob:.4g} and the trainer's is {self.trainer_logprob:.4g}: "
             f"{self.gap:.3g} nats apart, {self.tolerance:g} are allowed"
         )
 
@@ -490,9 +490,9 @@ class InitialWeightsChanged(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"model.path holds weights {self.found}, and this run began with {self.began}: a rewind to "
-            "its start and the KL reference would be of another model. Put the weights back that it "
-            "began with, or start a new run"
+            f"model.path has weights {self.found}, but this run began with {self.began}: a "
+            "rewind to its start and the KL reference would use another model. Restore the "
+            "original weights, or start a new run"
         )
 
 

@@ -266,7 +266,7 @@ def check_finite(path: str | Path, name: str, tensor: Tensor) -> None:
     count = int(tensor.isfinite().logical_not().sum())
     dtype = str(tensor.dtype).removeprefix("torch.")
     problem = f"{count} of the {tensor.numel()} values of {name} are not finite in {dtype}"
-    fix = "Copy or download the model again, or take an earlier checkpoint of it"
+    fix = "Copy or download the model again, or use an earlier checkpoint of it"
     raise WeightsNotFinite(str(path), problem, fix)
 
 
@@ -314,8 +314,8 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
     reshaped = sorted(each[0] for each in info["mismatched_keys"])
     parts = (
         (missing, "lack {} of the model ({})"),
-        (unexpected, "hold {} that the model has no place for ({})"),
-        (reshaped, "hold {} in another shape than the model ({})"),
+        (unexpected, "contain {} that the model lacks ({})"),
+        (reshaped, "contain {} with another shape than in the model ({})"),
     )
     problems = [
         said.format(_count(names), list_names(names, _NAMED)) for names, said in parts if names
@@ -333,10 +333,11 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
 
 def _make_untied_error(path: str | Path, tensor: str, tied_to: str) -> WeightsUntied:
     problem = (
-        f"config.json ties {tensor} to {tied_to}, and the weight files hold other values for each"
+        f"config.json ties {tensor} to {tied_to}, but the weight files have different values "
+        "for them"
     )
     fix = (
-        f"Set tie_word_embeddings to false in config.json, or take {tensor} out of the weight files"
+        f"Set tie_word_embeddings to false in config.json, or remove {tensor} from the weight files"
     )
     return WeightsUntied(str(path), problem, fix)
 

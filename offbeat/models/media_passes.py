@@ -33,8 +33,8 @@ class FeaturesMismatch(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.model} made {self.features} features of media that take {self.wanted} tokens. "
-            "Make the processor's and the model's config of one model agree"
+            f"{self.model} made {self.features} features of media for {self.wanted} tokens. Use "
+            "processor and model configs of one model"
         )
 
 

@@ -175,7 +175,7 @@ def reopen_run_dir(
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists():
         fix = "Name the directory that an earlier run wrote"
-        raise RunDirUnusable(str(directory), "it holds no run to resume", fix)
+        raise RunDirUnusable(str(directory), "it has no run to resume", fix)
     if (directory / RETRAINED).exists():
         problem = "offbeat retrain wrote it, from the groups of another run"
         raise RunDirUnusable(str(directory), problem, f"Resume that run: {RETRAINED} names it")
@@ -249,7 +249,7 @@ def lock_directory(directory: Path) -> Generator[None]:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         fix = "Name the directory that an earlier run wrote"
-        raise RunDirUnusable(str(directory), "it holds no run to resume", fix) from error
+        raise RunDirUnusable(str(directory), "it has no run to resume", fix) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -391,8 +391,14 @@ def _check_fixed(
                 f" with its weights: model.weights={saved}state_N, or model.path={saved}step_N of an "
                 "export"
             )
-        command = f"Leave these as they were (offbeat train --resume RUN alone does), {start_anew}"
-        call = f"Leave these as they were ({_resume_call(directory)} alone does), {start_anew}"
+        command = (
+            "Keep these as they were (offbeat train --resume RUN without settings does), "
+            f"{start_anew}"
+        )
+        call = (
+            f"Keep these as they were ({_resume_call(directory)} without settings does), "
+            f"{start_anew}"
+        )
         if any(inputs.get(key) for key in code):
             command += ". To go on with changed code, add --changed-code"
             call += ". To go on with changed code, pass changed_code=True"
@@ -419,8 +425,8 @@ def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterato
             yield f"{key} is {wanted.get(key)!r} from now on, it was {was.get(key)!r}"
     if _rounds_to_nearest_now(was, wanted, _ROUNDING):
         yield (
-            f"{_ROUNDING} is 'nearest', the run has 'stochastic': its weights are rounded to the nearest "
-            "bfloat16 from now on, those of the checkpoint too"
+            f"{_ROUNDING} is 'nearest', the run has 'stochastic': all weights, including the "
+            "checkpoint's, are rounded to the nearest bfloat16 from now on"
         )
 
 
@@ -428,7 +434,7 @@ def _check_secrets(config: RunConfig, directory: Path) -> None:
     """Check that no secret that is missing in the stored config is now a literal value."""
     missing = list(find_redacted_keys(config.model_dump()))
     if missing:
-        problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
+        problem = f"{CONFIG} has no secrets, so {', '.join(missing)} is not known"
         raise RunDirUnusable(str(directory), problem, f"Give it again: {missing[0]}=...")
 
 
@@ -479,11 +485,13 @@ def what_to_name(path: Path) -> str:
     """Suggest a run directory to pass instead of ``path``, in one sentence."""
     around = run_around(path)
     if around is not None:
-        return f"Name the run that it lies in, {around}"
+        return f"Name the run that contains it, {around}"
     below = runs_below(path) if path.is_dir() else []
     if below:
         return f"Name a run, as in {' or '.join(map(str, below))}"
-    return "Name a run directory, which holds config.yaml and journal once the run began, as in runs/gsm8k"
+    return (
+        "Name a run directory, as in runs/gsm8k (it has config.yaml and journal once the run began)"
+    )
 
 
 def _folders(directory: Path) -> Iterator[Path]:

@@ -44,8 +44,8 @@ class LinkRefused(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is a symbolic link, which no page of a run follows: it may lead to any file "
-            "of this machine. Put what it leads to in its place, or remove it"
+            f"{self.path} is a symbolic link, which pages of a run never follow: it may lead to "
+            "any file of this machine. Replace it by its target, or remove it"
         )
 
 

@@ -98,7 +98,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         width = max(map(len, rows))
         below = "\n" + " " * (width + 2)
         lines = [f"{name:<{width}}  {value}".replace("\n", below) for name, value in rows.items()]
-        verdict = "the journal and what was written beside it agree"
+        verdict = "the journal and the run's other files agree"
         if self.differences:
             verdict = f"{len(self.differences)} differences:"
         return (
@@ -109,7 +109,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     def _summary(self) -> str:
         """Return the summary's report of the end, unless it belongs to another incarnation."""
         if self.summary == "not written":
-            return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume finds out)"
+            return (
+                f"{self.summary}: the run is alive, was killed, or its disk was full "
+                "(offbeat train --resume finds out)"
+            )
         return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
 
     def _equation(self) -> str:

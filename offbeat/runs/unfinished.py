@@ -83,8 +83,8 @@ def describe_unsaved_steps(run_dir: Path, version: int) -> str:
     kept = int(number) if number.isdecimal() else 0
     if kept >= version:
         return ""
-    goes_on = f"the checkpoint of version {kept}" if kept else "the initial model, for want of one"
+    goes_on = f"the checkpoint of version {kept}" if kept else "the initial model"
     return (
-        f"no checkpoint of version {version} was written; a resume goes on from "
-        f"{goes_on}, and trains the steps since then again"
+        f"no checkpoint of version {version} was written; a resume continues from {goes_on}, "
+        "and trains the later steps again"
     )

@@ -79,7 +79,10 @@ def load_custom(
 
 
 _NAME_FIX: Final = "Name it module:Class, the module being importable from the working directory"
-_CALL_FIX: Final = "Let it take groups_per_step, max_staleness and the keys of sampler.options as keyword arguments"
+_CALL_FIX: Final = (
+    "Let it accept groups_per_step, max_staleness and the keys of "
+    "sampler.options as keyword arguments"
+)
 _SHAPE_FIX: Final = "Give it the methods of offbeat.interfaces.Sampler"
 _BOUND_FIX: Final = "Make it an integer of groups_per_step or more"
 
@@ -103,7 +106,10 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
         raise SamplerNotLoaded(config.target, problem, fix)
     if not hasattr(policy, BOUND):
         whole = count_trainable_groups(config.max_staleness, groups_per_step)
-        fix = f"Give it the most groups that it will have admitted and not trained: what the bound can train is (max_staleness + 1) * groups_per_step = {whole}"
+        fix = (
+            "Set it to the largest number of groups that it admits before they are trained: "
+            f"the bound allows (max_staleness + 1) * groups_per_step = {whole}"
+        )
         raise SamplerNotLoaded(config.target, f"{a_kind} has no {BOUND}", fix)
 
 

@@ -136,7 +136,7 @@ _FAILS_FIX: Final = (
     "Let encode return tokens for each row, and score one finite number for each answer"
 )
 _TWICE_FIX: Final = (
-    "Let a reward depend on its own prompt and answer alone, and keep no state between groups"
+    "Let a reward depend only on its prompt and answer, and keep no state between groups"
 )
 
 

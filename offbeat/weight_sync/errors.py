@@ -114,7 +114,7 @@ class ReplicasDiverged(OffbeatError):
         ranks = " and ".join(map(str, self.ranks))
         digests = " and ".join(each[:8] for each in self.digests)
         return (
-            f"trainer ranks {ranks} hold copies of {self.tensors} that differ: digests {digests}. "
+            f"trainer ranks {ranks} have different copies of {self.tensors}: digests {digests}. "
             "Their weights have diverged; resume from the last checkpoint"
         )
 

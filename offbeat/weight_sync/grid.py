@@ -48,10 +48,10 @@ class ModelGrid:
         if self.own_plan:
             beside //= self.tensor
             if beside > 1:
-                got = "1 beside pipeline, context or expert parallelism"
-                raise LayoutRefused("own_plan", got, "tensor and shards alone beside it")
+                got = "1 together with pipeline, context or expert parallelism"
+                raise LayoutRefused("own_plan", got, "only tensor and shards next to it")
         if self.shards > 1 and beside > 1:
-            got = f"{self.shards} beside tensor, pipeline, context or expert parallelism"
+            got = f"{self.shards} together with tensor, pipeline, context or expert parallelism"
             want = "1, or the only kind of parallelism but tensor with own_plan=1"
             raise LayoutRefused("fsdp", got, want)
         if self.encoders:
@@ -75,12 +75,12 @@ class ModelGrid:
         if self.own_plan not in (0, 1):
             raise LayoutRefused("own_plan", str(self.own_plan), "0 or 1")
         if self.own_plan and self.vocabulary_multiple > 1:
-            want = "1 beside own_plan: the torch trainer pads no rows"
+            want = "1 together with own_plan: the torch trainer pads no rows"
             raise LayoutRefused("vocabulary_multiple", str(self.vocabulary_multiple), want)
 
     def _check_encoders(self) -> None:
         if self.data > 1 and (self.shards > 1 or self.own_plan):
-            got = f"{self.encoders} beside copies of shards"
+            got = f"{self.encoders} together with copies of shards"
             raise LayoutRefused("encoders", got, "0: no trainer has both")
         of, lanes = ("shards", self.shards) if self.shards > 1 else ("data", self.data)
         if lanes % self.encoders:

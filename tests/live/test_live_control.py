@@ -34,7 +34,7 @@ def stopped(start: Start, runtime: str) -> Iterator[LiveRun]:
     with start("controlled", STUB, "steps=100000", "checkpoint.interval=10") as run:
         run.trained_steps(3)
         for command, sentence in (
-            (("replay", run.run_dir), "the journal and what was written beside it agree"),
+            (("replay", run.run_dir), "the journal and the run's other files agree"),
             (("why", run.run_dir, 0), "g-000000"),
         ):
             code, text = offbeat(*command)
@@ -160,7 +160,7 @@ def test_a_crashed_run_obeys_nobody_and_says_how_to_go_on(crashed: Path) -> None
 def test_a_crashed_run_does_not_go_on_with_another_seed(crashed: Path) -> None:
     code, text = offbeat("train", "--resume", crashed, "seed=5")
     assert code == 2
-    assert "seed is 5, the run has 0. Leave these as they were" in text
+    assert "seed is 5, the run has 0. Keep these as they were" in text
     assert "or start a new run" in text
 
 

@@ -194,7 +194,7 @@ def test_runs_start_inside_of_an_event_loop_and_in_a_thread(tmp_path: Path) -> N
 def test_a_run_in_the_background_is_stopped_and_goes_on(tmp_path: Path) -> None:
     live = offbeat.start(**settings(tmp_path, steps=100_000))
     assert live.is_alive
-    with pytest.raises(TimeoutError, match=r"goes on after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"has not ended after 0\.1 s"):
         live.wait(0.1)
     while not len(live.metrics()):
         with contextlib.suppress(TimeoutError):
@@ -246,7 +246,7 @@ def test_a_program_that_ends_with_start_lives_until_its_run_has_ended(tmp_path: 
     program = _program(tmp_path, steps=3)
     _, said = program.communicate()
     assert program.returncode == 0, said
-    assert f"the program has ended, the run in {tmp_path / 'run'} goes on" in said
+    assert f"the program has ended, but the run in {tmp_path / 'run'} continues" in said
     assert offbeat.open_run(tmp_path / "run").summary["outcome"] == "finished"
 
 
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_a_run_that_its_program_waits_for(tmp_path: Path) -> None:
     program = _program(tmp_path, steps=100_000)
     assert program.stderr is not None
     line = program.stderr.readline()
-    assert "goes on" in line
+    assert "continues" in line
     program.send_signal(signal.SIGINT)
     _, said = program.communicate()
     assert "ended in order" in said and "Traceback" not in said

@@ -56,7 +56,7 @@ def test_an_engine_whose_head_stays_old_serves_nothing_until_a_good_release(
         await load(actor, 1, weights(0).release)
         running = asyncio.create_task(ask(actor, "running", samples=4, tokens=LONG))
         await shared.tokens_of("running", 2)
-        with pytest.raises(CanaryFailed, match="where the trainer's is"):
+        with pytest.raises(CanaryFailed, match="and the trainer's is"):
             await load(actor, 2, wrong)
         with pytest.raises(EngineUnavailable):
             await running

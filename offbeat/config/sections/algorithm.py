@@ -24,24 +24,24 @@ class AlgorithmConfig(Config):
     """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm: fills in the keys of this section that you omit. Naming another preset
-    in an override or extending recipe restarts the section."""
+    """A published algorithm. It fills in the keys of this section that you omit. Naming another
+    preset in an override or extending recipe resets the section."""
 
     advantage: AdvantageName | AdvantageTarget = "grpo"
     """How a sample's reward is compared with its group. grpo: divide by the group's standard
-    deviation. grpo_no_std, dr_grpo, rloo: do not. grpo_loo: divide by the deviation of the other
-    samples (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your function
-    of a group's rewards, importable from the working directory."""
+    deviation. grpo_no_std, dr_grpo, rloo: do not divide. grpo_loo: divide by the deviation of the
+    other samples (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your
+    function of a group's rewards, importable from the working directory."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
-    """advantage=pass_at_k: tries of which the best counts."""
+    """advantage=pass_at_k: number of tries. Only the best one counts."""
 
     minibatches: Annotated[int, Field(ge=1)] = 1
-    """Parts of a step's groups, each with an optimizer step. Later ones are off-policy,
-    within the clip range. Engines get the last weights."""
+    """Parts into which a step's groups are split. Each part gets an optimizer step; later parts are
+    off-policy, within the clip range. Engines get only the last weights."""
 
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Times a step trains each of its groups; 1 to 4 are usual."""
+    """Times that a step trains each of its groups. 1 to 4 are usual."""
 
     loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""
@@ -69,8 +69,9 @@ class AlgorithmConfig(Config):
         if loss.step_std and (is_custom or self.advantage == "grpo_loo"):
             yield Clash(
                 ("algorithm.loss.step_std", "algorithm.advantage"),
-                "algorithm.loss.step_std=true takes the mean of the step's advantages to be 0, and those of "
-                f"algorithm.advantage={self.advantage} {'may' if is_custom else 'do'} not cancel",
+                "algorithm.loss.step_std=true assumes that the mean of the step's advantages "
+                f"is 0, but advantages of algorithm.advantage={self.advantage} "
+                f"{'may' if is_custom else 'do'} not cancel",
                 "Set algorithm.advantage to grpo or rloo, or algorithm.loss.step_std to false.",
             )
 

@@ -11,12 +11,12 @@ class BufferConfig(Config):
     """Limits of outstanding groups. Rollouts wait for room; nothing is dropped."""
 
     capacity_groups: Annotated[int, Field(ge=1)] | None = None
-    """Prompt groups admitted and not yet trained. null: what the sampler can use. A full buffer
-    idles the engines."""
+    """Maximum prompt groups admitted but not yet trained. null: as many as the sampler can use.
+    Engines idle while the buffer is full."""
 
     capacity_mib: Annotated[float, Field(gt=0)] = 1024.0
-    """Payload limit in MiB. A group in flight counts with its largest possible size. Beyond shared
-    memory, Ray spills to disk."""
+    """Maximum payload in MiB. A group in flight counts with its largest possible size. Ray spills
+    to disk if shared memory is too small."""
 
 
 class TransferQueueConfig(Config):

@@ -11,14 +11,14 @@ class CheckpointConfig(Config):
     """Checkpoints of the trainer's state, and the export of the model."""
 
     interval: Annotated[int, Field(ge=0)] = 100
-    """Steps between two checkpoints of the trainer's state. A run that ends in order keeps its last
-    step, too. 0: none at all; a lost trainer and a resumed run start over."""
+    """Steps between two checkpoints of the trainer's state. A run that ends in order also saves its
+    last step. 0: none; a lost trainer or a resumed run then starts over."""
 
     keep: Annotated[int, Field(ge=2)] = 2
-    """Checkpoints kept on disk, each a whole trainer state."""
+    """Checkpoints kept on disk. Each is a whole trainer state."""
 
     final: bool = True
     """Write the trained model to `checkpoints/step_N` at the end, as a Hugging Face directory."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit for writing a checkpoint."""
+    """Seconds for writing a checkpoint."""

@@ -36,8 +36,7 @@ class RewardConfig(Config):
     """`module:name` of the function, or `math_verify`, as in `environment.target`."""
 
     weight: float = 1.0
-    """Factor of this value in the sum over all functions. Negative punishes; 0 makes it only a
-    metric."""
+    """Factor of this reward in the weighted sum. Negative punishes; 0 only logs it as a metric."""
 
     options: Options = {}
     """Keyword arguments of the function."""
@@ -50,71 +49,73 @@ class EnvironmentConfig(Config):
 
     target: str | None = None
     """`module:name` of the reward function, Environment class or agent, importable from the working
-    directory; or `math_verify`. A function runs in a killable child. A class can have several
-    turns, but runs in the worker, which its bugs can block."""
+    directory; or `math_verify`. A function runs in a child process that can be killed. A class can
+    have several turns, but its bugs can block the worker in which it runs."""
 
     command: tuple[str, ...] = ()
-    """name=agent: program and arguments, instead of `target`. It reads its task from standard input
-    and calls OPENAI_BASE_URL. Each episode is one process."""
+    """name=agent: program and arguments, instead of `target`. Each episode is one process. It reads
+    its task from standard input and calls the model at OPENAI_BASE_URL."""
 
     rewards: dict[SectionName, RewardConfig] = {}
-    """name=function: several functions by name, instead of `target`. The reward is their weighted
-    sum; `rewards/NAME` is the mean of each. Each has separate processes and these limits."""
+    """name=function: several named functions, instead of `target`. The reward is their weighted
+    sum; `rewards/NAME` is the mean of each. Each function has separate processes, with the limits
+    in this section."""
 
     options: Options = {}
-    """Keyword arguments of the environment. They are fixed for a run and its resumes; a custom
-    environment must validate them."""
+    """Keyword arguments of the environment, fixed for a run and its resumes. A custom environment
+    must validate them."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Limit for the call of one sample, or of a whole group if the reward is async, after which
-    the process is killed. Agents have `rollout.deadline_s`. Raise it for slow graders."""
+    """Seconds to score one sample, or a whole group if the reward is async. A process that exceeds
+    this is killed. Raise it for slow graders. Agents use `rollout.deadline_s`."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
-    """Limit for starting a reward process and importing `target`, after which the run ends. Raise
-    it for heavy imports."""
+    """Seconds to start a reward process and import `target`, after which the run ends. Raise it for
+    heavy imports."""
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
-    """Killable child processes per environment worker. With name=agent or verifiers each runs
-    `episodes_per_child` episodes. Each takes a core and memory for its imports."""
+    """Killable child processes per environment worker. Each needs a core, and memory for its
+    imports. With name=agent or verifiers, each runs `episodes_per_child` episodes."""
 
     episodes_per_child: Annotated[int, Field(ge=1)] | None = None
     """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
-    for a program. More save memory; a crash or blocking code then interrupts, and repeats, more
-    episodes."""
+    for a program. More episodes save memory, but a crash or blocking code interrupts and repeats
+    all of them."""
 
     renderer: Options = {}
-    """name=agent or verifiers: renderer of the package renderers, such as `{name: qwen3}`, for
-    messages, reasoning and tool calls of a model family. Empty: the chat template, or with
-    verifiers its choice by model name, which fails for local directories. A renderer also continues
-    turns that a template rewrites (`thinking_retention: all`)."""
+    """name=agent or verifiers: renderer from the package renderers for a model family's messages,
+    reasoning and tool calls, such as `{name: qwen3}`. It also continues turns that a template
+    rewrites (`thinking_retention: all`). Empty: the chat template; verifiers chooses one by model
+    name, which fails for local directories."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
-    """Concurrent calls of an async reward per reward process."""
+    """Concurrent calls of an async reward, per reward process."""
 
     reward_retries: Annotated[int, Field(ge=0)] = 0
-    """Retries of an async reward that raised `EnvironmentUnavailable` or an error in
-    `reward_retry_on`, with growing waits, within `reward_deadline_s`."""
+    """Retries of an async reward after `EnvironmentUnavailable` or an error in `reward_retry_on`.
+    Waits grow, within `reward_deadline_s`."""
 
     reward_retry_on: tuple[str, ...] = ()
-    """Names of error classes, or their bases, for which an async reward is retried, such as
+    """Names of error classes, or of their bases, that let an async reward be retried, such as
     ClientError."""
 
     reward_calls_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Calls of an async reward per second, retries included, over the whole run. null: no limit.
-    Set it to the limit of the judge's provider."""
+    """Maximum calls per second of an async reward, including retries, over the whole run. null: no
+    limit. Set it to the limit of the judge's provider."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
     """Address space limit of a reward process, in MiB."""
 
     variables: tuple[str, ...] = ()
-    """name=agent or verifiers: environment variables to inherit, besides PATH, HOME, locale and
-    certificates. Code that a model wrote can read them."""
+    """name=agent or verifiers: environment variables to inherit, in addition to PATH, HOME, locale
+    and certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Model calls per episode, at most. An episode that needs more ends there."""
+    """Maximum model calls per episode. An episode that needs more ends there."""
 
     workers: Annotated[int, Field(ge=1)] = 1
-    """Environment worker actors, each for many episodes. One is enough until its core is busy."""
+    """Environment worker actors. Each runs many episodes, so one is enough until its core is
+    busy."""
 
     @property
     def has_media(self) -> bool:
@@ -209,7 +210,8 @@ class EnvironmentConfig(Config):
         if self.name != "function":
             yield Clash(
                 ("environment.rewards", "environment.name"),
-                f"environment.rewards is not used: environment.name={self.name} has a reward of its own",
+                f"environment.rewards is not used: environment.name={self.name} computes the "
+                "reward itself",
                 "Set environment.name to function, or leave environment.rewards out.",
             )
         for key in ("target", "options"):
@@ -307,7 +309,8 @@ class MixedEnvironmentConfig(Config):
     """One of several environments that a run trains on."""
 
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Share of this environment among the prompts: weights 3 and 1 give three of every four."""
+    """Relative share of the prompts. Of two environments with weights 3 and 1, the first gets three
+    of every four prompts."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Settings of this environment."""

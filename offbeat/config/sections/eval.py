@@ -20,7 +20,7 @@ class EvalSetConfig(Config):
     """Column for each key of a row, as in `data.columns`."""
 
     prompts: Annotated[int, Field(ge=1)] | None = None
-    """Prompts of the set, at most. null: `eval.prompts`."""
+    """Maximum prompts of the set. null: `eval.prompts`."""
 
     samples: Annotated[int, Field(ge=1)] | None = None
     """Samples per prompt. null: `eval.samples`."""
@@ -30,7 +30,8 @@ class EvalConfig(Config):
     """Scoring prompts at one weight version: held-out ones with ``path`` or ``sets``."""
 
     interval: Annotated[int, Field(ge=0)] = 0
-    """Steps between two evaluations. 0: none. Each takes an engine from training."""
+    """Steps between two evaluations. 0: none. Each evaluation occupies an engine that training then
+    lacks."""
 
     at_start: bool = False
     """Also score the initial weights before the first step."""
@@ -43,31 +44,30 @@ class EvalConfig(Config):
     """Column for each key of a row, as in `data.columns`."""
 
     sets: dict[SectionName, EvalSetConfig] = {}
-    """Several sets by name instead of `eval.path`, scored at the same weight version."""
+    """Several named sets, instead of `eval.path`, scored at the same weight version."""
 
     prompts: Annotated[int, Field(ge=1)] = 64
-    """Prompts per set, at most."""
+    """Maximum prompts per set."""
 
     samples: Annotated[int, Field(ge=1)] = 1
     """Samples per prompt: the k of mean@k, pass@k and maj@k."""
 
     allow_overlap: bool = False
-    """Allow rows that are both trained on and scored. Otherwise the run ends before its first
-    step."""
+    """Allow rows that are both trained and scored. Otherwise the run ends before its first step."""
 
     correct_from: float = 1.0
-    """A sample is correct from this reward, for pass@k and maj@k. Lower it if correct samples can
+    """Minimum reward of a correct sample, for pass@k and maj@k. Lower it if correct samples can
     have less."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of an evaluation, after which it is given up."""
+    """Seconds for an evaluation, after which it is given up."""
 
     def find_clashes(self) -> Iterator[Clash]:
         if self.sets and self.path is not None:
             yield Clash(
                 ("eval.path", "eval.sets"),
                 "eval.path is not used: eval.sets names the sets that are scored",
-                "Make it a set of its own, as in eval.sets.held_out.path, or leave it out.",
+                "Make it a named set, as in eval.sets.held_out.path, or leave it out.",
             )
         if self.at_start and not self.interval:
             yield Clash(

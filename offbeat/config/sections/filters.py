@@ -11,11 +11,12 @@ class FilterConfig(Config):
     """Finished groups that are not worth a place in a batch: dropped by reason, and replaced."""
 
     zero_variance: bool = False
-    """Drop groups whose samples have equal rewards, and generate others (dynamic sampling)."""
+    """Drop groups whose samples all have the same reward, and generate others (dynamic
+    sampling)."""
 
     max_truncated_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Drop groups in which a larger share of samples ran out of tokens. null: keep them."""
+    """Drop groups with a larger share of samples that ran out of tokens. null: keep them."""
 
     max_per_step: Annotated[int, Field(ge=1)] | None = None
-    """Groups filtered per step; the next ones are kept, which depends on arrival order. null: 10
-    times `groups_per_step`."""
+    """Maximum groups filtered per step. Later ones are kept, so the result depends on arrival
+    order. null: 10 times `groups_per_step`."""

@@ -17,34 +17,33 @@ class SamplingConfig(Config):
     """Settings by which tokens are drawn."""
 
     temperature: Annotated[float, Field(ge=LEAST_TEMPERATURE)] = 1.0
-    """Logits are divided by it; the loss uses the same value."""
+    """Divisor of the logits. The loss uses the same value."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus mass to draw from; logprobs are of the full distribution. Below 1 the samples differ
-    from the policy that the loss assumes."""
+    """Draw only the most probable tokens, up to this total probability. Logprobs are of the full
+    distribution, so below 1 the samples differ from the policy that the loss assumes."""
 
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Most probable tokens to draw from, with ties of the last one; 0 is all tokens. Logprobs are
-    of the full distribution. Above 0 the samples differ from the policy that the loss assumes."""
+    """Draw only this many most probable tokens, and ties of the last one. 0: all tokens. Logprobs
+    are of the full distribution, with the same effect as for `top_p`."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Least probability of a token to draw, as a fraction of the most probable token's. Logprobs
-    are of the full distribution. Above 0 the samples differ from the policy that the loss assumes.
-    Applied before `top_k`, and both before `top_p`."""
+    """Draw only tokens with at least this fraction of the top token's probability. Logprobs are of
+    the full distribution, as for `top_p`. `min_p` is applied first, then `top_k`, then `top_p`."""
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 16
-    """Tokens that one model call may generate. Longer responses are truncated."""
+    """Maximum tokens of one model call. Longer responses are truncated."""
 
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a sample, besides the model's end token. Add the end-of-turn tokens of chat
-    models."""
+    """Tokens that end a sample, in addition to the model's end token. Add the end-of-turn tokens of
+    chat models."""
 
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1), InWords("not empty")], ...], OneIsAList()
     ] = ()
-    """Strings that end a sample, once its text contains one. A single string is a list of one. All
-    tokens are kept and trained, up to the one that completes the string, and a reward sees the
-    string in the text."""
+    """Strings that end a sample once its text contains one. All tokens are kept and trained, up to
+    the token that completes the string, and a reward sees the string. A single string is a list of
+    one."""
 
 
 class _Generator(Config):
@@ -53,43 +52,43 @@ class _Generator(Config):
     has_layout: ClassVar[bool] = False
 
     engines: Annotated[int, Field(ge=1)] = 1
-    """Engine actors, each with a copy of the weights."""
+    """Engine actors. Each has a copy of the weights."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
-    """Longest prompt plus response, in tokens. More cost memory in engines, buffer and trainer; the
-    rest is truncated."""
+    """Maximum tokens of prompt and response together; longer responses are truncated. More tokens
+    cost memory in engines, buffer and trainer."""
 
     start_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Time for an engine to start or restart. null: 120 s plus 1 s per 200 MB of model files. Raise
-    it for compilation or slow disks."""
+    """Seconds for an engine to start or restart. null: 120 s plus 1 s per 200 MB of model files.
+    Raise it for compilation or slow disks."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 16
-    """Engine restarts over the run. An engine that needs one more is retired, or the run ends if
-    fewer than `min_engines` would remain."""
+    """Engine restarts in the run. An engine that needs one more is retired; if fewer than
+    `min_engines` would remain, the run ends."""
 
     retire_after: Annotated[int, Field(ge=1)] = 4
-    """Restarts of one engine, without an answered request in between, after which it is retired if
-    at least `min_engines` remain."""
+    """Retire an engine after this many restarts without an answered request in between, if at least
+    `min_engines` remain."""
 
     min_engines: Annotated[int, Field(ge=1)] = 1
-    """The run ends if fewer engines remain."""
+    """End the run if fewer engines remain."""
 
     request_strikes: Annotated[int, Field(ge=1)] = 3
-    """Failed requests in a row after which an engine is replaced although it answers probes."""
+    """Replace an engine after this many consecutive failed requests, even if it answers probes."""
 
     probe_interval_s: Annotated[float, Field(gt=0)] = 2.0
-    """Time between two probes of a healthy engine. Fleets over 400 engines are probed less often:
-    200 probes per second in all."""
+    """Seconds between two probes of a healthy engine. Above 400 engines the interval grows: all
+    engines together get 200 probes per second."""
 
     probe_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time for an engine to answer a probe. An engine that misses it gets no work until it
+    """Seconds for an engine to answer a probe. An engine that misses it gets no work until it
     answers."""
 
     probe_strikes: Annotated[int, Field(ge=1)] = 2
-    """Unanswered probes in a row after which an engine is replaced."""
+    """Replace an engine after this many consecutive unanswered probes."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs that Ray reserves per engine. 0: any machine, however busy."""
+    """CPUs that Ray reserves per engine. 0: place it on any machine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs that Ray reserves per engine. A fraction shares the GPU and its memory with another
@@ -130,26 +129,27 @@ class ModelGeneratorConfig(_Generator):
     """torch device of each engine: cpu or cuda. cuda needs `generator.gpus`."""
 
     threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads per engine. Beyond the free cores, engines and trainer slow each other down."""
+    """CPU threads per engine. With more threads than free cores, engines and trainer slow each
+    other down."""
 
     max_sequences: Annotated[int, Field(ge=1)] = 256
-    """Samples decoded at once per engine. More raise throughput until compute or cache memory runs
-    out."""
+    """Maximum samples decoded at once per engine. More raise throughput until compute or cache
+    memory runs out."""
 
 
 class EmbeddedGeneratorConfig(ModelGeneratorConfig):
-    """Any Hugging Face causal LM, in this package's engine: needs no extra, made for small models and CPUs."""
+    """Any Hugging Face causal LM, in offbeat's engine. It needs no extra, and suits small models and CPUs."""
 
     backend: Literal["embedded"] = "embedded"
     """Sampling backend."""
 
     deterministic: bool = False
-    """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much
+    """Decode one group at a time, with a seed per sample, so that a run repeats bit for bit. Much
     slower; for debugging."""
 
     share_weights: bool = False
-    """Decode with the trainer's own weights: one copy in memory, and no bytes per sync. Decoding
-    waits while an optimizer step runs. Needs `runtime.backend=local` and `sampler.max_staleness=0`."""
+    """Decode with the trainer's weights: one copy in memory, nothing to send at a sync. Decoding
+    pauses during optimizer steps. Needs `runtime.backend=local` and `sampler.max_staleness=0`."""
 
 
 class PluginGeneratorConfig(ModelGeneratorConfig):

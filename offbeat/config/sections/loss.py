@@ -23,26 +23,26 @@ class AnyLossConfig(Config):
     """Keys of every loss: what it is divided by, the KL penalty and the entropy bonus."""
 
     normalize: Normalize = "tokens"
-    """Divisor of the summed loss. tokens: valid tokens of the step. sequences: mean of each
-    sequence first. constant: `constant_tokens` per sequence."""
+    """Divisor of the summed loss. tokens: valid tokens of the step. sequences: first the mean of
+    each sequence. constant: `constant_tokens` per sequence."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
     """normalize=constant: tokens that each sequence counts as. null:
     `generator.sampling.max_new_tokens`."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL penalty to the initial model. Above 0 a reference is loaded, with one
-    forward pass per step."""
+    """Weight of the KL penalty to the initial model. Above 0, a reference model is loaded and runs
+    one forward pass per step."""
 
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL. k1 is unbiased and noisy; k2 and k3 are never negative."""
 
     kl_clamp: Annotated[float, Field(gt=0)] | None = None
-    """Bound on the absolute KL of one token, beyond which it has no gradient; 10 is usual."""
+    """Maximum absolute KL of one token. Beyond it the token has no KL gradient. 10 is usual."""
 
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus. A little keeps exploration; more produces noise. `train/entropy`
-    always shows it."""
+    is logged in any case."""
 
     @property
     def needs_policy_logprobs(self) -> bool:
@@ -88,52 +88,52 @@ class PolicyGradientLossConfig(AnyLossConfig):
     """Keys of the losses with an importance ratio: its denominator and the off-policy corrections."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
-    """Denominator of the ratio. generation: logprobs of the engine, free, but engine differences
-    count as policy change. policy: recomputed by the trainer before the step. current: from the
-    training pass, so the ratio is 1."""
+    """Denominator of the ratio. generation: the engine's logprobs, which are free, but engine
+    differences count as policy change. policy: recomputed by the trainer before the step. current:
+    from the training pass, so the ratio is 1."""
 
     kl_gradient: Literal["estimator", "unbiased"] = "estimator"
     """Gradient of the KL penalty. estimator: derivative of `kl_kind`, which is not the gradient of
-    the KL. unbiased: weighted by exp(logprob - old), for k1 and k3."""
+    the KL. unbiased: that derivative weighted by exp(logprob - old), for k1 and k3."""
 
     kl_reward_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL penalty in the reward: each token's advantage loses this times old -
-    reference logprob. Clipping and corrections apply to it. It needs a reference."""
+    """Weight of a KL penalty in the reward: each token's advantage loses this times (old -
+    reference logprob). Clipping and corrections apply to it. Needs a reference."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(old - generation). This and the bands need
+    """Cap of the truncated importance weight exp(old - generation). Like the bands, it needs
     `old_logprobs` other than generation."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
-    """Weight of a token: exp(old - generation) inside the band, 0 outside, as in [0.5, 5]."""
+    """Weigh a token by exp(old - generation) inside this band, and by 0 outside, as in [0.5, 5]."""
 
     sequence_band: tuple[Ratio, Ratio] | None = None
-    """Drop a sequence from the step if its exp(old - generation) is outside."""
+    """Drop a sequence from the step if its exp(old - generation) is outside this band."""
 
     sequence_statistic: Literal["geometric", "product"] = "geometric"
-    """Ratio that `sequence_band` bounds: geometric mean over the tokens, or product. The product is
-    exact but varies with length; the mean needs a far narrower band."""
+    """Ratio of a sequence for `sequence_band`. geometric: geometric mean over its tokens, which
+    needs a far narrower band. product: exact, but varies with length."""
 
     sequence_weights: bool = False
-    """Weigh a kept sequence by exp(old - generation) instead of 1; needs `sequence_statistic`
-    product. Removes bias, but few sequences may dominate."""
+    """Weigh a kept sequence by exp(old - generation), not by 1. This removes bias, but few
+    sequences may dominate. Needs `sequence_statistic` product."""
 
     sequence_cap: Annotated[float, Field(gt=0)] | None = None
-    """Weigh all tokens of a sequence by the product of their exp(old - generation), at most this.
+    """Weigh all tokens of a sequence by the product of their exp(old - generation), capped at this.
     Long sequences reach the cap or nearly vanish."""
 
     off_policy_delta: Annotated[float, Field(gt=0)] | None = None
-    """Drop a sequence with negative advantage if its mean generation - logprob, in nats per token,
-    exceeds this."""
+    """Drop a sequence with negative advantage if its mean (generation - logprob), in nats per
+    token, exceeds this."""
 
     count_dropped: bool = True
-    """Count what a band or `off_policy_delta` dropped in the divisor of the loss. false: mean over
-    the rest, KL penalty included."""
+    """Count tokens that a band or `off_policy_delta` dropped in the divisor of the loss. false:
+    take the mean over the rest, KL penalty included."""
 
     teacher: RecipePath | None = None
-    """Directory of a frozen teacher with the tokenizer of `model.path`, relative to the recipe:
-    on-policy distillation. The advantage of a token is `teacher_coef * (teacher - old logprob)`.
-    Each rank of the torch trainer holds the teacher, with one forward pass per step."""
+    """On-policy distillation: directory of a frozen teacher with the tokenizer of `model.path`,
+    relative to the recipe. A token's advantage is `teacher_coef * (teacher - old logprob)`. Each
+    rank of the torch trainer holds the teacher and runs one forward pass per step."""
 
     teacher_coef: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the teacher's part of the advantage."""
@@ -142,7 +142,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
     """Weight of the reward's advantage, added to the teacher's. 0: learn only from the teacher."""
 
     step_std: bool = False
-    """Divide the advantages of a step by their standard deviation over its samples."""
+    """Divide the advantages of a step by their standard deviation over the step's samples."""
 
     @property
     def needs_policy_logprobs(self) -> bool:
@@ -192,8 +192,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
             if not band[0] < 1 < band[1]:
                 yield Clash(
                     (f"{_LOSS}.{name}",),
-                    f"{_LOSS}.{name}={_written(band)} does not hold 1: it would drop exactly what the engine "
-                    "and the trainer agree on",
+                    f"{_LOSS}.{name}={_written(band)} does not contain 1: it would drop exactly "
+                    "the tokens on which engine and trainer agree",
                     "Write the lower bound first, under 1, and the upper one over 1, as in [0.5, 5].",
                 )
 
@@ -265,8 +265,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
         if self.kl_reward_coef:
             yield Clash(
                 (f"{_LOSS}.step_std", f"{_LOSS}.kl_reward_coef"),
-                f"{_LOSS}.step_std=true takes the mean of the step's advantages to be 0, and "
-                f"{_LOSS}.kl_reward_coef={self.kl_reward_coef:g} moves it",
+                f"{_LOSS}.step_std=true assumes that the mean of the step's advantages is 0, "
+                f"but {_LOSS}.kl_reward_coef={self.kl_reward_coef:g} moves it",
                 f"Set {_LOSS}.kl_reward_coef to 0, or {_LOSS}.step_std to false.",
             )
         if self.entropy_coef:
@@ -291,13 +291,13 @@ class PolicyGradientLossConfig(AnyLossConfig):
             ):
                 yield Clash(
                     (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),
-                    f"{_LOSS}.{name} is not used: there is no teacher",
+                    f"{_LOSS}.{name} is not used without {_LOSS}.teacher",
                     f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
                 )
         elif is_on_hub(self.teacher):
             yield Clash(
                 (f"{_LOSS}.teacher",),
-                f"{_LOSS}.teacher={self.teacher} is not downloaded: it has to be a directory",
+                f"{_LOSS}.teacher={self.teacher} is not downloaded: it must be a directory",
                 "Download it with offbeat stage OWNER/NAME --to DIRECTORY, and name that.",
             )
 
@@ -316,7 +316,7 @@ class PessimisticLossConfig(ClipRangeLossConfig):
     """Keys of the losses that take the lower of a clipped and an unclipped objective."""
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """A token with negative advantage has no gradient above this ratio; 3 is usual."""
+    """Above this ratio, a token with negative advantage has no gradient. 3 is usual."""
 
     def find_clashes(self) -> Iterator[Clash]:
         yield from self._dual_clip_is_outside_the_clip_range()
@@ -348,14 +348,14 @@ class GspoLossConfig(PessimisticLossConfig):
 
 
 class CispoLossConfig(ClipRangeLossConfig):
-    """A bounded importance weight: every token keeps a gradient, rare ones too."""
+    """A bounded importance weight: every token keeps a gradient, also rare ones."""
 
     name: Literal["cispo"] = "cispo"
     """Loss of a step; docs/algorithms.md has the formulas."""
 
 
 class SapoLossConfig(PolicyGradientLossConfig):
-    """A smooth gate instead of a clip range: the gradient shrinks with the ratio's distance from 1."""
+    """A smooth gate instead of a clip range: the gradient shrinks as the ratio moves away from 1."""
 
     name: Literal["sapo"] = "sapo"
     """Loss of a step; docs/algorithms.md has the formulas."""
@@ -364,26 +364,25 @@ class SapoLossConfig(PolicyGradientLossConfig):
     """Steepness of the gate for positive advantages."""
 
     tau_negative: Annotated[float, Field(gt=0)] = 1.05
-    """Steepness of the gate for other tokens. Above `tau_positive` it is steadier and unlearns
+    """Steepness of the gate for other tokens. A value above `tau_positive` is steadier and unlearns
     less."""
 
 
 class CustomLossConfig(PolicyGradientLossConfig):
-    """A loss of each token from your module; masks, corrections, divisor and penalties stay here."""
+    """Your module's loss per token. Masks, corrections, divisor and penalties of this section apply."""
 
     name: Literal["custom"] = "custom"
     """Loss of a step; docs/algorithms.md has the formulas."""
 
     target: str
-    """`module:function`, importable from the working directory. It is called with the tokens of a
-    microbatch and `options`, and returns the loss of each token. Given without `name`, it chooses
-    custom."""
+    """`module:function`, importable from the working directory. It gets the tokens of a microbatch
+    and `options`, and returns each token's loss. Setting it without `name` selects custom."""
 
     options: Options = {}
     """Second argument of the function."""
 
     reference: bool = False
-    """Compute the initial model's logprobs for the function, also without a KL penalty."""
+    """Compute the initial model's logprobs for the function, even without a KL penalty."""
 
     @property
     def needs_reference_logprobs(self) -> bool:

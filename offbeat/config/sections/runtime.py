@@ -26,9 +26,9 @@ class RuntimeConfig(Config):
     """Processes that execute the run, and their environment. `runtime: local` sets the backend."""
 
     backend: Literal["ray", "local"] = "ray"
-    """ray: each part is an actor, on one machine or on a cluster. local: all parts in one process,
-    without Ray, for one trainer rank and embedded engines; a crash of the process ends the run, and
-    `--resume` continues it."""
+    """ray: each part is an actor, on one machine or a cluster. local: all parts in one process
+    without Ray, for one trainer rank and embedded engines. If that process crashes, the run ends,
+    and `--resume` continues it."""
 
     env: Annotated[
         dict[str, str],
@@ -36,30 +36,31 @@ class RuntimeConfig(Config):
         InWords("of names, none beginning with RAY_, to text or numbers; a switch is 0 or 1"),
     ] = {}
     """Environment variables of every process, as in `{NCCL_DEBUG: INFO}`. They override existing
-    ones and are readable in the recipe. On a cluster, the driver's `HF_*`, `NCCL_*` and similar
-    variables are passed on too."""
+    ones. Their values are readable in the recipe. On a cluster, the driver's `HF_*`, `NCCL_*` and
+    similar variables are also passed on."""
 
 
 class SupervisionConfig(Config):
     """Limits after which the run ends."""
 
     stall_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """End the run if nothing moves for this long and no call is within its own deadline."""
+    """End the run after this many seconds without progress, unless a call is still within its
+    deadline."""
 
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time for each actor to close before it is killed."""
+    """Seconds for each actor to close before it is killed."""
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time to end in order after SIGINT or SIGTERM, with a last checkpoint. Keep it below the
-    sender's kill time, often 30 s."""
+    """Seconds to end in order after SIGINT or SIGTERM, including a last checkpoint. Keep it below
+    the sender's kill time, often 30 s."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """End like `offbeat control RUN stop` this long after the command started. null: no limit.
-    Leave a step and a checkpoint before the scheduler's limit."""
+    """Stop the run this many seconds after the command started, like `offbeat control RUN stop`.
+    null: no limit. Leave time for a step and a checkpoint before the scheduler's limit."""
 
     controller_restart_budget: Annotated[int, Field(ge=0)] = 3
-    """Times the run may replace a dead controller; one more ends it."""
+    """Times the run may replace a dead controller. One more ends the run."""
 
     snapshot_records: Annotated[int, Field(ge=1)] = 20_000
     """Journal records between two snapshots, or 4 per outstanding group beyond a thousand if that
-    is more. Fewer speed up the start of a new controller."""
+    is more. With fewer, a new controller starts faster."""

@@ -21,12 +21,12 @@ class InOrderConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous;
-    more let engines run further ahead and are more off-policy."""
+    """Maximum weight versions between a sample's oldest token and training on it. 0 is synchronous.
+    Higher values let engines run further ahead, so samples are more off-policy."""
 
     max_lookahead: Annotated[int, Field(ge=0)] | None = None
-    """Batches generated ahead of the one in training. null: `max_staleness`. Fewer give fresher
-    samples, more hide longer rollouts."""
+    """Maximum batches generated ahead of the one in training. null: `max_staleness`. Fewer give
+    fresher samples; more hide longer rollouts."""
 
     def find_clashes(self) -> Iterator[Clash]:
         if self.max_lookahead is not None and self.max_lookahead > self.max_staleness:
@@ -46,42 +46,42 @@ class ReadyFirstConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous; 1
-    usually hides generation behind training."""
+    """Maximum weight versions between a sample's oldest token and training on it. 0 is synchronous;
+    1 usually hides generation behind training."""
 
 
 class WeightFifoConfig(Config):
-    """Train in order of weight version: no group is overtaken by one of newer weights."""
+    """Train in order of weight version: a group never overtakes another with older weights."""
 
     name: Literal["weight_fifo"] = "weight_fifo"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous;
-    more let engines run further ahead and are more off-policy."""
+    """Maximum weight versions between a sample's oldest token and training on it. 0 is synchronous.
+    Higher values let engines run further ahead, so samples are more off-policy."""
 
 
 class WindowedConfig(Config):
-    """Train any ready group within the window, generate more than is needed, discard what is late."""
+    """Train any ready group within the window; generate more than needed, and discard late groups."""
 
     name: Literal["windowed"] = "windowed"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it: the window. A wider
-    one discards fewer long rollouts."""
+    """The window: maximum weight versions between a sample's oldest token and training on it. A
+    wider window discards fewer long rollouts."""
 
     over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """Groups admitted at once, as a multiple of what the window can train. More avoid waiting for
-    slow rollouts and discard more."""
+    """Groups admitted at once, as a multiple of the groups that the window can train. More groups
+    avoid waiting for slow rollouts, but more are discarded."""
 
     freshest_first: bool = False
-    """Train the newest versions first instead of arrival order. Less off-policy, but evicts more
-    long rollouts."""
+    """Train the newest versions first, not in arrival order. Samples are less off-policy, but more
+    long rollouts are evicted."""
 
     on_evicted: Literal["readmit", "drop"] = "readmit"
-    """Groups that grew too old: readmit rolls the prompt out again, drop counts it as `stale` and
-    trains fewer prompts with long responses."""
+    """Groups that grew too old. readmit: roll the prompt out again. drop: count it as `stale`;
+    training then sees fewer prompts with long responses."""
 
 
 class CustomSamplerConfig(Config):
@@ -94,12 +94,12 @@ class CustomSamplerConfig(Config):
     """Name of the policy."""
 
     target: str
-    """`module:Class`, importable from the working directory. It is called with `groups_per_step`,
-    `max_staleness` and `options` as keyword arguments."""
+    """`module:Class`, importable from the working directory. It is called with the keyword
+    arguments `groups_per_step`, `max_staleness` and `options`."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it; checked when a group
-    is trained."""
+    """Maximum weight versions between a sample's oldest token and training on it. It is checked
+    when a group is trained."""
 
     options: Options = {}
     """Further keyword arguments of the class."""

@@ -11,13 +11,13 @@ class StubConfig(Config):
     """The cost model of stub trainer and stub generators."""
 
     median_rollout_s: Annotated[float, Field(gt=0)] = 0.3
-    """Median time of a group."""
+    """Median seconds of a group's rollout."""
 
     tail_sigma: Annotated[float, Field(ge=0)] = 0.8
-    """Sigma of its log-normal distribution. 0: all take the same time."""
+    """Sigma of the rollout times' log-normal distribution. 0: all are equal."""
 
     step_s: Annotated[float, Field(ge=0)] = 0.2
-    """Compute time of an optimizer step."""
+    """Seconds of computation per optimizer step."""
 
     sync_s: Annotated[float, Field(ge=0)] = 0.02
-    """Time for an engine to load weights."""
+    """Seconds for an engine to load weights."""

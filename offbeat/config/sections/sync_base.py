@@ -25,53 +25,53 @@ class BaseSyncConfig(Config):
     """Whether each trainer rank sends what it holds; else rank 0 gathers whole tensors and sends them."""
 
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
-    """keep: running samples continue under the new weights. drain: engines finish them first and
-    idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
+    """Running samples at a sync. keep: continue under the new weights. drain: engines finish them
+    first and idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
 
     interval: Annotated[int, Field(ge=1)] = 1
-    """Steps between two syncs. `sampler.max_staleness` must be at least this minus 1."""
+    """Steps between two syncs. It must be at most `sampler.max_staleness` plus 1."""
 
     chunk_mib: Annotated[float, Field(gt=0)] = 64.0
-    """Size of a transfer chunk in MiB; a larger tensor is one chunk. Lower it if a rank runs out of
-    memory while it publishes."""
+    """MiB per transfer chunk. A larger tensor is one chunk. Lower it if a rank runs out of memory
+    while it publishes."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time for an engine to take the weights, after which it is STALE. Raise it for large models on
-    slow links."""
+    """Seconds for an engine to load the weights, after which it is STALE. Raise it for large models
+    on slow links."""
 
     wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Dtype in which floating-point weights travel and are served. null: as in the trainer. 16 bits
+    """Dtype in which floating-point weights are sent and served. null: as in the trainer. 16 bits
     halve the transfer of a float32 trainer."""
 
     keep_float32: tuple[str, ...] = ("e_score_correction_bias", "expert_bias", "router_bias")
-    """Name endings of tensors that `wire_dtype` does not round: the biases by which routers choose
-    experts."""
+    """Name endings of tensors that `wire_dtype` does not round. By default: the biases with which
+    routers choose experts."""
 
     quantize: WireFormatName = None
-    """Form in which vLLM engines hold matrices. fp8_block: float8_e4m3fn with a scale per block of
-    128 x 128, rounded once by the trainer, as in DeepSeek-V3's files. null: `wire_dtype`."""
+    """Format of matrices in vLLM engines. fp8_block: float8_e4m3fn with a scale per block of 128 x
+    128, rounded once by the trainer, as in DeepSeek-V3's files. null: `wire_dtype`."""
 
     adapter: Literal["separate", "merged"] = "separate"
     """Content of a release with `trainer.lora`. separate: only adapters, which each engine adds to
     its model. merged: the whole model."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
-    """Releases per canary: next-token distributions of the trainer that an engine must reproduce
-    before it serves. The first release has one. 0: none."""
+    """Releases per canary. A canary holds next-token distributions of the trainer, which an engine
+    must reproduce before it serves. The first release has one. 0: none."""
 
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Nats by which an engine may differ in a canary; beyond, it is replaced. null: 0.02, for
-    16-bit weights 0.25, for 8-bit kernels 1.5; or 5 times the gap of the engine's first release if
-    that is more, up to twice this number. Raise it if healthy engines are replaced."""
+    """Nats by which an engine may differ in a canary before it is replaced. null: 0.02, for 16-bit
+    weights 0.25, for 8-bit kernels 1.5. If 5 times the gap of the engine's first release is more,
+    that counts, up to twice this number. Raise it if healthy engines are replaced."""
 
     delta: bool = False
-    """Also send a release as the change since the last one. Saves bytes where few values change (16
-    bits, small learning rates). Each engine, and with object_store rank 0, keeps one more copy of
-    the weights in main memory. Not with a device `wire`."""
+    """Also send a release as its change since the last one. This saves bytes if few values change
+    (16 bits, small learning rates). Each engine, and with object_store also rank 0, keeps one more
+    copy of the weights in main memory. Not with a device `wire`."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
-    """Nats per token by which engine and trainer may differ on on-policy samples; beyond, the run
-    ends. null: a warning from 0.02, with 16-bit weights 0.1, with `quantize` 0.4."""
+    """Nats per token by which engine and trainer may differ on on-policy samples before the run
+    ends. null: only warn, from 0.02 (with 16-bit weights 0.1, with `quantize` 0.4)."""
 
     def sends_regions(self, ranks: int) -> bool:
         """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors."""

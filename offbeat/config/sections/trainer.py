@@ -11,7 +11,7 @@ from offbeat.config.trainer_parts import with_parts
 
 
 class TorchTrainerConfig(ModelTrainerConfig):
-    """Any Hugging Face causal LM, sharded over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
+    """Any Hugging Face causal LM, sharded over data-parallel (FSDP2) and tensor-parallel (DTensor) ranks."""
 
     backend: Literal["torch"] = "torch"
     """Training backend."""

@@ -20,32 +20,33 @@ class AnyTrainerConfig(Config):
     """AdamW and its schedule."""
 
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 8192
-    """Tokens, with padding, per forward-backward pass on one rank. The gradient does not depend on
-    it; lower it if a rank runs out of memory."""
+    """Maximum tokens, including padding, per forward-backward pass on one rank. The gradient does
+    not depend on it. Lower it if a rank runs out of memory."""
 
     min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
     """Tokens to collect before a chunk goes to the trainer. null: enough for every rank. Fewer
-    start earlier and pack worse."""
+    tokens start earlier but pack worse."""
 
     start_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Time for the trainer to start. null: 120 s plus 1 s per 200 MB of model files. Raise it for
-    slow disks."""
+    """Seconds for the trainer to start. null: 120 s plus 1 s per 200 MB of model files. Raise it
+    for slow disks."""
 
     step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of one trainer call, after which the trainer is replaced."""
+    """Seconds for one trainer call, after which the trainer is replaced."""
 
     step_retries: Annotated[int, Field(ge=0)] = 1
-    """Retries of a step after a rank reported a failure."""
+    """Retries of a step after a rank reports a failure."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 3
-    """Times the run may replace all ranks and restore them from a checkpoint; one more ends it."""
+    """Times the run may replace all ranks and restore them from a checkpoint. One more ends the
+    run."""
 
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
-    """Steps in a row that end the run if none was applied (loss or gradient not finite, or no
+    """Consecutive steps without an update that end the run (loss or gradient not finite, or no
     data). Their samples are lost."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs that Ray reserves per rank. 0: any machine, however busy."""
+    """CPUs that Ray reserves per rank. 0: place it on any machine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs that Ray reserves per rank. A fraction shares the GPU and its memory with an engine."""
@@ -58,23 +59,24 @@ class _BeforeParts(AnyTrainerConfig):
     """torch device of each rank: cpu or cuda. cuda needs `trainer.gpus`."""
 
     threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads per rank. Beyond the free cores, trainer and engines slow each other down."""
+    """CPU threads per rank. With more threads than free cores, trainer and engines slow each other
+    down."""
 
     data_parallel: Annotated[int, Field(ge=1)] = 1
-    """Data-parallel ranks. The torch backend also shards weights and optimizer over them
+    """Data-parallel ranks. The torch backend also shards weights and optimizer state over them
     (FSDP2)."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each matrix; keep them in one machine. The torch backend needs a plan in the
+    """Ranks that share each matrix. Keep them in one machine. The torch backend needs a plan in the
     model's config (docs/trainer-ranks.md)."""
 
     shared_prompt: bool = True
-    """Pack the samples of a group behind one copy of their prompt, if that is exact for the model
+    """Pack the samples of a group behind one copy of their prompt, if this is exact for the model
     (docs/model-proofs.md)."""
 
     activation_checkpointing: bool = False
-    """Keep only the input of each layer and recompute it in the backward pass. Much less memory, up
-    to a third more work, same gradient bits."""
+    """Keep only the input of each layer and recompute the layer in the backward pass. This needs
+    much less memory and up to a third more work. The gradient bits are the same."""
 
     moe: MoeConfig = MoeConfig()
     """Balance of experts, for models that have some (docs/moe.md)."""
@@ -90,9 +92,9 @@ class ModelTrainerConfig(_WithParts):
     """Settings of every trainer of a model; a plug-in derives the section of its backend from it."""
 
     freeze: tuple[str, ...] = ()
-    """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*`
-    also matches dots. Each must match (docs/recipes.md). They need no gradient and no moments.
-    megatron freezes only names of a vision tower (docs/megatron.md)."""
+    """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`. `*`
+    also matches dots, and each pattern must match (docs/recipes.md). Frozen parameters need no
+    gradient and no moments. megatron can freeze only names of a vision tower (docs/megatron.md)."""
 
     @property
     def stages(self) -> int:

@@ -44,8 +44,8 @@ class JournalRemoved(JournalFailed):
 
     def __str__(self) -> str:
         return (
-            f"journal {self.file} was removed while its run went on: {self.problem}. Bring the run "
-            "directory back from a copy, or start a new run; an export may be its model.path"
+            f"journal {self.file} was removed during its run: {self.problem}. Restore the run "
+            "directory from a copy, or start a new run; an exported model may be its model.path"
         )
 
 
@@ -59,8 +59,8 @@ class JournalTaken(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"journal {self.file} belongs to another controller of this run. Only the one started "
-            "last goes on: end the other, or name another run directory"
+            f"journal {self.file} belongs to another controller of this run. Only the newest "
+            "controller continues: stop the other one, or name another run directory"
         )
 
 

@@ -48,9 +48,10 @@ def _bounds_of_another_loss(config: RunConfig) -> Iterator[Finding]:
         keys = " and ".join(f"{_LOSS}.{key}={value:g}" for key, value in kept.items())
         yield warning(
             _SUBJECT,
-            f"{keys} of algorithm.preset={preset} are bounds of its own loss, "
-            f"{of_preset['name']}, and hold for {_LOSS}.name={loss.name}",
-            f"Set {' and '.join(f'{_LOSS}.{key}' for key in kept)}, or take a preset of {loss.name}.",
+            f"algorithm.preset={preset} sets {keys} for its loss {of_preset['name']}, and they "
+            f"also apply to {_LOSS}.name={loss.name}",
+            f"Set {' and '.join(f'{_LOSS}.{key}' for key in kept)}, or use a preset of "
+            f"{loss.name}.",
         )
 
 
@@ -63,11 +64,11 @@ def _imitates_itself(config: RunConfig) -> Iterator[Finding]:
     ):
         yield warning(
             _SUBJECT,
-            f"{_LOSS}.name=sft imitates every sample, whatever its reward, and "
-            f"generator.backend={generator.backend} samples from the policy itself: it would imitate what it "
-            "already does",
-            "Set generator.backend to none and environment.name to demonstrations, or take a loss that reads "
-            "rewards.",
+            f"{_LOSS}.name=sft imitates every sample, whatever its reward, but "
+            f"generator.backend={generator.backend} samples from the policy: the model would "
+            "imitate itself",
+            "Set generator.backend to none and environment.name to demonstrations, or choose a "
+            "loss that reads rewards.",
         )
 
 
@@ -132,10 +133,11 @@ def check_microbatches(config: RunConfig) -> Iterator[Finding]:
     if budget < longest:
         yield warning(
             "microbatches",
-            f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} holds {budget} tokens, and "
-            f"the longest row has generator.max_model_len={longest}: a row is never cut, so one that is "
-            "longer is a microbatch of its own, which takes the memory of all its tokens",
-            f"Set it to hold {longest} or more, or lower generator.max_model_len where memory is short.",
+            f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} "
+            f"holds {budget} tokens, but the longest row has generator.max_model_len={longest}. "
+            "A row is never cut: a longer one is a separate microbatch, which needs memory for "
+            "all its tokens",
+            f"Set it to hold {longest} or more, or lower generator.max_model_len if memory is short.",
         )
 
 

@@ -217,9 +217,7 @@ def _rows(config: RunConfig, model: PreTrainedModel, *, shared_prompt: bool) -> 
         return error(_ROWS, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     name = f"{type(model).__name__}, attention {proof.attention}"
     if proof.problem:
-        seen = (
-            f"{name}: samples cannot share a prompt ({proof.problem}); each gets a row of its own"
-        )
+        seen = f"{name}: samples cannot share a prompt ({proof.problem}); each gets a separate row"
         return warning(_ROWS, seen, "Set trainer.shared_prompt to false to say so.")
     return ok(_ROWS, f"{name}: as exact as each sample alone")
 

@@ -54,8 +54,9 @@ class AgentPlugin(PluginOfAgents):
         if section.episodes_per_child not in (None, 1):
             yield Clash(
                 ("environment.episodes_per_child", "environment.command"),
-                f"environment.episodes_per_child={section.episodes_per_child} cannot be: with each "
-                "episode of a program its process group ends, and whatever it has left in it",
+                f"environment.episodes_per_child={section.episodes_per_child} is impossible: "
+                "when an episode of a program ends, its process group is killed, with all "
+                "processes that it left",
                 "Leave environment.episodes_per_child out, and raise environment.reward_workers.",
             )
 

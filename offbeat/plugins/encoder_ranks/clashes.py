@@ -49,7 +49,8 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     if config.algorithm.loss.teacher_path is not None:
         yield Clash(
             ("trainer.encoder", "algorithm.loss"),
-            "trainer.encoder does not go with a teacher, whose tower no encoder rank holds",
+            "trainer.encoder cannot be combined with a teacher: no encoder rank has the "
+            "teacher's tower",
             "Leave trainer.encoder out.",
         )
 

@@ -15,9 +15,10 @@ class ProvenanceMismatch(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"trainer rank {self.rank} encodes for lanes that read the pictures of {self.missing} groups "
-            f"which it did not get, and got those of {self.surplus} which none reads. The groups were "
-            "dealt to other ranks than trainer.encoder says"
+            f"trainer rank {self.rank} encodes for lanes that need the pictures of "
+            f"{self.missing} groups which it did not get, and it got pictures of {self.surplus} "
+            "groups that none needs. The groups were sent to other ranks than trainer.encoder "
+            "says"
         )
 
 

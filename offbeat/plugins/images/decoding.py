@@ -65,7 +65,7 @@ def _problem_of_transparency(image: Image.Image) -> str | None:
     *colors, alpha = image.convert("RGBA").split()
     if any(_varies(color) for color in colors) or not _varies(alpha):
         return None
-    return "is of one color without its transparency: lay it over a background"
+    return "has only one color without its transparency: put it on a background"
 
 
 def _varies(channel: Image.Image) -> bool:

@@ -79,7 +79,7 @@ class PictureEncoder:
         most = self._images.max_mib
         if nbytes > most * _MIB:
             problem = (
-                f"takes {nbytes / _MIB:.4g} MiB as the model reads it, with all pictures of its "
+                f"needs {nbytes / _MIB:.4g} MiB as the model reads it, with all pictures of its "
                 f"prompt; environment.images.max_mib is {most:g}"
             )
             raise BadPicture(shown(get_pictures(prompt.data)[0]), problem)

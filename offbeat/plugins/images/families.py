@@ -112,7 +112,7 @@ class PixelRules(PictureRules):
                 return f"has a picture {index} of {size}, and the model reads {list(self.size)}"
         blank = np.flatnonzero(~pictures.values.reshape(len(pictures.sizes), -1).any(1))
         if len(blank):
-            return f"has a picture {blank[0]} of zeros, which the model takes for padding"
+            return f"has a picture {blank[0]} of zeros, which the model reads as padding"
         return ""
 
 

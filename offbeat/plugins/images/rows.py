@@ -150,7 +150,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     folder = Path(os.path.realpath(prompt.folder))
     path = Path(os.path.realpath(folder / name))
     if not path.is_relative_to(folder):
-        raise BadPicture(name, f"lies outside of {folder}, the folder of the data file")
+        raise BadPicture(name, f"is outside of {folder}, the folder of the data file")
     try:
         with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())

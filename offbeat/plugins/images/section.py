@@ -14,18 +14,18 @@ class ImagesConfig(Config):
     """Pictures in prompts: their limits. A file of pictures is untrusted input."""
 
     max_pictures: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pictures per prompt, at most. Rows with more are refused when the file is read."""
+    """Maximum pictures per prompt. Rows with more are refused when the file is read."""
 
     max_mib: Annotated[float, Field(gt=0)] = 16.0
-    """MiB of float32 pixel values per prompt, after the processor resized them. A prompt with more
-    fails its group. The buffer reserves this for each group; `offbeat check` prints the need of the
-    first rows."""
+    """Maximum MiB of float32 pixel values per prompt, after the processor resized them. A prompt
+    with more fails its group. The buffer reserves this much per group; `offbeat check` prints how
+    much the first rows need."""
 
     max_file_mib: Annotated[float, Field(gt=0)] = 16.0
-    """MiB of a picture file, at most. Larger files are not read."""
+    """Maximum MiB of a picture file. Larger files are not read."""
 
     max_pixels: Annotated[int, Field(ge=1, le=2**26)] = 2**24
-    """Width times height of a picture, at most, checked before decoding. A worker needs about 8
+    """Maximum width times height of a picture, checked before decoding. A worker needs about 8
     bytes per pixel."""
 
     @property

@@ -57,8 +57,9 @@ def _rank_is_low(targeted: Mapping[str, nn.Linear], rank: int) -> Iterator[Findi
     named = ", ".join(above[:_NAMED]) + (", ..." if len(above) > _NAMED else "")
     yield warning(
         _SUBJECT,
-        f"trainer.lora.rank={rank} is more than the smaller axis of {len(above)} of {len(ranks)} "
-        f"targeted matrices ({named}): no change of theirs has so high a rank, so the rest costs memory alone",
+        f"trainer.lora.rank={rank} is more than the smaller axis of {len(above)} of "
+        f"{len(ranks)} targeted matrices ({named}): a higher rank cannot change them further, "
+        "and only costs memory",
         f"Set trainer.lora.rank to {least} or less.",
     )
 

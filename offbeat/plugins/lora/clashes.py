@@ -13,8 +13,8 @@ def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
     if patterns := freeze_patterns(config):
         yield Clash(
             ("trainer.freeze", "trainer.lora"),
-            f"trainer.freeze={list(patterns)} has nothing to freeze beside trainer.lora, which trains "
-            "adapters alone: the whole model is frozen already",
+            f"trainer.freeze={list(patterns)} has no effect with trainer.lora, which trains "
+            "only adapters: the whole model is already frozen",
             "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
             "trainer.lora out.",
         )
@@ -39,8 +39,8 @@ def adapter_release_clashes(config: RunConfig) -> Iterator[Clash]:
     if sync.ranks_send:
         yield Clash(
             ("sync.transport", "trainer.lora"),
-            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
-            "trains adapters, which are small or have to be merged first",
+            "sync.transport=reshard sends full weights from each rank's shards, but "
+            "trainer.lora trains adapters, which are small or must be merged first",
             "Set sync.transport to object_store.",
         )
     if sync.delta:

@@ -14,17 +14,17 @@ class LoraConfig(Config):
     """Low-rank adapters beside frozen matrices (extra ``lora``), the only weights that are trained."""
 
     rank: Annotated[int, Field(ge=1)] = 16
-    """Rank of each adapter. More can learn more; weights, moments, checkpoints and releases grow.
-    The smaller side of a matrix is the useful maximum."""
+    """Rank of each adapter. A higher rank can learn more, but weights, moments, checkpoints and
+    releases grow. The smaller side of a matrix is the useful maximum."""
 
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Adapter outputs are scaled by alpha / rank. A larger value acts like a higher learning
     rate."""
 
     target_modules: tuple[str, ...] = ()
-    """Names, or name endings, of linear modules that get adapters, such as `q_proj`. Empty: all but
-    the output head, and without experts and routers in one tensor per layer (`offbeat check` counts
-    them)."""
+    """Names, or name endings, of linear modules that get adapters, such as `q_proj`. Empty: all
+    except the output head, and except experts and routers stored as one tensor per layer (`offbeat
+    check` counts them)."""
 
 
 def lora_section(trainer: Config) -> LoraConfig:

@@ -14,29 +14,29 @@ class MegatronTrainerConfig(ModelTrainerConfig):
     """Training backend."""
 
     pipeline_parallel: Annotated[int, Field(ge=1)] = 1
-    """Stages that share the layers. Stages idle at both ends of a step, so send several
+    """Stages that share the layers. Stages idle at the start and end of a step, so send several
     microbatches per stage."""
 
     layers_per_stage: (
         Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None
     ) = None
     """Layers of each pipeline stage, as in `[11, 12, 12, 11]`. null: equal. The first stage also
-    has the embedding and the last one the head."""
+    has the embedding, the last one the head."""
 
     context_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each row of tokens. Together they take this many times
+    """Ranks that share each row of tokens. Together they hold this many times
     `trainer.max_tokens_per_microbatch`."""
 
     expert_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks of a stage that share the experts: a divisor of tensor_parallel x context_parallel x
+    """Ranks of a stage that share the experts. It must divide tensor_parallel x context_parallel x
     data_parallel / expert_tensor_parallel."""
 
     expert_tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks that share the matrices of each expert, independent of `trainer.tensor_parallel`."""
 
     sequence_parallel: bool = False
-    """Tensor-parallel ranks also share the tokens: less activation memory, same traffic. Experts
-    with tensor parallelism need it."""
+    """Let tensor-parallel ranks also share the tokens: less activation memory, same traffic.
+    Experts with tensor parallelism need it."""
 
     @property
     def stages(self) -> int:

@@ -289,7 +289,7 @@ Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
 _STALENESS: Final = (0, 1, 2, 4)
 _NEAR_BEST: Final = 0.03  # prefer a smaller staleness if it costs at most this share of the speed
 _BESIDE_OTHERS: Final = (
-    "Rows are beside other processes than the run was: compare them with their first one."
+    "Rows assume other processes than the run had: compare them with their first one."
 )
 _UNSURE: Final = 0.15  # of a step's time; a larger prediction error makes the plan unreliable
 
@@ -498,8 +498,8 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     """Yield sentences about the basis of a plan and about costs that it omits."""
     if abs(error) > _UNSURE:
         yield (
-            f"The planner does not predict this run itself ({error:+.0%} a step), so little rests on "
-            "the rest: something that it does not know takes the time."
+            f"The planner does not predict this run itself ({error:+.0%} a step), so do not "
+            "rely on the rows: something that it does not model costs time."
         )
     use = run.costs.core_use
     if use is not None:

@@ -182,7 +182,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
         UnusableLengths: Samples exceed the model's length.
     """
     if loaded.config.trainer.backend == "stub":
-        raise UnusableSweep("trainer.backend is stub: there is nothing to measure")
+        raise UnusableSweep("trainer.backend is stub: nothing can be measured")
     lays_encoder = any(each.startswith(_ENCODER) for each in request.over)
     if lays_encoder or find_encoder(loaded.config.trainer) is not None:
         raise UnusableSweep(

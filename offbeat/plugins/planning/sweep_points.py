@@ -118,8 +118,8 @@ class SweepFile:
             ) from error
         if header is None or header.sweep != identity:
             raise UnusableSweep(
-                f"{path} holds a sweep of another recipe, other lengths or versions: "
-                "remove it, or name another file with --out"
+                f"{path} has a sweep of another recipe, other lengths or other versions: remove "
+                "it, or name another file with --out"
             )
         # A kill may have truncated the last line. Its point is measured again.
         os.truncate(path, sum(len(line) + 1 for line in whole))

@@ -313,7 +313,7 @@ def make_layouts(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         )
     if sends_additions(config):
         raise NothingToPlan(
-            "trainer.lora sends the adapters alone. Set sync.adapter=merged to plan whole weights"
+            "trainer.lora sends only the adapters. Set sync.adapter=merged to plan whole weights"
         )
     return SyncLayouts(
         Path(config.model.path),

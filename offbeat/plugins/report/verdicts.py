@@ -80,7 +80,10 @@ def _headline(state: State, summary: Summary) -> str:
         case "running":
             return f"{steps} so far"
         case "unfinished":
-            return f"{steps}; it wrote no summary: it goes on, or everything was killed at once"
+            return (
+                f"{steps}; it wrote no summary: it is still running, or everything was "
+                "killed at once"
+            )
         case _:
             return f"{steps}; ended by {summary.ended_by}" if summary.ended_by else steps
 
@@ -102,9 +105,14 @@ def _advice(
 ) -> str:
     down = [each for each in incidents if each.is_down]
     if state in {"failed", "aborted"}:
-        return "Fix what the error names; then offbeat train --resume RUN goes on from the last checkpoint."
+        return (
+            "Fix the cause in the error. Then offbeat train --resume RUN continues from the "
+            "last checkpoint."
+        )
     if state == "unfinished":
-        return "offbeat train --resume RUN finds out: it refuses if the run is alive, else goes on."
+        return (
+            "offbeat train --resume RUN finds out: it refuses if the run is alive, else continues."
+        )
     if down and state == "running":
         return f"{down[-1].who} is not back since {down[-1].at_s:,.0f} s: see logs/controller.log."
     if not summary.verdict:

@@ -14,8 +14,9 @@ def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
     if sync.deadline_s < 4 * limit_s:
         yield Clash(
             ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
-            f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "
-            f"others are sent to again: that takes up to four times the {limit_s:g} s a chunk may take",
+            f"sync.deadline_s={sync.deadline_s:g} would pass before a lost engine is noticed "
+            f"and the others get the weights again: that needs up to four times the {limit_s:g} "
+            "s that a chunk may take",
             f"Set sync.deadline_s to {4 * limit_s:g} or more, or sync.slack_s lower.",
         )
 
@@ -78,7 +79,7 @@ def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
     if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:
         yield Clash(
             ("sync.wire", "trainer.gpus", "generator.gpus"),
-            "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
-            "trainer.gpus or generator.gpus may share one",
+            "sync.wire=nccl needs a separate GPU for every trainer rank and engine, but "
+            "fractions of trainer.gpus or generator.gpus may share one",
             "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
         )

@@ -43,8 +43,8 @@ class GroupWire:
             return ""
         device = self.place.device
         return (
-            f"sync.wire={self.name} needs a device each for sender and receiver, and both are on "
-            f"{device}. Give each a GPU of its own, or set sync.wire to cuda_ipc"
+            f"sync.wire={self.name} needs separate devices for sender and receiver, but both "
+            f"are on {device}. Give each a separate GPU, or set sync.wire to cuda_ipc"
         )
 
     def memory_to_send(self, nbytes: int) -> BucketMemory:

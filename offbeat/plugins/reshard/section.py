@@ -24,17 +24,17 @@ class ReshardSyncConfig(BaseSyncConfig):
     """Path of the bytes."""
 
     slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
-    """MiB/s below which a link counts as broken: a chunk may take its size over this, and ``slack_s``. Lower it
-    for slow networks; a broken link is then noticed later."""
+    """MiB/s below which a link counts as broken. A chunk may take its size divided by this, plus
+    `slack_s`. Lower it for slow networks; broken links are then noticed later."""
 
     slack_s: Annotated[float, Field(gt=0)] = 5.0
-    """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall; a
-    lost engine is then left out later."""
+    """Seconds that any wait for a peer may take, whatever the size. Raise it for machines that
+    stall; lost engines are then skipped later."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
-    """Wire of the buckets. tcp: main memory, any machines. cuda_ipc: device memory shared with
-    engines on the same GPU. nccl: between devices. Both need one more device copy of what is sent
-    or received, and have not run on a GPU."""
+    """How the buckets travel. tcp: through main memory, between any machines. cuda_ipc: device
+    memory shared with engines on the same GPU. nccl: between devices. The last two need another
+    device copy of the data sent or received, and have not run on a GPU."""
 
     def sends_regions(self, ranks: int) -> bool:
         """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors.

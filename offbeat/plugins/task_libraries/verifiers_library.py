@@ -67,8 +67,8 @@ def renderer_config(renderer: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a con
 def _check_role(name: str, role: AgentConfig) -> None:
     if role.model is not None or role.client is not None:
         raise UnfitEnvironment(
-            f"env.{name} names a model or a client of its own: leave them out, the role is played by "
-            "the model that is trained"
+            f"env.{name} names a separate model or client: leave both out, because the trained "
+            "model plays the role"
         )
     if role.retries.max_retries or role.retries.rules:
         raise UnfitEnvironment(

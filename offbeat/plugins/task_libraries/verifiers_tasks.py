@@ -26,7 +26,7 @@ from offbeat.plugins.task_libraries.verifiers_options import VerifiersOptions
 
 NOT_INSTALLED: Final = (
     "the package verifiers is not installed: pip install 'offbeat[verifiers]' with "
-    "constraints-verifiers.txt, in an environment of its own"
+    "constraints-verifiers.txt, in a separate environment"
 )
 _REPORT: Final = ".report"
 _ERRORS_CHARACTERS: Final = 400  # quoted end of the standard error of a dead process

@@ -23,12 +23,12 @@ def tensor_clashes(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[C
         fixes = ["Set trainer.tensor_parallel to 1"]
         if not model_is_frozen(config) and config.algorithm.loss.teacher_path is None:
             fixes.append(
-                "or give the tower ranks of its own, beside which the language model may be divided: "
+                "or give the tower separate ranks, so that the language model can be divided: "
                 "trainer.encoder.data_parallel=1"
             )
         yield Clash(
             ("trainer.tensor_parallel", "environment.images"),
-            f"{ranks} does not go with environment.images: a vision tower is divided on ranks of its "
-            "own alone",
+            f"{ranks} cannot be combined with environment.images: a vision tower can be divided "
+            "only on separate ranks",
             f"{', '.join(fixes)}.",
         )

@@ -82,9 +82,9 @@ def tensor_plan(
     name, fix = type(model).__name__, f"Set {names.tensor} to 1"
     has_tower = media_rules(model.config).reads_media
     if holds_tower and has_tower:
-        problem = "cannot be divided over tensor ranks that hold its vision tower, too"
+        problem = "cannot be divided over tensor ranks that also have its vision tower"
         raise UntrainableModel(
-            name, problem, f"{fix}, or give the tower ranks of its own: {names.encoders}"
+            name, problem, f"{fix}, or give the tower separate ranks: {names.encoders}"
         )
     for problem in chain(_problems(model), _left_out(model)):
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", fix)

@@ -6,10 +6,10 @@ from offbeat.config.base import Config
 
 
 class TensorBoardConfig(Config):
-    """TensorBoard, one sink beside ``metrics.jsonl``: a file of events, no server."""
+    """TensorBoard, in addition to ``metrics.jsonl``: a file of events, no server."""
 
     enabled: bool = False
-    """Write `tensorboard/` into the run directory during the run (extra `tensorboard`). `offbeat
+    """Write `tensorboard/` in the run directory during the run (extra `tensorboard`). `offbeat
     export` writes the same afterwards."""
 
     x_axis: Literal["steps", "samples"] = "steps"

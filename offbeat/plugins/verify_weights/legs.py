@@ -358,8 +358,9 @@ def _explain_rounding(run: VerifiedRun, checkpoint: Path) -> str | None:
     if config.trainer.optimizer.rounding == "nearest":
         return None
     return (
-        f"{checkpoint} holds float32 masters, of which trainer.optimizer.rounding=stochastic made bfloat16 "
-        f"weights at random. Compare from an exported model (checkpoints/{_STEP}N)"
+        f"{checkpoint} has float32 master weights, from which "
+        "trainer.optimizer.rounding=stochastic made bfloat16 weights at random. Compare from "
+        f"an exported model (checkpoints/{_STEP}N)"
     )
 
 

@@ -74,17 +74,17 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
     if because := [key for key, is_set in axes.items() if is_set]:
         yield warning(
             "weight sync",
-            f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes whole "
-            "tensors of the regions that it receives, which takes one more copy of the weights in its "
-            "main memory",
+            f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes "
+            "whole tensors from the regions that it receives, which needs one more copy of the "
+            "weights in its main memory",
             "Set sync.transport to object_store where that memory is short.",
         )
         return
     yield ok(
         "weight sync",
-        "every vLLM worker records what its loader reads, and fetches that from the trainer ranks that "
-        "hold it. An engine whose layout cannot be recorded takes whole tensors, and logs why "
-        "(weights.whole_tensors)",
+        "every vLLM worker records which regions its loader reads, and fetches them from the "
+        "trainer ranks. If a layout cannot be recorded, the engine loads whole tensors and "
+        "logs why (weights.whole_tensors)",
     )
 
 

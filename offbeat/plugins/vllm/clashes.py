@@ -109,7 +109,7 @@ def _arguments_have_one_place(generator: VllmGeneratorConfig) -> Iterator[Clash]
         if name in _ELSEWHERE:
             yield Clash(
                 ("generator.vllm.engine_args", _ELSEWHERE[name]),
-                f"generator.vllm.engine_args.{name}={value} has a key of its own",
+                f"generator.vllm.engine_args.{name}={value} has a separate key",
                 f"Set {_ELSEWHERE[name]} instead.",
             )
 
@@ -131,9 +131,10 @@ def _adapters_are_added_to_the_weights(generator: VllmGeneratorConfig) -> Iterat
         if name in _LORA:
             yield Clash(
                 ("generator.vllm.engine_args", "trainer.lora"),
-                f"generator.vllm.engine_args.{name}={value} is of vLLM's own LoRA path, which stays off: "
-                "engines add adapters to the weights they loaded (docs/lora.md)",
-                f"Leave {name} out; trainer.lora alone trains adapters and serves them.",
+                f"generator.vllm.engine_args.{name}={value} belongs to vLLM's LoRA support, "
+                "which stays off: engines add adapters to the weights they loaded "
+                "(docs/lora.md)",
+                f"Leave {name} out: trainer.lora trains adapters and serves them.",
             )
 
 
@@ -147,7 +148,7 @@ def _devices_of_an_engine_are_reserved(generator: VllmGeneratorConfig) -> Iterat
                 "generator.vllm.tensor_parallel",
                 "generator.vllm.pipeline_parallel",
             ),
-            f"generator.gpus={generator.gpus:g} is not what an engine of {devices} devices runs on",
+            f"generator.gpus={generator.gpus:g} does not fit an engine of {devices} devices",
             f"Set generator.gpus to {devices}.",
         )
 

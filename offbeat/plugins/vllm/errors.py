@@ -63,6 +63,6 @@ class PicturesUnserved(OffbeatError):
 
 
 INSTALL = (
-    "Install it with pip install 'offbeat[vllm]' on a machine with a GPU, in an environment of its "
-    "own; without one, make run-vllm installs the CPU build"
+    "Install it with pip install 'offbeat[vllm]' on a machine with a GPU, in a separate "
+    "environment; without a GPU, make run-vllm installs the CPU build"
 )

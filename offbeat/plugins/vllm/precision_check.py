@@ -41,7 +41,7 @@ def check_precision(config: RunConfig) -> list[Finding]:
     )
     if scheme == FP8_BLOCK and config.sync.quantize is None and not pairs:
         pairs = tuple(
-            RefusedPair(name, config.model.dtype, scheme, "is sent with sync.quantize alone")
+            RefusedPair(name, config.model.dtype, scheme, "is sent only with sync.quantize")
             for name, shape, _ in tensors
             if is_quantized(name, shape)
         )
@@ -58,8 +58,8 @@ def check_precision(config: RunConfig) -> list[Finding]:
         findings.append(
             warning(
                 _SUBJECT,
-                f"vLLM's CPU build computes {scheme} on processors with AMX alone, and its engines do not "
-                "start on others",
+                f"vLLM's CPU build computes {scheme} only on processors with AMX; its engines "
+                "do not start on others",
                 "Leave sync.quantize out where the processor has none.",
             )
         )

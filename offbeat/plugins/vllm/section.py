@@ -13,35 +13,36 @@ class VllmConfig(Config):
     """The vLLM engines, with ``generator.backend: vllm``."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Devices that share each layer of an engine. More fit wider models and exchange activations in
-    every layer."""
+    """Devices that share each layer of an engine. More devices fit wider models, but exchange
+    activations in every layer."""
 
     pipeline_parallel: Annotated[int, Field(ge=1)] = 1
-    """Stages that share the layers of an engine. More fit deeper models at more time per token."""
+    """Stages that share the layers of an engine. More stages fit deeper models, but need more time
+    per token."""
 
     expert_parallel: bool = False
-    """Distribute whole experts instead of slices of each. Good for many small experts; the busiest
+    """Distribute whole experts, not a slice of each. Good for many small experts. The busiest
     device sets the speed."""
 
     pause: Literal["keep", "wait", "abort"] = "keep"
-    """Running samples at a weight sync. keep: continue afterwards, with mixed versions. wait:
-    finish first, which delays the sync. abort: start again under the new weights."""
+    """Running samples at a weight sync. keep: continue under the new weights, with mixed versions.
+    wait: finish first, which delays the sync. abort: start again under the new weights."""
 
     kv: Literal["recompute", "keep"] = "recompute"
-    """Keys and values at a weight sync. recompute: with the new weights. keep: keep the old ones,
-    which costs nothing and shifts logprobs."""
+    """Cached keys and values at a weight sync. recompute: compute them again with the new weights.
+    keep: reuse them, which costs nothing but shifts logprobs."""
 
     call_deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Time for each sync call into the engine, after which the engine is STALE. Raise it for large
-    models."""
+    """Seconds for each sync call into the engine, after which the engine is STALE. Raise it for
+    large models."""
 
     heartbeat_deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Time for the engine process to answer between decode steps, after which it counts as hung.
+    """Seconds for the engine process to answer between decode steps, after which it counts as hung.
     Raise it for compilation or long prompts."""
 
     engine_args: dict[str, Any] = {}
-    """Further arguments of vLLM's `AsyncEngineArgs` by Python name. vLLM checks the names at engine
-    start."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, by Python name. vLLM checks the names when an
+    engine starts."""
 
 
 class VllmGeneratorConfig(PluginGeneratorConfig):

@@ -10,17 +10,18 @@ Tag = Annotated[str, Field(min_length=1, max_length=64), InWords("of 1 to 64 cha
 
 
 class WandbConfig(Config):
-    """Weights & Biases, one sink beside ``metrics.jsonl``."""
+    """Weights & Biases, in addition to ``metrics.jsonl``."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as the variable `WANDB_MODE` says, else online if an API key is set, else offline.
-    offline: on disk until `wandb sync`. disabled: nothing; `metrics.jsonl` always has every metric."""
+    """auto: the value of the variable `WANDB_MODE`; if missing, online with an API key, else
+    offline. offline: write to disk until `wandb sync`. disabled: nothing. `metrics.jsonl` always
+    has every metric."""
 
     project: str = "offbeat"
     """W&B project."""
 
     entity: str | None = None
-    """W&B team or user. null: the default of the API key."""
+    """W&B team or user. null: the API key's default."""
 
     group: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Name under which W&B groups runs, such as the seeds of one recipe."""

@@ -277,7 +277,7 @@ class _Request(BaseHTTPRequestHandler):
     def _enter(self, token: str) -> None:
         """Set the cookie of a browser that shows the token, and remove the token from its URL."""
         if not self.server.access.has_token(token):
-            self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
+            self._refuse(HTTPStatus.FORBIDDEN, "this token belongs to another offbeat watch")
             return
         self.server.connections.mark_authenticated(self.connection)
         self.send_response(HTTPStatus.SEE_OTHER)
@@ -424,7 +424,7 @@ def check_runs_are_here(directory: Path) -> None:
     below = runs_below(directory)
     if below and below[0].parent != directory:
         fix = f"Name the directory of runs, {below[0].parent}"
-        raise CannotWatch(str(directory), "no run lies directly in it", fix)
+        raise CannotWatch(str(directory), "no run is directly in it", fix)
 
 
 def serve(directory: Path, host: str, port: int) -> None:

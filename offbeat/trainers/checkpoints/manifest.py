@@ -30,7 +30,7 @@ class CheckpointCorrupt(OffbeatError):
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.file} is not what was written: {self.problem}"
+        return f"{self.file} differs from the file that was written: {self.problem}"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -166,8 +166,8 @@ def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity)
         raise CheckpointMismatch(str(directory), "backend", stored.backend, own.backend, fix)
     if stored.fingerprint != own.fingerprint:
         fix = (
-            "Set model.path, model.dtype, trainer.lora and trainer.freeze to what the run began with, or "
-            "start a new run"
+            "Set model.path, model.dtype, trainer.lora and trainer.freeze as when the run "
+            "began, or start a new run"
         )
         got, want = (f"{each.model} ({each.fingerprint[:8]})" for each in (stored, own))
         raise CheckpointMismatch(str(directory), "model", got, want, fix)

@@ -298,7 +298,7 @@ def _prove_kind(
     else:
         raise UntrainableModel(
             kind.__name__,
-            f"computes a sample otherwise beside a longer one than alone ({problem})",
+            f"computes a sample differently next to a longer one than by itself ({problem})",
             "Train another model",
         )
     problem = ""

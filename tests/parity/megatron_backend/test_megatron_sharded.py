@@ -78,7 +78,7 @@ def test_a_step_that_moves_the_weights_of_no_rank_is_refused_by_name(
     still = {"learning_rate": 1e-30, "weight_decay": 0.0}
     cut = Cut(data=2, dtype="float32", optimizer=still, updates=updates)
     job_step = JobStep.of(step, TOKENS)
-    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 was taken with learning rate"):
+    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 had learning rate"):
         megatron_world.run(2, "split", path=models("qwen3"), cut=cut, step=job_step, chunks=(2,))
 
 

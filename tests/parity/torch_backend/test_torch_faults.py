@@ -82,7 +82,7 @@ def test_a_step_that_moves_the_weights_of_no_rank_is_refused_by_name(
     world: World, models: Models, step: Step
 ) -> None:
     cut = Cut(dtype="float32", optimizer={"learning_rate": 1e-30})
-    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 was taken with learning rate"):
+    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 had learning rate"):
         world.run(2, "torch_jobs:single", path=models("qwen3"), cut=cut, step=step, loss=LOSS)
 
 

@@ -116,6 +116,6 @@ def test_a_picture_of_16_bits_is_refused_where_its_values_would_be_cut_to_white(
 def test_a_drawing_that_is_all_black_without_its_transparency_is_refused() -> None:
     pixels = np.zeros((10, 20, 4), np.uint8)
     pixels[2:8, 5:15, 3] = 255
-    assert "of one color without its transparency" in refused(written(Image.fromarray(pixels)))
+    assert "only one color without its transparency" in refused(written(Image.fromarray(pixels)))
     pixels[:, :, 3] = 255  # a black picture that is meant to be one
     assert decode_picture("a", written(Image.fromarray(pixels)), MOST).mode == "RGB"

@@ -132,7 +132,7 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
             ["--model", PICTURES, "--senders", "tensor=1", "--receivers", ""],
             "; --receivers without a size: one rank is tensor=1",
         ),
-        ([LORA], "trainer.lora sends the adapters alone. Set sync.adapter=merged"),
+        ([LORA], "trainer.lora sends only the adapters. Set sync.adapter=merged"),
         ([STUB], "trainer.backend is stub, which has no weights"),
         (
             [QUICKSTART, "--senders", "tp=2"],
@@ -148,7 +148,7 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
         ),
         (
             [QUICKSTART, "--senders", "tensor=2,own_plan=1,vocabulary_multiple=64"],
-            "--senders: vocabulary_multiple is 64, expected 1 beside own_plan",
+            "--senders: vocabulary_multiple is 64, expected 1 together with own_plan",
         ),
         ([QUICKSTART, "--senders", "tensor=0"], "tensor is '0', expected a positive number"),
         ([QUICKSTART, "--senders", "data=-1"], "data is '-1', expected a positive number"),
@@ -187,7 +187,7 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
         ),
         (
             [PICTURES, "--senders", "tensor=2,own_plan=1"],
-            "Set --senders tensor to 1, or give the tower ranks of its own: --senders encoders",
+            "Set --senders tensor to 1, or give the tower separate ranks: --senders encoders",
         ),
         ([QUICKSTART, "--model", "nowhere/config.json"], "nowhere/config.json: cannot be read"),
     ],

@@ -153,7 +153,7 @@ ENCODER = "trainer.encoder.data_parallel=1"
         ([IMAGES, "--senders", "tensor=2,encoders=2"], "expected a divisor of data = 1"),
         (
             [IMAGES, "--senders", "shards=2,data=2,encoders=1"],
-            "encoders is 1 beside copies of shards",
+            "encoders is 1 together with copies of shards",
         ),
         ([IMAGES, "--senders", "shards=3,encoders=2"], "expected a divisor of shards = 3"),
         (

@@ -163,7 +163,7 @@ def test_a_file_of_another_sweep_is_not_written_on(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     SweepFile(path, "one").add(SweepPoint((), "hung"))
     before = path.read_bytes()
-    with pytest.raises(UnusableSweep, match="holds a sweep of another recipe"):
+    with pytest.raises(UnusableSweep, match="has a sweep of another recipe"):
         SweepFile(path, "another")
     assert path.read_bytes() == before
 

@@ -254,7 +254,9 @@ def test_copies_that_have_diverged_are_named_before_anything_is_published(bench_
     bench.publish(1)
     with torch.no_grad():
         bench.models[3].embed.weight[6, 0] += 1
-    with pytest.raises(ReplicasDiverged, match=r"ranks 1 and 3 hold copies of .*embed\.weight\[4:"):
+    with pytest.raises(
+        ReplicasDiverged, match=r"ranks 1 and 3 have different copies of .*embed\.weight\[4:"
+    ):
         bench.publish(2)
 
 

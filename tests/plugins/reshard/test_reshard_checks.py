@@ -19,7 +19,7 @@ def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     assert get_only(check_weight_sync(make_config(sync=sync), {})).level is Level.OK
     ranks = {"data_parallel": 2}
     for vllm, level, said in (
-        ({"tensor_parallel": 2}, Level.OK, "fetches that from the trainer ranks"),
+        ({"tensor_parallel": 2}, Level.OK, "fetches them from the trainer ranks"),
         ({"pipeline_parallel": 2}, Level.WARNING, "with generator.vllm.pipeline_parallel: each"),
         ({"expert_parallel": True}, Level.WARNING, "with generator.vllm.expert_parallel: each"),
         ({"engine_args": {"quantization": "fp8"}}, Level.WARNING, "engine_args.quantization"),

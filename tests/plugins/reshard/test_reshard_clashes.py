@@ -23,7 +23,7 @@ def test_a_sync_that_ends_before_a_lost_rank_s_buckets_can_be_sent_again() -> No
     slow = {"transport": "reshard", "chunk_mib": 8, "slowest_mib_s": 4, "slack_s": 4}
     (text,) = messages(slow | {"deadline_s": 79})
     assert "sync.deadline_s=79 would be over" in text
-    assert "four times the 20 s a chunk may take" in text
+    assert "four times the 20 s that a chunk may take" in text
     assert "Set sync.deadline_s to 80 or more" in text
     assert messages(slow | {"deadline_s": 80}) == []
 
@@ -72,7 +72,7 @@ def test_handles_of_memory_need_one_gpu_for_all() -> None:
 
 def test_nccl_needs_a_gpu_for_each() -> None:
     (text,) = over("nccl", OWN, SHARED)
-    assert "sync.wire=nccl needs a GPU of its own for every trainer rank and engine" in text
+    assert "sync.wire=nccl needs a separate GPU for every trainer rank and engine" in text
     assert "or sync.wire to cuda_ipc for one GPU" in text
 
 

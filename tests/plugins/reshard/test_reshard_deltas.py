@@ -166,7 +166,7 @@ async def test_copies_that_diverge_are_named_and_leave_no_base(line_of: Made) ->
     await line.served(line.published())
     bench = bench_of(line)
     apart, bench.models = bench.models, [*bench.models[:3], TrainedModel(2)]
-    with pytest.raises(ReplicasDiverged, match="ranks 1 and 3 hold copies of"):
+    with pytest.raises(ReplicasDiverged, match="ranks 1 and 3 have different copies of"):
         line.published()
     bench.models = apart
     new = line.published()

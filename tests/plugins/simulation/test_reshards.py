@@ -128,7 +128,7 @@ def test_an_engine_that_restarts_between_two_buckets_fetches_the_release_alone()
 def test_diverged_copies_end_the_run_by_name_before_they_are_published() -> None:
     result = struck(COPIES, "copies_diverge")
     assert result.outcome == "failed"
-    assert "ReplicasDiverged: trainer ranks 0 and 1 hold copies" in result.error
+    assert "ReplicasDiverged: trainer ranks 0 and 1 have different copies" in result.error
 
 
 def test_a_fifth_of_the_episodes_has_a_reshard_and_all_of_a_recipe_that_asks_for_it() -> None:

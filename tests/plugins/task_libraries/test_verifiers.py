@@ -131,7 +131,7 @@ def test_the_tasks_are_the_prompts_and_others_do_not_continue_a_run(model: Path)
     [
         ({"agent": {"sampling": {"temperature": 0.5}}}, "sampling sets temperature"),
         ({"agent": {"retries": {"max_retries": 2}}}, "rollout.sample_retries"),
-        ({"agent": {"model": "gpt"}}, "names a model or a client"),
+        ({"agent": {"model": "gpt"}}, "names a separate model or client"),
         ({"id": "user-sim"}, "it has 2 roles"),
         ({"taskset": {"id": "no_such_taskset"}}, "no_such_taskset"),
     ],

@@ -185,7 +185,7 @@ def test_a_damaged_shard_is_named_before_it_is_taken_for_a_weight_that_differs(
     shard.write_bytes(content)
     found = verify(root / "state_3")
     assert found.exit_code == 2
-    assert f"{shard} is not what was written: its xxh3-128 digest is" in found.stderr
+    assert f"{shard} differs from the file that was written: its xxh3-128 digest is" in found.stderr
     assert found.stderr.count("\n") == 1
 
 

@@ -137,7 +137,7 @@ def test_the_ranks_of_a_reshard_hold_whole_blocks(tmp_path: Path) -> None:
             {"quant_method": "fp8", "weight_block_size": [1, 32], "fmt": "e5m2"},
             "to fp8 (e5m2) in blocks of 1x32, dynamic activations is not",
         ),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "sent with sync.quantize alone"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "sent only with sync.quantize"),
     ],
 )
 def test_other_schemes_are_refused_by_name_with_every_tensor_in_one_error(

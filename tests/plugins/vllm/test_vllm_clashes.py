@@ -33,24 +33,24 @@ def test_filters_at_temperature_1_and_other_temperatures_without_filters_fit_vll
     [
         (
             {"vllm": {"engine_args": {"max_num_seqs": 8}}},
-            "engine_args.max_num_seqs=8 has a key of its own. Set generator.max_sequences instead.",
+            "engine_args.max_num_seqs=8 has a separate key. Set generator.max_sequences instead.",
         ),
         (
             {"vllm": {"engine_args": {"enable_lora": True}}},
             (
-                "engine_args.enable_lora=True is of vLLM's own LoRA path, which stays off: engines add adapters "
-                "to the weights they loaded (docs/lora.md). Leave enable_lora out; trainer.lora alone trains"
+                "engine_args.enable_lora=True belongs to vLLM's LoRA support, which stays off: engines add adapters "
+                "to the weights they loaded (docs/lora.md). Leave enable_lora out: trainer.lora trains"
             ),
         ),
         (
             {"vllm": {"engine_args": {"max_loras": 2}}},
-            "engine_args.max_loras=2 is of vLLM's own LoRA",
+            "engine_args.max_loras=2 belongs to vLLM's LoRA",
         ),
-        ({"vllm": {"engine_args": {"max_lora_rank": 8}}}, "max_lora_rank=8 is of vLLM's own LoRA"),
+        ({"vllm": {"engine_args": {"max_lora_rank": 8}}}, "max_lora_rank=8 belongs to vLLM's LoRA"),
         ({"vllm": {"engine_args": {"lora_modules": ["a=b"]}}}, "Leave lora_modules out"),
         (
             {"device": "cuda", "gpus": 1, "vllm": {"tensor_parallel": 4}},
-            "generator.gpus=1 is not what an engine of 4 devices runs on. Set generator.gpus to 4.",
+            "generator.gpus=1 does not fit an engine of 4 devices. Set generator.gpus to 4.",
         ),
         (
             {"vllm": {"engine_args": {"distributed_executor_backend": "ray"}}},

@@ -25,7 +25,7 @@ def refused_to_watch(path: Path) -> str:
 
 def test_of_a_file_of_a_run_the_run_is_named(run: Path) -> None:
     file = run / "metrics.jsonl"
-    fix = f"Name the run that it lies in, {run}"
+    fix = f"Name the run that contains it, {run}"
     assert refused_to_watch(file) == f"{file}: a file. {fix}, or the directory of runs"
     with pytest.raises(NotARun) as refused:
         find_journal(file)
@@ -34,7 +34,7 @@ def test_of_a_file_of_a_run_the_run_is_named(run: Path) -> None:
 
 def test_of_a_folder_of_a_run_the_run_is_named(run: Path) -> None:
     told = refused_to_watch(run / "journal")
-    assert told == f"{run / 'journal'}: a folder of a run. Name the run that it lies in, {run}"
+    assert told == f"{run / 'journal'}: a folder of a run. Name the run that contains it, {run}"
 
 
 def test_of_the_directory_of_runs_readers_of_one_run_name_some_of_them(run: Path) -> None:
@@ -57,8 +57,8 @@ def test_watch_takes_a_run_a_directory_of_runs_and_one_that_waits_for_its_first(
 def test_watch_names_the_directory_of_runs_above_which_it_was_asked(run: Path) -> None:
     above = run.parent.parent
     told = refused_to_watch(above)
-    assert told == f"{above}: no run lies directly in it. Name the directory of runs, {run.parent}"
+    assert told == f"{above}: no run is directly in it. Name the directory of runs, {run.parent}"
 
 
 def test_what_no_run_is_near_is_told_what_a_run_is(tmp_path: Path) -> None:
-    assert "which holds config.yaml and journal" in refused_to_watch(tmp_path / "nothing")
+    assert "it has config.yaml and journal" in refused_to_watch(tmp_path / "nothing")

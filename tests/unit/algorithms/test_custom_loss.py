@@ -98,7 +98,7 @@ def of_shape(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[..., T
 @pytest.mark.parametrize(
     ("function", "problem", "fix"),
     [
-        (of_shape(), "the loss has shape [] for 18 tokens", "no sum or mean"),
+        (of_shape(), "the loss has shape [] for 18 tokens", "not a sum or mean"),
         (of_shape(18, 1), "the loss has shape [18, 1] for 18 tokens", "one number for each"),
         (of_shape(18, dtype=torch.int64), "the loss has dtype torch.int64", "Return loss_N"),
         (lambda t, o: None, "the loss is None, not a Tensor", "Return loss_N"),

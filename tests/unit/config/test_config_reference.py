@@ -25,7 +25,7 @@ def test_every_key_has_one_entry_unless_its_section_repeats_another() -> None:
 
 
 def test_a_section_that_repeats_another_refers_to_it() -> None:
-    assert "Its keys are those of [`environment`](#environment)." in document()
+    assert "It has the keys of [`environment`](#environment)." in document()
 
 
 def test_no_line_begins_with_the_minus_of_a_formula_which_would_start_a_list() -> None:

@@ -54,7 +54,7 @@ def test_a_penalty_for_length_needs_a_stretch_that_one_response_can_reach() -> N
     text = only({"rollout": {"overlong_tokens": 65}}, sampling)
     assert "rollout.overlong_tokens=65 is longer than a response can be" in text
     text = only({"rollout": {"overlong_penalty": 0.5}})
-    assert "overlong_penalty=0.5 is not used: there is no rollout.overlong_tokens" in text
+    assert "overlong_penalty=0.5 is not used without rollout.overlong_tokens" in text
     turns = {"environment": {"max_turns": 2}}
     assert "have several, or none" in only({"rollout": {"overlong_tokens": 8}}, sampling, turns)
 
@@ -97,7 +97,7 @@ def test_a_group_needs_two_valid_samples_unless_it_has_one(samples: int, least: 
 
 def test_a_sync_interval_beyond_the_staleness_bound() -> None:
     text = only({"sync": {"interval": 4}, "sampler": {"name": "in_order", "max_staleness": 2}})
-    assert "sampler.max_staleness=2 cannot hold with sync.interval=4" in text
+    assert "sampler.max_staleness=2 is impossible with sync.interval=4" in text
     assert "3 weight versions behind" in text
     assert "Set sampler.max_staleness to 3 or more, or sync.interval to 3 or less." in text
 
@@ -205,8 +205,11 @@ def test_a_response_that_leaves_no_room_for_a_prompt(new: int) -> None:
 
 def test_deterministic_decoding_takes_one_engine_and_one_order() -> None:
     both = messages({"generator": {"deterministic": True, "engines": 2}})
-    assert "cannot hold with generator.engines=2: which engine serves a group" in both[0]
-    assert "cannot hold with sampler.name=ready_first" in both[1]
+    assert (
+        "is impossible with generator.engines=2: timing decides which engine serves a group"
+        in both[0]
+    )
+    assert "is impossible with sampler.name=ready_first" in both[1]
     assert not messages({"generator": {"deterministic": True}, "sampler": {"name": "in_order"}})
 
 
@@ -214,7 +217,7 @@ def test_deterministic_decoding_takes_one_engine_and_one_order() -> None:
 def test_only_in_order_makes_the_same_batches_again(name: str) -> None:
     target = {"target": "mine:Policy"} if name == "custom" else {}
     text = only({"generator": {"deterministic": True}, "sampler": {"name": name, **target}})
-    assert f"generator.deterministic=true cannot hold with sampler.name={name}" in text
+    assert f"generator.deterministic=true is impossible with sampler.name={name}" in text
     assert "Set sampler.name to in_order" in text
 
 
@@ -315,7 +318,7 @@ def test_a_budget_of_calls_covers_at_least_one_step() -> None:
 
 def test_what_is_done_about_a_budget_of_calls_needs_one() -> None:
     text = only({"rollout": {"on_reward_budget_spent": "stop"}})
-    assert "there is no rollout.reward_call_budget" in text
+    assert "is not used without rollout.reward_call_budget" in text
 
 
 def test_a_target_that_nobody_reads() -> None:
@@ -341,7 +344,7 @@ def test_arithmetic_scores_no_file_either() -> None:
 @pytest.mark.parametrize("section", ["data", "eval"])
 def test_columns_need_the_file_that_has_them(section: str) -> None:
     text = only({section: {"columns": {"prompt": "problem"}}})
-    assert f"{section}.columns is not used: there is no {section}.path" in text
+    assert f"{section}.columns is not used without {section}.path" in text
 
 
 def test_a_reward_function_is_scored_on_a_file_or_on_its_own_prompts() -> None:
@@ -402,7 +405,7 @@ def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
     text = only({"environment": {"name": "arithmetic", "episodes_per_child": 4}})
     assert "environment.episodes_per_child=4 is not used" in text
     program = {"name": "agent", "command": ["./agent"], "episodes_per_child": 4}
-    assert "environment.episodes_per_child=4 cannot be" in only({"environment": program}, DATA)
+    assert "environment.episodes_per_child=4 is impossible" in only({"environment": program}, DATA)
 
 
 def test_an_agent_is_a_function_or_a_program() -> None:
@@ -457,7 +460,7 @@ def test_devices_and_reserved_gpus_agree(
 
 def test_a_clash_is_reported_at_the_override_that_made_it(report: Report) -> None:
     text = report(QUICKSTART.read_text(), "sync.interval=9")
-    assert "override 'sync.interval=9': sampler.max_staleness=1 cannot hold" in text
+    assert "override 'sync.interval=9': sampler.max_staleness=1 is impossible" in text
 
 
 def test_a_clash_of_the_recipes_own_is_reported_at_its_line(report: Report) -> None:
@@ -524,7 +527,7 @@ def test_adapters_leave_no_router_to_balance() -> None:
         ({"step_std": True}, "algorithm.loss.step_std=true would divide the losses of trainer.moe"),
         (
             {"icepop_band": (0.5, 5), "old_logprobs": "current", "count_dropped": False},
-            "algorithm.loss.count_dropped=false divides by the tokens that are kept",
+            "algorithm.loss.count_dropped=false divides by the kept tokens",
         ),
     ],
 )
@@ -543,7 +546,7 @@ def test_losses_of_routers_have_the_divisor_of_the_tokens_they_are_sums_over(
 
 def test_beside_adapters_nothing_is_left_to_freeze() -> None:
     text = only({"trainer": {"lora": {}, "freeze": ["lm_head.*"]}})
-    assert "trainer.freeze=['lm_head.*'] has nothing to freeze beside trainer.lora" in text
+    assert "trainer.freeze=['lm_head.*'] has no effect with trainer.lora" in text
     assert messages({"trainer": {"freeze": ["lm_head.*"]}}) == []
 
 
@@ -556,4 +559,4 @@ def test_one_rank_of_torch_in_bfloat16_rounds_at_random() -> None:
     assert "rounding=stochastic does not go with 2 trainer ranks" in text
     assert "trainer.data_parallel and trainer.tensor_parallel of 1" in text
     text = only(short, {"trainer": {"optimizer": optimizer, "backend": "megatron"}})
-    assert "megatron rounds weights by itself" in text
+    assert "megatron rounds weights itself" in text

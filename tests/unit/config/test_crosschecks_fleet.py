@@ -35,8 +35,8 @@ def test_more_trainer_ranks_than_any_machine_has_are_refused_at_once() -> None:
         (
             {"gpus": 0.5, "data_parallel": 4},
             (
-                "trainer.gpus=0.5 may put two of the 4 trainer ranks on one GPU, and NCCL connects ranks on "
-                "GPUs of their own only. Set trainer.gpus to 1, or use one trainer rank."
+                "trainer.gpus=0.5 may put two of the 4 trainer ranks on one GPU, but NCCL needs a separate "
+                "GPU for each rank. Set trainer.gpus to 1, or use one trainer rank."
             ),
         ),
         (

@@ -45,7 +45,7 @@ def test_one_copy_works_with_one_process_without_staleness_and_several_engines()
         (
             {"sampler": {"max_staleness": 1}},
             "sampler.max_staleness=1",
-            "take turns on the one copy",
+            "decoding and optimizer steps alternate",
             "Set sampler.max_staleness to 0",
         ),
         (

@@ -98,4 +98,4 @@ def test_an_advantage_is_a_name_of_the_package_or_a_function_in_a_module() -> No
 
 def test_the_deviation_of_a_step_needs_advantages_that_are_known_to_cancel() -> None:
     text = refused("algorithm.advantage=mine:centred", "algorithm.loss.step_std=true")
-    assert "those of algorithm.advantage=mine:centred may not cancel" in text
+    assert "advantages of algorithm.advantage=mine:centred may not cancel" in text

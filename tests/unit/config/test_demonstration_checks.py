@@ -36,7 +36,7 @@ def test_the_recipe_of_a_warm_start_has_no_clash() -> None:
             "has no work for generator.backend=embedded",
             "Set generator.backend to none",
         ),
-        ({"data": {}}, "has no rows of its own", "Set data.path"),
+        ({"data": {}}, "needs a file of rows", "Set data.path"),
         (
             {"algorithm": {"loss": {"name": "clipped_pg"}}},
             "algorithm.loss.name=clipped_pg learns nothing",

@@ -16,7 +16,7 @@ PAGE: Final = Path(__file__).parents[3] / "docs/peer-keys.md"
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
     assert explain("generator.sampling.top_p").startswith(
         "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
-        "    Nucleus mass to draw from; logprobs are of the full distribution. "
+        "    Draw only the most probable tokens, up to this total probability. "
     )
 
 
@@ -94,7 +94,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
     [
         ("policy.generation.stop_strings", "is `generator.sampling.stop` here"),
         ("actor_rollout_ref.rollout.top_k", "is `generator.sampling.top_k` here"),
-        ("repetition_penalty", "It has no key here: probabilities are those of the model"),
+        ("repetition_penalty", "It has no key here: probabilities are computed at"),
         ("trainer.nnodes", "It has no key here: Ray places"),
         ("deepspeed", "It has no key here: the torch backend cuts"),
         ("gradient_accumulation_steps", "It is not needed here"),

@@ -90,11 +90,15 @@ def test_each_has_an_evaluation_set_of_its_own() -> None:
             {"environment": {"name": "gsm8k"}},
             "environment: environment is not used",
         ),
-        ({"sums": SUMS}, {"data": {"epochs": 2}}, "data: data is not used: environments names"),
+        (
+            {"sums": SUMS},
+            {"data": {"epochs": 2}},
+            "data: data is not used: the run trains on the environments",
+        ),
         (
             {"sums": SUMS},
             {"eval": {"interval": 1, "sets": {"x": {}}}},
-            "eval.sets: eval.sets is not used: each of environments has an evaluation set",
+            "eval.sets: eval.sets is not used: each of environments has a separate evaluation set",
         ),
         (
             {"rows": {"environment": {"name": "demonstrations"}, "data": {"path": "/r"}}},

@@ -28,7 +28,7 @@ def test_all_problems_come_in_one_report(report: Report) -> None:
         "recipe.yaml:1: stepz = 2: unknown key",
         "recipe.yaml:2: model.dtype = 'int8': has to be: one of float32, bfloat16, float64",
         "recipe.yaml:3: seed = true: has to be: integer",
-        "recipe.yaml:4: sampler.max_staleness=1 cannot hold with sync.interval=9",
+        "recipe.yaml:4: sampler.max_staleness=1 is impossible with sync.interval=9",
         "recipe.yaml:5: foo = 1: unknown key",
         "override 'bar': this is no override",
         "override 'trainer.threads=0': trainer.threads = 0: has to be: integer, at least 1",
@@ -103,12 +103,12 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
     [
         (
             "trainer.pipeline_parallel=2",
-            "trainer.backend=torch has no `pipeline_parallel` Only trainer.backend=megatron has it: take it out, or set trainer.backend to megatron.",
+            "trainer.backend=torch has no `pipeline_parallel` Only trainer.backend=megatron has it: remove it, or set trainer.backend to megatron.",
         ),
         ("trainer.sequence_parallel=true", "Only trainer.backend=megatron has it"),
         (
             "sync.slack_s=1",
-            "sync.transport=object_store has no `slack_s` Only sync.transport=reshard has it: take it out, or set sync.transport to reshard.",
+            "sync.transport=object_store has no `slack_s` Only sync.transport=reshard has it: remove it, or set sync.transport to reshard.",
         ),
         ("generator.vllm.kv=keep", "generator.backend=embedded has no `vllm`"),
         (

@@ -267,7 +267,7 @@ async def test_a_journal_that_somebody_removes_fails_the_next_barrier(tmp_path: 
     await journal.barrier()
     shutil.rmtree(tmp_path / "journal")
     ledger.admit(2)
-    with pytest.raises(JournalRemoved, match=r"events-000001\.bin was removed while"):
+    with pytest.raises(JournalRemoved, match=r"events-000001\.bin was removed during"):
         await journal.barrier()
 
 

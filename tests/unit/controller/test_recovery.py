@@ -155,7 +155,7 @@ def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
     before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
     failure = next_incarnation(before).fail()
     assert isinstance(failure.causes[0], OtherWeights)
-    assert "this run has written of this run" in str(failure)
+    assert "this run wrote of this run" in str(failure)
 
 
 def test_a_trainer_that_began_with_other_initial_weights_than_the_run_is_refused_with_both() -> (
@@ -165,7 +165,7 @@ def test_a_trainer_that_began_with_other_initial_weights_than_the_run_is_refused
     before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]}, initial="others")
     failure = next_incarnation(before).fail()
     assert isinstance(failure.causes[0], InitialWeightsChanged)
-    assert "holds weights others, and this run began with initial weights" in str(failure)
+    assert "has weights others, but this run began with initial weights" in str(failure)
 
 
 def test_initial_weights_that_change_within_a_run_are_found_when_its_trainer_is_replaced() -> None:

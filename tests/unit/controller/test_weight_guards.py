@@ -150,9 +150,7 @@ def test_when_every_engine_computes_other_weights_the_run_ends_with_both_numbers
         each.other_weights = 100
     failure = world.fail()
     assert isinstance(failure.causes[0], EveryCanaryFailed)
-    assert re.search(
-        r"logprob of token \d+ is -[\d.]+ where the trainer's is -[\d.]+", str(failure)
-    )
+    assert re.search(r"logprob of token \d+ is -[\d.]+ and the trainer's is -[\d.]+", str(failure))
     assert not world.trained and not world.rollouts.started
 
 

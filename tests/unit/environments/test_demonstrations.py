@@ -104,7 +104,7 @@ def test_texts_reach_a_template_in_the_form_that_it_reads() -> None:
 def test_a_template_that_rewrites_earlier_answers_is_refused() -> None:
     messages = [said(USER, "3+4?"), said(ASSISTANT, "7"), said(USER, "+1?"), said(ASSISTANT, "8")]
     assert demonstrated({"messages": messages[:2]}, ForgetfulTokenizer())
-    with pytest.raises(UnusableDemonstration, match=r"changes what is before messages\[3\]"):
+    with pytest.raises(UnusableDemonstration, match=r"changes the text before messages\[3\]"):
         demonstrated({"messages": messages}, ForgetfulTokenizer())
 
 

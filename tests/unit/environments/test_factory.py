@@ -94,7 +94,9 @@ def test_a_file_is_read_for_any_environment(tmp_path: Path) -> None:
 
 
 def test_a_function_reward_needs_a_file_and_says_so() -> None:
-    with pytest.raises(BadEnvironment, match=r"data\.path: environment 'function' has no prompts"):
+    with pytest.raises(
+        BadEnvironment, match=r"data\.path: environment 'function' makes no prompts"
+    ):
         make_prompts(run_config({"name": "function", "target": "m:f"}))
 
 
@@ -212,7 +214,9 @@ def test_prompts_that_are_not_those_the_run_began_with_are_refused(tmp_path: Pat
     assert make_evaluation_sets(config, began_with)
     rows.write_text('{"prompt": "3+3="}\n')
     held.write_text('{"prompt": "4+4="}\n')
-    with pytest.raises(InputChanged, match=r"^data\.path=.*rows\.jsonl has another content"):
+    with pytest.raises(
+        InputChanged, match=r"^data\.path=.*rows\.jsonl changed after the run began"
+    ):
         make_prompts(config, began_with)
     with pytest.raises(InputChanged, match=r"^eval\.path="):
         make_evaluation_sets(config, began_with)
@@ -251,7 +255,7 @@ def test_a_reward_process_that_is_replaced_does_not_take_up_edited_code(tmp_path
     died, edited = asyncio.run(scored_twice())
     assert died.reason == "reward_process_died"
     assert (edited.kind, edited.reason) == (FailureKind.BUG, "reward_import_failed")
-    assert "environment.target=mine_edited:reward has another content" in edited.detail
+    assert "environment.target=mine_edited:reward changed after the run began" in edited.detail
 
 
 def test_the_digest_of_source_covers_what_it_imports_beside_it_and_not_where_it_is(

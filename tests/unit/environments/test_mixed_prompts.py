@@ -116,5 +116,5 @@ def test_the_files_of_each_environment_are_held_to_what_the_run_began_with(folde
     assert {"environments.text.data.path", "environments.text.eval.path"} <= began_with.keys()
     assert make_prompts(config, began_with).rows == 10001
     (folder / "rows.jsonl").write_text('{"prompt": "b", "answer": "1"}\n')
-    with pytest.raises(InputChanged, match=r"rows\.jsonl has another content"):
+    with pytest.raises(InputChanged, match=r"rows\.jsonl changed after the run began"):
         make_prompts(config, began_with)

@@ -155,7 +155,7 @@ def test_a_bug_that_digests_do_not_see_is_caught_before_the_engine_serves(
     train(trainer, 7)
 
     async def use(server: EmbeddedEngineServer) -> None:
-        with pytest.raises(CanaryFailed, match="where the trainer's is"):
+        with pytest.raises(CanaryFailed, match="and the trainer's is"):
             await load(server, 1, release(trainer, 1))
         state = await server.state(FENCE)
         assert (state.version, state.digest) == (None, None)
@@ -182,7 +182,7 @@ def test_samples_that_run_when_a_canary_fails_are_lost_and_a_good_sync_heals_the
         server.corrupts = True
         with pytest.raises(CanaryFailed):
             await load(server, 2, new)
-        with pytest.raises(EngineUnavailable, match="where the trainer's is"):
+        with pytest.raises(EngineUnavailable, match="and the trainer's is"):
             await running
         server.corrupts = False
         assert (await load(server, 3, new)).canary_gap is not None

@@ -52,7 +52,7 @@ def test_a_model_without_any_end_token_may_end_with_stop_strings(folder: Path) -
 
 def test_a_tokenizer_that_ends_otherwise_than_the_model_is_told_of(folder: Path) -> None:
     change(folder / "tokenizer_config.json", eos_token={"content": "<unk>"})
-    assert "'<unk>' (3), and samples end with [1] alone" in end_ids_problem(folder)
+    assert "'<unk>' (3), but samples end only with [1]" in end_ids_problem(folder)
     assert not end_ids_problem(folder, stop_token_ids=[3])
 
 

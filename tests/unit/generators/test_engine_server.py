@@ -228,7 +228,7 @@ def test_an_engine_serves_what_it_loaded_as_if_a_trainer_had_sent_it() -> None:
         unsent = await server.generate(REQUEST)
         await load(server, release_of(TINY, 1), epoch=2)
         assert same(await server.generate(REQUEST), unsent)
-        with pytest.raises(WeightSyncFailed, match="took the place of the loaded weights"):
+        with pytest.raises(WeightSyncFailed, match="replaced the loaded weights"):
             await server.load(FENCE, 3, initial)
 
     with_embedded(TINY, use)
@@ -253,7 +253,7 @@ def test_a_release_that_is_not_whole_leaves_the_engine_as_it_was(changed: Path, 
         if wrong == "chunk missing":
             chunks.pop()
         digest = "another" if wrong == "digest" else new.digest
-        with pytest.raises(WeightSyncFailed, match="generator-0 did not take weight version 2"):
+        with pytest.raises(WeightSyncFailed, match="generator-0 did not load weight version 2"):
             await load(server, msgspec.structs.replace(new, chunks=chunks), epoch=2, digest=digest)
         state = await server.state(FENCE)
         assert (state.version, state.digest) == (1, release_of(TINY, 1).digest)

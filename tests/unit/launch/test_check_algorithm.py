@@ -22,8 +22,8 @@ def said(**values: Any) -> list[str]:
 
 def test_bounds_of_a_preset_beside_another_loss_are_named() -> None:
     (text,) = said(algorithm={"preset": "gspo", "loss": {"name": "cispo"}})
-    assert "algorithm.loss.clip_low=0.0003 and algorithm.loss.clip_high=0.0004 of " in text
-    assert "algorithm.preset=gspo are bounds of its own loss, gspo, and hold for " in text
+    assert "sets algorithm.loss.clip_low=0.0003 and algorithm.loss.clip_high=0.0004 for" in text
+    assert "for its loss gspo, and they also apply to algorithm.loss.name=cispo" in text
     own = {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0}
     assert not said(algorithm={"preset": "gspo", "loss": own})
     assert not said(algorithm={"preset": "grpo", "loss": {"name": "gspo"}}), "the default of gspo"
@@ -36,7 +36,9 @@ def test_nothing_is_said_of_a_preset_as_it_is(preset: str) -> None:
 
 def test_imitation_of_own_samples_is_warned_of_and_of_demonstrations_is_not() -> None:
     (text,) = said(algorithm={"loss": {"name": "sft"}})
-    assert "generator.backend=embedded samples from the policy itself" in text
+    assert (
+        "generator.backend=embedded samples from the policy: the model would imitate itself" in text
+    )
     assert not said(
         algorithm={"loss": {"name": "sft"}},
         generator={"backend": "none"},

@@ -100,7 +100,7 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     assert "model.path=hf://OWNER/NAME" in result.stdout
     assert "no module no_such" in result.stdout
     assert "holds another run (summary.json)" in result.stdout
-    assert "environment 'custom' has no prompts of its own" in result.stdout
+    assert "environment 'custom' makes no prompts" in result.stdout
     assert "\n4 errors (" in result.stdout
     levels = [line.split()[0] for line in result.stdout.splitlines() if line.startswith(_LEVELS)]
     assert levels == sorted(levels, key=_LEVELS.index), "the worst first"
@@ -517,7 +517,7 @@ def test_a_model_whose_samples_cannot_share_a_prompt_is_told_of_with_what_happen
 ) -> None:
     found = proofs(family_model("Rwkv"), tmp_path)
     assert found["packed rows"].level is Level.WARNING
-    assert "each gets a row of its own" in found["packed rows"].message
+    assert "each gets a separate row" in found["packed rows"].message
     assert found["decoding"].level is Level.ERROR
 
 

@@ -123,7 +123,10 @@ def test_an_unknown_command_is_told_with_those_there_are(run_dir: Path) -> None:
 def test_a_run_that_does_not_notice_is_told_with_exit_code_1(run_dir: Path) -> None:
     result = control(run_dir, "pause", "--wait", 0)
     assert result.exit_code == 1
-    assert "nobody took pause within 0 s, so it is withdrawn. Is the run alive?" in result.stderr
+    assert (
+        "the run did not accept pause within 0 s, so the command is withdrawn. Is the run alive?"
+        in result.stderr
+    )
     assert take_commands(run_dir) == []
 
 

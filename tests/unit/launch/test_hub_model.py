@@ -95,7 +95,7 @@ def test_a_commit_is_downloaded_once_and_a_revision_is_asked_for_each_time(serve
 def test_without_a_network_the_last_copy_of_a_revision_is_used_and_named(served: Served) -> None:
     refused = served.find(DATASET, is_online=False)
     assert "HubUnreachable" in refused.stderr
-    assert "there is no directory of that name, and as a model of the hub" in refused.stderr
+    assert "no directory has that name, and as a model of the hub" in refused.stderr
     assert "Go online, or run hf download OWNER/NAME --local-dir DIRECTORY" in refused.stderr
     there = served.directory(DATASET)
     again = served.find(DATASET, is_online=False)
@@ -133,8 +133,8 @@ def test_a_name_that_is_neither_on_the_hub_nor_a_directory_says_both(served: Ser
     done = served.process("-m", "offbeat", "check", "recipes/quickstart.yaml", setting)
     assert done.returncode == 2
     assert (
-        "model.path=owner/none: there is no directory of that name, and as a model of the hub: there "
-        "is no model owner/none on the hub, or it is private" in " ".join(done.stdout.split())
+        "model.path=owner/none: no directory has that name, and as a model of the hub: the "
+        "hub has no model owner/none, or it is private" in " ".join(done.stdout.split())
     )
 
 

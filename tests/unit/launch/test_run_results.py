@@ -53,7 +53,7 @@ def test_a_run_shows_how_it_ended(tmp_path: Path) -> None:
     ("summary", "fix"),
     [
         ("", "A run writes its model at its end"),
-        ('{"outcome": "aborted", "steps": 0}', "It has not taken a step"),
+        ('{"outcome": "aborted", "steps": 0}', "It has trained no step"),
         ('{"outcome": "aborted", "steps": 58}', "steps=58) writes its model"),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_model_is_staged_at_one_commit_without_pickles_and_a_damaged_file_agai
 
 def test_models_that_are_missing_or_pickles_are_refused(hub: FakeHub) -> None:
     for name, problem in (
-        ("owner/none", "there is no model owner/none on the hub, or it is private"),
+        ("owner/none", "the hub has no model owner/none, or it is private"),
         (
             "owner/sums@v9",
             "model owner/sums has no revision 'v9'. Name a branch, a tag or a commit",

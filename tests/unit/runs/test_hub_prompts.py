@@ -159,7 +159,7 @@ def test_a_pattern_without_a_file_is_told_with_the_files_there_are(online: dict[
 
 
 def test_what_the_hub_does_not_have_is_said_with_the_way_out(online: dict[str, Any]) -> None:
-    assert "there is no dataset owner/none on the hub, or it is private" in online["stranger"]
+    assert "the hub has no dataset owner/none, or it is private" in online["stranger"]
     assert "set HF_TOKEN" in online["stranger"]
     assert f"{DATASET} has no revision 'v9'. Name a branch" in online["revision"]
 

@@ -239,7 +239,7 @@ def test_what_the_ledger_is_made_of_must_be_as_it_was(
     with pytest.raises(RunDirUnusable) as refused:
         reopen(config("unused", name="demo", **changes), run_dir)
     assert refused.value.problem == told
-    assert "offbeat train --resume RUN alone does" in refused.value.fix
+    assert "offbeat train --resume RUN without settings does" in refused.value.fix
     assert (run_dir / CONFIG).read_bytes() == before
     assert (run_dir / SUMMARY).exists()
 
@@ -307,7 +307,10 @@ def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
     with ExitStack() as ours:
         opened = open_run(config("unused", steps=1), None, made, ours, {}, changed_code=False)
         opened.tell_changes(said.append)
-    assert said[-1] == "step 1 is taken, and steps=1: no step is trained, the model is written"
+    assert (
+        said[-1]
+        == "step 1 is already trained, and steps=1: nothing is left to train, the model is written"
+    )
 
 
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
@@ -373,7 +376,7 @@ def test_a_directory_of_retrained_steps_is_not_resumed(run_dir: Path) -> None:
 
 def test_a_directory_without_a_run_cannot_be_gone_on_with(run_dir: Path) -> None:
     (run_dir / CONFIG).unlink()
-    with pytest.raises(RunDirUnusable, match="it holds no run to resume"):
+    with pytest.raises(RunDirUnusable, match="it has no run to resume"):
         reopen(config("unused"), run_dir)
 
 
@@ -417,7 +420,7 @@ def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
 
 def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
     with (
-        pytest.raises(RunDirUnusable, match="it holds no run to resume"),
+        pytest.raises(RunDirUnusable, match="it has no run to resume"),
         lock_directory(tmp_path / "no"),
     ):
         pytest.fail("held")

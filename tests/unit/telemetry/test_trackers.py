@@ -47,7 +47,7 @@ def test_a_tracker_is_checked_and_changes_its_section_for_a_dry_run(board: Path)
     [
         ("plugins.nowhere.path=x", "there is none of this name"),
         ("plugins.board.paht=x", "plugins.board.path: Field required"),
-        ("plugins.wandb.mode=offline", "the keys of wandb have a section of their own"),
+        ("plugins.wandb.mode=offline", "wandb has a separate section"),
     ],
 )
 @pytest.mark.usefixtures("board")

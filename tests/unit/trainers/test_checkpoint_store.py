@@ -314,8 +314,8 @@ def test_a_rewind_to_the_initial_model_leaves_no_latest(root: Path) -> None:
             {"model": "Qwen3 of 99 weights", "fingerprint": "0" * 32},
             (
                 "belongs to model a stub (ffffffff); this trainer has model Qwen3 of 99 weights (00000000). "
-                "Set model.path, model.dtype, trainer.lora and trainer.freeze to what the run began "
-                "with, or start a new run"
+                "Set model.path, model.dtype, trainer.lora and trainer.freeze as when the run "
+                "began, or start a new run"
             ),
         ),
     ],

@@ -257,7 +257,7 @@ def test_a_family_that_nobody_knows_is_found_out_by_what_it_computes() -> None:
 
 def test_a_family_whose_samples_depend_on_their_company_is_refused() -> None:
     config = family_model("Llama").config
-    with pytest.raises(UntrainableModel, match="otherwise beside a longer one than alone"):
+    with pytest.raises(UntrainableModel, match="differently next to a longer one than by itself"):
         prove_kind(Crowded, config, 64, shared_prompt=False)
 
 

@@ -175,8 +175,8 @@ class Connection(HttpHandler):
 def _refusal(most: int) -> bytes:
     """Return the refusal for a connection without a request."""
     problem = (
-        f"max_connections={most} connections are open here, and one that asks nothing is closed when "
-        "another opens: send a request at once, and close what is not used"
+        f"max_connections={most} connections are open, so an idle one is closed when another "
+        "opens: send requests at once, and close unused connections"
     )
     refused = RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections", problem)
     body = msgspec.json.encode(refused.body)

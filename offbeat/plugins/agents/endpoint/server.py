@@ -303,9 +303,7 @@ class AgentEndpoint:
                 return entry
         elif name in self._finished:
             raise RequestRefused(*_FINISHED)
-        problem = (
-            "this token is of no sample that runs here: send the api_key of the agent's client"
-        )
+        problem = "this token belongs to no running sample: send the api_key of the agent's client"
         raise RequestRefused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", problem)
 
     def _recognise(self, request: web.Request, name: str) -> None:
@@ -313,7 +311,7 @@ class AgentEndpoint:
             self._connections.recognise(request, name)
         except LimitExceeded as error:
             raise RequestRefused(
-                HTTPStatus.TOO_MANY_REQUESTS, error.limit, f"{error}: close what is not used"
+                HTTPStatus.TOO_MANY_REQUESTS, error.limit, f"{error}: close unused connections"
             ) from error
 
     async def _body(self, request: web.Request) -> bytes:

@@ -174,7 +174,7 @@ def ended_run(tmp_path: Path) -> Path:
 def test_a_run_without_its_config_cannot_be_resumed_by_its_name_alone() -> None:
     result = offbeat("train", "--resume", "runs/nothing")
     assert result.exit_code == 2
-    assert "runs/nothing holds no run to resume" in result.stderr
+    assert "runs/nothing has no run to resume" in result.stderr
 
 
 def test_resuming_into_another_directory_is_bad_usage() -> None:

@@ -214,7 +214,7 @@ def misc_beside_bulk(*, planted: bool) -> None:
         (
             one_mesh_for_dense_and_expert,
             ReplicasDiverged,
-            r"ranks 0 and 1 hold copies of layers\.0\.mlp\.experts\.0\.",
+            r"ranks 0 and 1 have different copies of layers\.0\.mlp\.experts\.0\.",
         ),
         (names_sorted_as_strings, Differs, r"experts\.2\.up_proj"),
         (
