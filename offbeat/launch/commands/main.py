@@ -338,7 +338,7 @@ def init(
 ) -> None:
     """Create a directory that trains. It has a recipe, a tested reward, prompts and a tiny model."""
     if agent and loss:
-        refuse("--agent and --loss: give only one. An agent's recipe can also have a loss.")
+        refuse("--agent and --loss: give one of them. An agent's recipe can also have a loss.")
 
     from offbeat.launch.commands.starter import Starter, write_starter
 

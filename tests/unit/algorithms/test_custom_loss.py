@@ -99,7 +99,7 @@ def of_shape(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[..., T
     ("function", "problem", "fix"),
     [
         (of_shape(), "the loss has shape [] for 18 tokens", "not a sum or mean"),
-        (of_shape(18, 1), "the loss has shape [18, 1] for 18 tokens", "one number for each"),
+        (of_shape(18, 1), "the loss has shape [18, 1] for 18 tokens", "one number per token"),
         (of_shape(18, dtype=torch.int64), "the loss has dtype torch.int64", "Return loss_N"),
         (lambda t, o: None, "the loss is None, not a Tensor", "Return loss_N"),
         (lambda t, o: [0.0] * 18, "the loss is of type list, not a Tensor", "Return loss_N"),

@@ -62,4 +62,4 @@ def test_a_budget_below_the_longest_row_is_warned_of(tokens: int, warned: bool) 
     trainer = {"backend": "torch", "max_tokens_per_microbatch": tokens}
     found = list(check_microbatches(recipe(trainer=trainer, generator={"max_model_len": 512})))
     assert bool(found) is warned
-    assert all("generator.max_model_len=512: a row is never cut" in each.message for each in found)
+    assert all("generator.max_model_len=512. A row is never cut" in each.message for each in found)

@@ -110,7 +110,7 @@ def test_a_link_to_nothing_is_a_file_that_is_not_replaced(tmp_path: Path) -> Non
     (tmp_path / "rewards.py").symlink_to(tmp_path / "nothing")
     result = offbeat("init", str(tmp_path))
     assert result.exit_code == 2
-    assert "rewards.py already" in result.stderr
+    assert "already has rewards.py" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
 
 
