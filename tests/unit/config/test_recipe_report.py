@@ -153,7 +153,7 @@ def test_a_key_given_twice_names_both_lines(report: Report) -> None:
 def test_a_missing_key_says_what_it_is(report: Report) -> None:
     text = report("seed: 1")
     assert "steps: required and missing: integer, at least 1" in text
-    assert "Training steps; " in text
+    assert "Training steps. " in text
     assert "Add it, or pass steps=..." in text
     assert "model: required and missing: section" in text
 
@@ -415,7 +415,7 @@ def test_every_key_of_a_large_section_of_another_library_is_answered(report: Rep
         ("algorithm.kl_ctrl.kl_coef=0.1", "is `algorithm.loss.kl_reward_coef` here"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "is `algorithm.epochs` here"),
         ("actor_rollout_ref.actor.optim.weight_decay=0", "is `trainer.optimizer.weight_decay` here"),
-        ("critic.optim.lr=1e-5", "there is no critic"),
+        ("critic.optim.lr=1e-5", "offbeat has no critic"),
         ("trainer.resume_mode=auto", "`offbeat.resume(RUN)`"),
         ("policy.generation.temperature=0.9", "is `generator.sampling.temperature` here"),
         ("policy.megatron_cfg.optimizer.lr=1e-5", "is `trainer.optimizer.learning_rate` here"),
