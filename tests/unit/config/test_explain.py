@@ -120,7 +120,7 @@ def test_a_key_of_another_library_is_not_answered_with_one_that_is_spelt_alike(
     assert "Did you mean" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["frobnicate", "nodes", "generator.sampling.mop"])
+@pytest.mark.parametrize("key", ["frobnicate", "widgets", "generator.sampling.mop"])
 def test_a_key_that_is_like_no_other_gets_the_names_of_its_section(key: str) -> None:
     with pytest.raises(NoSuchKey, match=r"has: ") as refused:
         explain(key)
