@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +51,7 @@ from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import JsonlSink, Telemetry
+from offbeat.telemetry.step_samples import StepSamples
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 
 SAMPLES = 2
@@ -126,8 +127,14 @@ class Written:
         self._telemetry.start()
         self.trace.start()
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        self._telemetry.emit(step, version, metrics)
+    def emit(
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        samples: Callable[[], StepSamples] | None = None,
+    ) -> None:
+        self._telemetry.emit(step, version, metrics, samples)
         if "eval/version" not in metrics:
             self._growth.step()
 

@@ -66,7 +66,9 @@ class StepClock:
     def __init__(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
         self._on_step = on_step
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+    def emit(
+        self, step: int, version: int, metrics: Mapping[str, float], samples: object = None
+    ) -> None:
         self._on_step(metrics)
 
 

@@ -11,10 +11,10 @@ from offbeat.messages.failures import DeadlineExceeded
 
 SCRIPT = """
 import sys, threading
-from offbeat.launch.bounded_call import bounded, exit_behind_blocked_calls
+from offbeat.launch.bounded_call import run_bounded, exit_behind_blocked_calls
 from offbeat.messages.failures import DeadlineExceeded
 try:
-    bounded({call}, "a reply", {within_s})
+    run_bounded({call}, "a reply", {within_s})
 except DeadlineExceeded:
     print("given up")
 exit_behind_blocked_calls(7)

@@ -108,7 +108,7 @@ def test_a_recipe_that_would_not_travel_cannot_be_submitted(project: Path) -> No
 def test_a_large_directory_cannot_be_packed(project: Path) -> None:
     with (project / "weights.bin").open("wb") as file:
         file.truncate(2**30)  # sparse: it takes no room
-    with pytest.raises(CannotPack, match="it holds 1 GiB, at most 200 MiB are packed"):
+    with pytest.raises(CannotPack, match="it contains 1 GiB, but at most 200 MiB are packed"):
         plan(load(project), [], project, "/py")
 
 

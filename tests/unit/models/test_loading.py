@@ -90,7 +90,7 @@ def test_a_model_whose_config_has_fewer_layers_than_its_files_is_refused(
     with pytest.raises(WeightsMismatch) as refused:
         read(folder)
     assert not refused.value.missing
-    assert "that the model has no place for" in refused.value.problem
+    assert "that the model lacks" in refused.value.problem
 
 
 def with_a_head(folder: Path, factor: float) -> None:
