@@ -1,4 +1,4 @@
-"""The pages of the Python API and of plug-in protocols follow from the sources."""
+"""The pages of the Python API, of plug-in protocols and of the command line follow from the sources."""
 
 import ast
 import re
@@ -10,6 +10,8 @@ import offbeat
 import offbeat.interfaces
 import offbeat.testing
 from tools.api_pages import COMMAND, NOT_EXPORTED, PAGES, Page, compose_page
+from tools.command_page import PAGE as COMMAND_LINE
+from tools.command_page import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,3 +41,14 @@ def test_a_public_function_lists_its_arguments_and_errors() -> None:
     train = compose_page(PAGES[0]).split("### `train`")[1].split("### `start`")[0]
     assert "- `reward`: `reward(row, response) -> float`" in train
     assert "- `TrainingFailed`: The run ended with an error." in train
+
+
+def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
+    written = COMMAND_LINE.read_text(encoding="utf-8")
+    assert written == compose(), "out of date; run: python -m tools.command_page"
+
+
+def test_the_page_of_the_command_line_has_options_with_their_defaults() -> None:
+    page = compose()
+    assert "\n## `offbeat why`\n" in page
+    assert "* `--samples <int range>`: Samples per prompt.  [default: 4; x>=1]" in page

@@ -245,6 +245,7 @@ def test_an_installation_names_what_it_fetches() -> None:
         "offbeat.controller.moves_doc",
         "tests.proof_pages",
         "tools.api_pages",
+        "tools.command_page",
     ],
 )
 def test_a_module_that_writes_a_page_refuses_arguments_and_only_prints_its_help(
