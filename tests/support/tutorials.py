@@ -30,6 +30,9 @@ LIMIT_S: Final = 1000
 
 RUN: Final = ("bash", "python")
 OUTPUT: Final = "text"
+MODULES: Final = {"offbeat": "-m offbeat", "python": "", "pip": "-m pip", "pytest": "-m pytest"}
+"""Programs of a page, and how this Python runs each: others on the path belong to another one."""
+
 IN_A_CHECKOUT: Final = "<!-- test: in a checkout -->"
 
 _PART: Final = re.compile(
@@ -293,7 +296,7 @@ class Reader:
         programs = self.home / "bin"
         if not programs.exists():
             programs.mkdir()
-            for name, module in (("offbeat", "-m offbeat"), ("python", "")):
+            for name, module in MODULES.items():
                 program = programs / name
                 program.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
                 program.chmod(0o755)

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from offbeat.launch.commands.arguments import (
+    LOOK,
     OverridesArgument,
     RecipeCommand,
     RunArgument,
@@ -18,7 +19,7 @@ from offbeat.messages.text import printable_lines
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
 
-@COMMANDS.command(cls=RecipeCommand)
+@COMMANDS.command(cls=RecipeCommand, rich_help_panel=LOOK)
 def retrain(
     run: RunArgument,
     overrides: OverridesArgument = None,

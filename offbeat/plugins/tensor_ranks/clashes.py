@@ -16,7 +16,7 @@ def tensor_clashes(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[C
     if find_moe(config) is not None:
         yield Clash(
             ("trainer.tensor_parallel", "trainer.moe"),
-            f"{ranks} does not go with trainer.moe: experts are not divided",
+            f"{ranks} cannot be combined with trainer.moe: experts are not divided",
             "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
         )
     if find_encoder(trainer) is None and has_media(config):

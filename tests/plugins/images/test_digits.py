@@ -95,7 +95,7 @@ def test_limits_hold_for_the_prompt_as_a_whole(tmp_path: Path) -> None:
     prompt = Prompt(0, 0, 7, several, folder=str(tmp_path))
     with pytest.raises(BadPicture, match=r"is one of 2; environment.images.max_pictures is 1"):
         encoded(prompt)
-    with pytest.raises(BadPicture, match=r"a.png' takes 0.02346 MiB .*max_mib is 0.02"):
+    with pytest.raises(BadPicture, match=r"a.png' needs 0.02346 MiB .*max_mib is 0.02"):
         encoded(prompt, max_pictures=2, max_mib=0.02)
     with pytest.raises(BadPicture, match=r"which is 1024; environment.images.max_pixels is 1000"):
         encoded(prompt, max_pictures=2, max_pixels=1000)

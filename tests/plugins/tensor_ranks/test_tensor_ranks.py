@@ -42,7 +42,10 @@ def test_what_is_not_divided_is_refused_by_name(
     key: str, trainer: dict[str, Any], sections: dict[str, Any]
 ) -> None:
     (message,) = refused({"tensor_parallel": 2, **trainer}, **sections)
-    assert f"trainer.tensor_parallel=2 of trainer.backend=torch does not go with {key}" in message
+    assert (
+        f"trainer.tensor_parallel=2 of trainer.backend=torch cannot be combined with {key}"
+        in message
+    )
     assert refused({"tensor_parallel": 1, **trainer}, **sections) == []
 
 

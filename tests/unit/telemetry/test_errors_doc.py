@@ -74,7 +74,7 @@ def test_every_reason_and_event_of_the_tables_is_in_the_code() -> None:
 
 
 def test_every_reason_that_the_code_spells_out_is_in_the_table() -> None:
-    makers = {"failed", "RolloutFailed", "BadReward", "RewardFailed"}
+    makers = {"make_failure", "RolloutFailed", "BadReward", "RewardFailed"}
     spelled = {
         argument.value
         for tree in SOURCES.values()
