@@ -753,33 +753,31 @@ _BOTH_WEIGHTS: Final = (
 _WEIGHTS: Final = "It has no key here: weights stay on the device of their rank."
 _OPTIMIZER: Final = "It has no key here: the optimizer is AdamW, section `trainer.optimizer`."
 _TOKENIZER: Final = "It has no key here: the tokenizer is the one in `model.path`."
-_LOGPROBS: Final = "It is not needed here: log-probabilities are computed in microbatches of `trainer.max_tokens_per_microbatch`."
-_SAMPLES: Final = "It is not needed here: every sample is in `rollouts/` of the run directory."
+_LOGPROBS: Final = "Not needed: log-probabilities are computed in microbatches of `trainer.max_tokens_per_microbatch`."
+_SAMPLES: Final = "Not needed: every sample is in the run directory's `rollouts/`."
 _EACH_STEP: Final = (
-    "It has no key here: each step is logged, in `metrics.jsonl` of the run directory."
+    "It has no key here: each step is logged in the run directory's `metrics.jsonl`."
 )
 _INSTRUCTIONS: Final = (
-    "It has no key here: write the instructions into the rows, as a message of the role `system`."
+    "It has no key here: write the instructions into the rows, as a `system` message."
 )
 _CRITIC: Final = (
     "It has no key here: offbeat has no critic, and all tokens of a sample have the same advantage."
 )
-_AT_ONCE: Final = (
-    "It is not needed here: an engine decodes up to `generator.max_sequences` samples at once."
-)
+_AT_ONCE: Final = "Not needed: an engine decodes up to `generator.max_sequences` samples at once."
 _REFERENCE: Final = "It has no key here: the reference keeps the weights of version 0."
 _NEWEST: Final = (
     "It has no key here: the newest `checkpoint.keep` checkpoints are kept, not the best."
 )
 _TOO_LONG: Final = "It has no key here: `offbeat check` names rows that are too long; remove them."
-_SHARDED: Final = "It has no key here: the torch backend cuts weights and optimizer over `trainer.data_parallel` ranks."
+_SHARDED: Final = "It has no key here: the torch backend shards weights and optimizer over `trainer.data_parallel` ranks."
 _UPLOAD: Final = (
     "It has no key here: `checkpoints/step_N` of the run directory is a model to upload."
 )
 _NODES: Final = "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
 _RATIO: Final = "Times `steps`, it is the number of them."
-_PACKED: Final = "It is not needed here: microbatches are always packed."
-_ALWAYS: Final = "It is not needed here: engines always sample while the trainer trains."
+_PACKED: Final = "Not needed: microbatches are always packed."
+_ALWAYS: Final = "Not needed: engines always sample while the trainer trains."
 _COLOCATED: Final = "Its `true` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device."
 _PROMPT: Final = (
     "Plus the longest response, it is `generator.max_model_len`: prompt and response share it."
@@ -794,12 +792,12 @@ _TRACKER: Final = "A plug-in of the kind `tracker` brings it: docs/doors.md."
 
 NOTES: Final[dict[str, str]] = {
     "actor_num_nodes": _NODES,
-    "adv_estimator": "Its `grpo` and `rloo` are `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` is `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, for there is no critic.",
-    "apply_chat_template": "It is not needed here: rows with `messages` get the model's chat template.",
+    "adv_estimator": "Its `grpo` and `rloo` are `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` is `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, because there is no critic.",
+    "apply_chat_template": "Not needed: rows with `messages` get the model's chat template.",
     "apply_chat_template_kwargs": "It is a field of a row here, next to `messages`.",
     "args": "It has no argument here: write each setting as an argument, or as a key of the recipe.",
     "async_grpo.enabled": _ALWAYS,
-    "calculate_log_probs": "It is not needed here: engines always return log-probabilities.",
+    "calculate_log_probs": "Not needed: engines always return log-probabilities.",
     "callbacks": "It has no key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
     "chat_template_kwargs": "It is a field of a row here, next to `messages`.",
     "checkpointing.enabled": "Its `false` is `checkpoint.interval=0`.",
@@ -816,8 +814,8 @@ NOTES: Final[dict[str, str]] = {
     "data.dataloader_num_workers": _ROWS,
     "data.max_prompt_length": _PROMPT,
     "data.num_workers": _ROWS,
-    "data.prompt_key": "A column of chat messages is `data.columns={messages: prompt}`; name other columns that a reward reads there, too, and again in `eval.columns`.",
-    "data.reward_fn_key": "It is not needed here: a reward gets the whole row.",
+    "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. List every other column the reward reads there and in `eval.columns`.",
+    "data.reward_fn_key": "Not needed: a reward gets the whole row.",
     "data.truncation": _TOO_LONG,
     "data.val_files": "`eval.prompts` says how many of its rows are scored, 64 by default.",
     "dataloader.num_workers": _ROWS,
@@ -825,11 +823,11 @@ NOTES: Final[dict[str, str]] = {
     "deepspeed": _SHARDED,
     "disable_grpo_std_normalization": "Its `true` is `algorithm.advantage=grpo_no_std`.",
     "disable_tqdm": "It has no key here: pass `quiet=True` to `offbeat.train`.",
-    "do_sample": "It has no key here: tokens are always drawn, by `generator.sampling`.",
+    "do_sample": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
     "dry_run": "`offbeat dry-run RECIPE` runs a recipe on stubs.",
     "dtensor_cfg.cpu_offload": _WEIGHTS,
     "dump_data_batch": _SAMPLES,
-    "dump_eval_results": "It is not needed here: every sample of an evaluation is in `evaluations/` of the run directory.",
+    "dump_eval_results": "Not needed: every evaluation sample is in the run directory's `evaluations/`.",
     "dump_to_file": _SAMPLES,
     "dynamic_batching.enabled": _PACKED,
     "enable_offload": _WEIGHTS,
@@ -857,12 +855,12 @@ NOTES: Final[dict[str, str]] = {
     "fsdp_cpu_offload": _WEIGHTS,
     "fully_async.enabled": _ALWAYS,
     "gamma": _CRITIC,
-    "gconfig.greedy": "It has no key here: tokens are always drawn, by `generator.sampling`.",
+    "gconfig.greedy": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
     "generation_batch_size": "Divided by num_generations, it is `groups_per_step`.",
     "generation_kwargs": "Its keys are in the section `generator.sampling` here.",
     "generator.batched": _ALWAYS,
     "global_batch_size": "It counts samples: `rollout_batch_size` times `n_samples_per_prompt`, divided by it, is `algorithm.minibatches`.",
-    "gradient_accumulation_steps": "It is not needed here: a step of `groups_per_step` groups is cut into microbatches of `trainer.max_tokens_per_microbatch`.",
+    "gradient_accumulation_steps": "Not needed: a step of `groups_per_step` groups is cut into microbatches of `trainer.max_tokens_per_microbatch`.",
     "hub_model_id": _UPLOAD,
     "hybrid_engine": _COLOCATED,
     "importance_sampling_level": "Its `sequence` is `algorithm.preset=gspo`.",
@@ -879,7 +877,7 @@ NOTES: Final[dict[str, str]] = {
     "log_prob_micro_batch_size_per_gpu": _LOGPROBS,
     "log_prob_use_dynamic_bsz": _LOGPROBS,
     "log_probs_max_tokens_per_gpu": _LOGPROBS,
-    "log_val_generations": "It is not needed here: every sample of an evaluation is in `evaluations/` of the run directory.",
+    "log_val_generations": "Not needed: every evaluation sample is in the run directory's `evaluations/`.",
     "logger.mlflow_enabled": "It has no key here: `offbeat export` writes a run to MLflow.",
     "logger.swanlab_enabled": _TRACKER,
     "logging_steps": _EACH_STEP,
@@ -898,7 +896,7 @@ NOTES: Final[dict[str, str]] = {
     "min_lr_ratio": "Times the learning rate, it is `trainer.optimizer.min_learning_rate`.",
     "model_init_kwargs": "Its `torch_dtype` is `model.dtype`, and its `trust_remote_code` is `model.trust_remote_code`.",
     "multi_objective_aggregation": "It has no key here: rewards are weighted and summed.",
-    "multi_turn.enable": "It is not needed here: `environment.max_turns` above 1 turns it on.",
+    "multi_turn.enable": "Not needed: `environment.max_turns` above 1 turns it on.",
     "n_nodes": _NODES,
     "nnodes": _NODES,
     "num_completions_to_print": _SAMPLES,
@@ -909,7 +907,7 @@ NOTES: Final[dict[str, str]] = {
     "offload_optimizer_for_logprob": _OFFLOADED,
     "optim": _OPTIMIZER,
     "optim.optimizer": _OPTIMIZER,
-    "optim.total_training_steps": "It is not needed here: schedules end at `steps`.",
+    "optim.total_training_steps": "Not needed: schedules end at `steps`.",
     "optim.type": _OPTIMIZER,
     "optim_cpu_offload": _OFFLOADED,
     "optimizer.name": _OPTIMIZER,
@@ -942,7 +940,7 @@ NOTES: Final[dict[str, str]] = {
     "ref_num_nodes": _OF_TRAINER,
     "ref_update_interval": _REFERENCE,
     "remove_microbatch_padding": _PACKED,
-    "remove_unused_columns": "It is not needed here: a reward gets the whole row.",
+    "remove_unused_columns": "Not needed: a reward gets the whole row.",
     "renderer.name": "It is `environment.renderer={name: ...}`, with `environment.name=agent` or `verifiers`.",
     "repetition_penalty": "It has no key here: probabilities are computed at `generator.sampling.temperature`.",
     "resume": _RESUME,
@@ -985,13 +983,13 @@ NOTES: Final[dict[str, str]] = {
     "train_dataset.num_workers": _ROWS,
     "train_dataset.pin_memory": _ROWS,
     "train_global_batch_size": "It counts samples: prompts per step times generations per prompt, divided by it, is `algorithm.minibatches`.",
-    "trainer.logger": "The console shows each run; `wandb.mode=online` and `tensorboard.enabled=true` turn the others on, and `wandb.mode=disabled` turns W&B off.",
+    "trainer.logger": "The console shows each run; `wandb.mode=online` and `tensorboard.enabled=true` turn on the others, and `wandb.mode=disabled` turns W&B off.",
     "update_ref_every_epoch": _REFERENCE,
     "use_adaptive_entropy": _CONSTANT_ENTROPY,
     "use_cispo": "Its `true` is `algorithm.preset=cispo`.",
     "use_decoupled_loss": "Its `true` is `algorithm.preset=decoupled_ppo`.",
-    "use_dynamic_batch_size": "It is not needed here: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
-    "use_dynamic_bsz": "It is not needed here: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
+    "use_dynamic_batch_size": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
+    "use_dynamic_bsz": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_kl_loss": "The penalty is on if its coefficient is above 0.",
     "use_remove_padding": _PACKED,
     "val_batch_size": _AT_ONCE,
@@ -1006,7 +1004,7 @@ NOTES: Final[dict[str, str]] = {
     "valid_dataset.batch_size": _AT_ONCE,
     "valid_dataset.num_workers": _ROWS,
     "valid_dataset.pin_memory": _ROWS,
-    "validation_data_dir": "It is not needed here: every sample of an evaluation is in `evaluations/` of the run directory.",
+    "validation_data_dir": "Not needed: every evaluation sample is in the run directory's `evaluations/`.",
     "value_clip": _CRITIC,
     "vllm_cfg.async_engine": _ALWAYS,
     "vllm_enable_sleep_mode": _BOTH_WEIGHTS,

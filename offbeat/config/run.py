@@ -68,7 +68,7 @@ class RunConfig(Config):
     """The staleness policy."""
 
     buffer: BufferConfig = BufferConfig()
-    """Limits of outstanding groups."""
+    """Limits on outstanding groups."""
 
     transfer_queue: TransferQueueConfig = TransferQueueConfig()
     """Storage of finished groups that wait to be trained."""

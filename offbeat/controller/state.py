@@ -297,7 +297,7 @@ class RunState:
             self.ledger.note(WorkerLost(name, reason))
 
     def worker_reported(self, report: WorkerReport) -> None:
-        """Record the report of a worker's process that came with a reply. It may be late."""
+        """Record the report that a worker process attached to its reply. It may be late."""
         self.reward_calls(report.incarnation, report.reward_calls)
         self.cpu.worker_reported(report.incarnation, report.cpu_s)
 

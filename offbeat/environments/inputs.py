@@ -31,7 +31,7 @@ def eval_key(name: str) -> str:
 class InputChanged(OffbeatError):
     """An input file has changed since the run began.
 
-    Fix: put the file back and resume, or run ``offbeat train --resume RUN --changed-code``.
+    Fix: restore it and resume, or start a new run; if only code changed, add ``--changed-code``.
     """
 
     key: str

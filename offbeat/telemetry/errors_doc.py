@@ -51,11 +51,11 @@ _HEAD: Final = """\
 Generated from the docstrings of the error classes and from `offbeat/telemetry/failure_table.py` by
 `python -m offbeat.telemetry.errors_doc`; do not edit.
 
-Search this page for the name in the last line of a run or in a log. An error before a run has exit code 2. An error
-that ends a run has exit code 1 and outcome `failed`: `run failed at step <s>, trainer version <v>: <Class>: <message>`,
-and `(and N more)` counts later errors. Fix the cause; `offbeat train --resume RUN` continues.
-[Failure modes](failure-modes.md) leads from a symptom to the cause. A fix that starts with *None* says what offbeat
-does instead.
+Search this page for the name in a run's last line or in a log. A command that refuses to start exits with 2. A run that
+ends with an error exits with 1 and outcome `failed`. Its last line is
+`run failed at step <s>, trainer version <v>: <Class>: <message>`; `(and N more)` counts further errors. Fix the cause;
+`offbeat train --resume RUN` continues. [Failure modes](failure-modes.md) leads from a symptom to the cause. A fix that
+starts with *None* says what offbeat does instead.
 """
 _REPORTED: Final = """
 ## Please report

@@ -85,7 +85,7 @@ _ROLLOUT: Final[tuple[Row, ...]] = (
 _REWARDS: Final[tuple[Row, ...]] = (
     ("rewards/NAME", "1", "mean",
      "Unweighted value of NAME in `environment.rewards`, or returned by an agent or environment.",
-     "As the function defines it. If one rises while another falls, change their weights."),
+     "Depends on the function. If one rises while another falls, change their weights."),
     ("rewards_skipped/NAME", "fraction", "mean",
      "Samples whose function NAME returned None; not counted in rewards/NAME. Absent at 0.",
      "Expected if a reward is for some rows. At 1 its condition is wrong."),

@@ -24,7 +24,8 @@ which replaces the first. If a controller is killed after a step, the line may b
 then use the journal.
 
 The second column has the unit, and how the values within a step become one number. In `staleness/`, names end with an
-age in versions: `2_3` is 2 or 3, `4_up` is 4 or more. A step without tokens of an age lacks its metrics.
+age in versions: `2_3` is 2 or 3, `4_up` is 4 or more. If a step has no tokens of some age, the metrics for that age are
+absent.
 """
 
 

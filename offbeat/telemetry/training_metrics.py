@@ -105,7 +105,7 @@ _TRAIN: Final[tuple[Row, ...]] = (
 _LOSS: Final[tuple[Row, ...]] = (
     ("loss/NAME", "1", "mean",
      "Value NAME from the function in `algorithm.loss.target`, mean over trained tokens.",
-     "As the function defines it."),
+     "Depends on the function."),
 )
 
 _MOE: Final[tuple[Row, ...]] = (
@@ -138,7 +138,7 @@ _OFF_POLICY: Final[tuple[Row, ...]] = (
      "At most sampler.max_staleness. Always there: long rollouts decide; see rollout/generate_s_mean."),
     ("off_policy/logprob_gap_mean", "nats", "mean",
      "Distance between the trainer's and the engine's logprob of a token.",
-     "At staleness 0 it should be near 0; else dtype or kernels differ."),
+     "At staleness 0 it should be near 0; else dtype, kernels or sampling settings differ."),
     ("off_policy/logprob_gap_max", "nats", "max",
      "Largest distance between the trainer's and the engine's logprob of a token.",
      "A broken token: compare the engine's sampling settings with the trainer's temperature."),

@@ -178,9 +178,9 @@ class AddedModules(NamedTuple):
 class TrainerPart(ABC):
     """Replaces a part of a trainer if the recipe uses it.
 
-    By default, it does if it has its section.
+    By default a part is active if the recipe has its section.
 
-    Methods with a recipe are called only then.
+    Methods that get a recipe are called only if the part is active.
     """
 
     key: str

@@ -8,7 +8,7 @@ from offbeat.config.base import Config
 
 
 class BufferConfig(Config):
-    """Limits of outstanding groups. Rollouts wait for room; nothing is dropped."""
+    """Limits on outstanding groups. Rollouts wait for room; nothing is dropped."""
 
     capacity_groups: Annotated[int, Field(ge=1)] | None = None
     """Maximum prompt groups admitted but not yet trained. null: as many as the sampler can use.

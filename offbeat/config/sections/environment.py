@@ -85,11 +85,11 @@ class EnvironmentConfig(Config):
     renderer: Options = {}
     """name=agent or verifiers: renderer from the package renderers for a model family's messages,
     reasoning and tool calls, such as `{name: qwen3}`. It also continues turns that a template
-    rewrites (`thinking_retention: all`). Empty: the chat template; verifiers chooses one by model
-    name, which fails for local directories."""
+    rewrites (`thinking_retention: all`). If empty, the chat template is used. verifiers instead
+    picks a renderer by model name, which fails for local directories."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
-    """Concurrent calls of an async reward, per reward process."""
+    """Concurrent calls to an async reward, per reward process."""
 
     reward_retries: Annotated[int, Field(ge=0)] = 0
     """Retries of an async reward after `EnvironmentUnavailable` or an error in `reward_retry_on`.
@@ -111,7 +111,7 @@ class EnvironmentConfig(Config):
     and certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Maximum model calls per episode. An episode that needs more ends there."""
+    """Maximum model calls per episode. An episode is cut off at this limit."""
 
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors. Each runs many episodes, so one is enough until its core is

@@ -52,7 +52,7 @@ class _Generator(Config):
     has_layout: ClassVar[bool] = False
 
     engines: Annotated[int, Field(ge=1)] = 1
-    """Engine actors. Each has a copy of the weights."""
+    """Number of engines. Each has a copy of the weights."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
     """Maximum tokens of prompt and response together; longer responses are truncated. More tokens

@@ -105,7 +105,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     `old_logprobs` other than generation."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
-    """Weigh a token by exp(old - generation) inside this band, and by 0 outside, as in [0.5, 5]."""
+    """Weight each token by exp(old - generation) inside this band, such as [0.5, 5], and by 0
+    outside."""
 
     sequence_band: tuple[Ratio, Ratio] | None = None
     """Drop a sequence from the step if its exp(old - generation) is outside this band."""
@@ -115,11 +116,11 @@ class PolicyGradientLossConfig(AnyLossConfig):
     needs a far narrower band. product: exact, but varies with length."""
 
     sequence_weights: bool = False
-    """Weigh a kept sequence by exp(old - generation), not by 1. This removes bias, but few
+    """Weight each kept sequence by exp(old - generation) instead of 1. This removes bias, but a few
     sequences may dominate. Needs `sequence_statistic` product."""
 
     sequence_cap: Annotated[float, Field(gt=0)] | None = None
-    """Weigh all tokens of a sequence by the product of their exp(old - generation), capped at this.
+    """Weight all tokens of a sequence by the product of their exp(old - generation), capped at this.
     Long sequences reach the cap or nearly vanish."""
 
     off_policy_delta: Annotated[float, Field(gt=0)] | None = None

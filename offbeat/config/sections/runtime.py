@@ -33,7 +33,9 @@ class RuntimeConfig(Config):
     env: Annotated[
         dict[str, str],
         BeforeValidator(_variables),
-        InWords("of names, none beginning with RAY_, to text or numbers; a switch is 0 or 1"),
+        InWords(
+            "of name to text or number; names must not start with RAY_; write booleans as 0 or 1"
+        ),
     ] = {}
     """Environment variables of every process, as in `{NCCL_DEBUG: INFO}`. They override existing
     ones. Their values are readable in the recipe. On a cluster, the driver's `HF_*`, `NCCL_*` and
@@ -51,8 +53,8 @@ class SupervisionConfig(Config):
     """Seconds for each actor to close before it is killed."""
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds to end in order after SIGINT or SIGTERM, including a last checkpoint. Keep it below
-    the sender's kill time, often 30 s."""
+    """Seconds to end in order after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
+    below the sender's kill time, often 30 s."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
     """Stop the run this many seconds after the command started, like `offbeat control RUN stop`.

@@ -61,8 +61,9 @@ class BaseSyncConfig(Config):
 
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Nats by which an engine may differ in a canary before it is replaced. null: 0.02, for 16-bit
-    weights 0.25, for 8-bit kernels 1.5. If 5 times the gap of the engine's first release is more,
-    that counts, up to twice this number. Raise it if healthy engines are replaced."""
+    weights 0.25, for 8-bit kernels 1.5. The effective limit is 5 times the engine's gap on its
+    first release if that is larger, capped at twice this value. Raise it if healthy engines are
+    replaced."""
 
     delta: bool = False
     """Also send a release as its change since the last one. This saves bytes if few values change

@@ -52,7 +52,7 @@ class JournalRemoved(JournalFailed):
 class JournalTaken(OffbeatError):
     """Another controller writes this journal. The newer one continues, the older one must end.
 
-    Fix: end one of the two runs; it was resumed twice.
+    Fix: the run was resumed twice: stop one of the two.
     """
 
     file: str

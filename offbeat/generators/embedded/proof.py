@@ -102,7 +102,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
 def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
 
-    ``tolerance``: maximum mean distance of a sequence.
+    ``tolerance``: maximum mean difference per sequence between decoding and the forward pass.
 
     Raises:
         UndecodableModel: Decoding and a plain forward pass differ, or the model has no such

@@ -19,7 +19,10 @@ class MediaChecks(Protocol):
         ...
 
     def check_media(self, config: RunConfig, commits: Mapping[str, str]) -> Iterator[Finding]:
-        """Encode media of the first rows as a worker does. ``commits`` are by path on the hub."""
+        """Encode media of the first rows as a worker does.
+
+        ``commits`` maps each hub path to its commit.
+        """
         ...
 
 

@@ -29,7 +29,7 @@ class EncoderRanks(TrainerPart):
         yield from encoder_clashes(config)
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield GPUs of encoder ranks if they contradict the language ranks' device."""
+        """Yield a clash if the encoder ranks' GPUs contradict the language ranks' device."""
         from offbeat.plugins.encoder_ranks.clashes import encoder_device_clashes
 
         yield from encoder_device_clashes(config)

@@ -18,7 +18,7 @@ class ImagesConfig(Config):
 
     max_mib: Annotated[float, Field(gt=0)] = 16.0
     """Maximum MiB of float32 pixel values per prompt, after the processor resized them. A prompt
-    with more fails its group. The buffer reserves this much per group; `offbeat check` prints how
+    over the limit fails its group. The buffer reserves this much per group; `offbeat check` prints how
     much the first rows need."""
 
     max_file_mib: Annotated[float, Field(gt=0)] = 16.0

@@ -29,7 +29,7 @@ from offbeat.trainers.torch.logprobs import AddedUp, sum_over
 def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
     """Return the sum over ranks of partial values, of which every rank then reads the whole.
 
-    Every rank computes the same from the sum. So the gradient of its own part is the gradient of
+    Every rank computes the same result from the sum. So the gradient of its own part is the gradient of
     the sum, and is not summed again.
     """
     return AddedUp.apply(values, partial(sum_over, group=group))  # pyright: ignore[reportReturnType]

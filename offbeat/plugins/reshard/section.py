@@ -21,7 +21,7 @@ class ReshardSyncConfig(BaseSyncConfig):
     ranks_send = True
 
     transport: Literal["reshard"] = "reshard"
-    """Path of the bytes."""
+    """How weights travel from trainer to engines."""
 
     slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
     """MiB/s below which a link counts as broken. A chunk may take its size divided by this, plus

@@ -216,7 +216,10 @@ def beside_plan(model: PreTrainedModel, named: AbstractSet[str]) -> Iterator[str
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the config's kinds by pattern, without the embedding, which has other rules."""
+    """Return the config's tensor-parallel plan (pattern -> kind), without the embedding.
+
+    The embedding is handled separately.
+    """
     plan: dict[str, str] = model.config.get_text_config(decoder=True).base_model_tp_plan or {}
     embedding, decoder = model.get_input_embeddings(), model.get_decoder()
     (name,) = (name for name, each in decoder.named_modules() if each is embedding)

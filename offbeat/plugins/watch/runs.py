@@ -139,7 +139,7 @@ class _Built:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a directory's name is Unicode, because other names have no URL."""
+    """Return whether a directory name encodes as UTF-8. Other names cannot appear in a URL."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -177,7 +177,7 @@ class Optimizer:
 
     @torch.no_grad()
     def make_room(self, names: Collection[str]) -> None:
-        """Allocate the moments of only these names, filled with zeros."""
+        """Allocate zeroed moments for these names only."""
         self.drop_gradients()
         self._adamw.state.clear()
         for name, _, master in self._iterate():
