@@ -75,7 +75,7 @@ class EnvironmentConfig(Config):
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes per environment worker. Each needs a core, and memory for its
-    imports. With name=agent or verifiers, each runs `episodes_per_child` episodes."""
+    imports. With name=agent, each runs `episodes_per_child` episodes; with name=verifiers, one."""
 
     episodes_per_child: Annotated[int, Field(ge=1)] | None = None
     """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
