@@ -168,7 +168,7 @@ def test_a_bad_value_is_not_reported_as_missing_too(report: Report) -> None:
 def test_a_value_out_of_range_shows_value_range_default_and_meaning(report: Report) -> None:
     text = report(f"{SMALL}generator: {{engines: 0}}")
     assert "recipe.yaml:3: generator.engines = 0: has to be: integer, at least 1" in text
-    assert "Default: 1. Engine actors" in text
+    assert "Default: 1. Number of engines." in text
 
 
 @pytest.mark.plugins
