@@ -28,7 +28,7 @@ from offbeat.controller.ports import EvaluationLog, Prompts, Rollouts, Telemetry
 from offbeat.controller.receipts import refusal
 from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import group_seed
-from offbeat.controller.state import RunState
+from offbeat.controller.state import LatestScores, RunState
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import (
@@ -294,9 +294,8 @@ class Evaluation:
         self._telemetry.emit(evaluated.version, evaluated.version, metrics)
         self._record.take(evaluated)
         rewards = {name: value for name, value in metrics.items() if name.endswith("/reward")}
-        state = self._state.evaluation
-        state.scored_version = evaluated.version
-        state.scores = {_set_of(name): value for name, value in rewards.items()}
+        by_set = {_set_of(name): value for name, value in rewards.items()}
+        self._state.scores = LatestScores(evaluated.version, by_set)
         log.info("eval.done", version=evaluated.version, **rewards)
 
 

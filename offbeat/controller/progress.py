@@ -144,8 +144,8 @@ class Progress:
             waits=state.waits.named(),
             elapsed_s=self._wall_s(),
             left_s=serving_s / steps * (state.config.steps - steps) if steps else None,
-            scores=dict(state.evaluation.scores),
-            scored_version=state.evaluation.scored_version,
+            scores=dict(state.scores.rewards),
+            scored_version=state.scores.version,
             incidents=state.incidents.newest,
         )
 

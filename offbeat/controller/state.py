@@ -3,7 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.commands import Command, Stop
@@ -208,9 +209,13 @@ class EvaluationState(ObservableState):
     failed_count: int = 0
     failure: str = ""
     """Reason of the last failed evaluation."""
-    scores: Mapping[str, float] = {}
-    """Mean rewards of the newest evaluation of this incarnation, by set."""
-    scored_version: int = 0
+
+
+class LatestScores(NamedTuple):
+    """Mean rewards of the newest evaluation of this incarnation, by set, for the status only."""
+
+    version: int = 0
+    rewards: Mapping[str, float] = MappingProxyType({})
 
 
 class RunState:
@@ -246,6 +251,7 @@ class RunState:
         self.trainer = TrainerStatus(waits.changed)
         self.sync = SyncState(waits.changed)
         self.evaluation = EvaluationState(waits.changed)
+        self.scores = LatestScores()  # nobody waits for them
         self.cpu = CpuSeconds(ports.cpu_s)
         self.view = LedgerView(
             ledger,
