@@ -17,7 +17,7 @@ from offbeat.controller.events import (
 from offbeat.controller.outage import OutageBreaker
 from offbeat.messages.groups import group_id
 from offbeat.messages.text import printable
-from offbeat.telemetry.status_file import Incident
+from offbeat.telemetry.status_file import IncidentLine
 
 _KEPT: Final = 16
 _LONGEST: Final = 300  # characters of a reason
@@ -31,16 +31,16 @@ class IncidentLog:
     """The newest incidents of this controller, numbered from 1."""
 
     def __init__(self) -> None:
-        self._kept = deque[Incident](maxlen=_KEPT)
+        self._kept = deque[IncidentLine](maxlen=_KEPT)
         self._count = 0
         self._is_out = False
 
     @property
-    def newest(self) -> tuple[Incident, ...]:
+    def newest(self) -> tuple[IncidentLine, ...]:
         """Return the newest incidents, oldest first."""
         return tuple(self._kept)
 
-    def recorded(self, event: AnyEvent, step: int) -> None:
+    def add_event(self, event: AnyEvent, step: int) -> None:
         """Add an event of ``KINDS`` if a user wants to know of it. ``step`` is in progress."""
         if text := _describe(event):
             self._add(step, text)
@@ -53,7 +53,7 @@ class IncidentLog:
 
     def _add(self, step: int, text: str) -> None:
         self._count += 1
-        self._kept.append(Incident(self._count, step, printable(text, longest=_LONGEST)))
+        self._kept.append(IncidentLine(self._count, step, printable(text, longest=_LONGEST)))
 
 
 def _describe(event: AnyEvent) -> str:

@@ -315,7 +315,7 @@ class RunState:
     def _record(self, event: AnyEvent) -> None:
         self.journal.append(event)
         if type(event) in INCIDENTS:
-            self.incidents.recorded(event, self.step)
+            self.incidents.add_event(event, self.step)
 
     def _ledger_changed(self, event: type[AnyEvent]) -> None:
         self.waits.changed()

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.telemetry.charts import bar, sparkline
-from offbeat.telemetry.status_file import Incident, Status, StatusFile
+from offbeat.telemetry.status_file import IncidentLine, Status, StatusFile
 from offbeat.telemetry.summary import duration
 
 _WIDTH, _HEIGHT = 480, 110
@@ -151,7 +151,7 @@ class ProgressDisplay:
         elif self._is_time:
             self._print(f"{self.phase}: waiting for {waiting_for}")
 
-    def _print_incidents(self, incidents: Sequence[Incident]) -> None:
+    def _print_incidents(self, incidents: Sequence[IncidentLine]) -> None:
         """Print a line for each new incident, above the panel if there is one."""
         if incidents and incidents[-1].number < self._last_incident:
             self._write("the controller was replaced")

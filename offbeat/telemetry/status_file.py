@@ -22,7 +22,7 @@ class NamedWait(msgspec.Struct, frozen=True):
     deadline_s: float | None  # since the start of the wait; None: the watchdog checks it
 
 
-class Incident(msgspec.Struct, frozen=True):
+class IncidentLine(msgspec.Struct, frozen=True):
     """Something that a user wants to know of, in words."""
 
     number: int  # from 1, of one controller
@@ -56,7 +56,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float | None = None  # at the mean speed so far
     scores: dict[str, float] = {}  # mean rewards of the newest evaluation, by set
     scored_version: int = 0
-    incidents: tuple[Incident, ...] = ()  # the newest ones, oldest first
+    incidents: tuple[IncidentLine, ...] = ()  # the newest ones, oldest first
 
 
 STATUS_FILE: Final = "status.json"

@@ -41,7 +41,7 @@ from tests.support.world import World
 def test_an_event_that_costs_something_is_an_incident(event: AnyEvent, text: str | None) -> None:
     assert type(event) in KINDS
     log = IncidentLog()
-    log.recorded(event, 7)
+    log.add_event(event, 7)
     assert [(each.number, each.step, each.text) for each in log.newest] == (
         [(1, 7, text)] if text else []
     )
@@ -54,7 +54,7 @@ def test_other_events_are_none() -> None:
 def test_only_the_newest_incidents_are_kept_and_their_texts_are_bounded() -> None:
     log = IncidentLog()
     for _ in range(100):
-        log.recorded(EngineLost("generator-0", "x" * 10_000), 1)
+        log.add_event(EngineLost("generator-0", "x" * 10_000), 1)
     assert [each.number for each in log.newest] == [*range(85, 101)]
     assert all(len(each.text) < 400 for each in log.newest)
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from offbeat.telemetry.progress import ProgressDisplay, line, panel
-from offbeat.telemetry.status_file import Incident, Status
+from offbeat.telemetry.status_file import IncidentLine, Status
 
 STATUS = Status(
     step=12,
@@ -164,7 +164,7 @@ def test_the_time_so_far_the_time_left_and_the_last_score_are_shown() -> None:
 
 
 def hit(*numbers: int) -> Status:
-    incidents = tuple(Incident(number, 7, f"generator-{number} was lost") for number in numbers)
+    incidents = tuple(IncidentLine(number, 7, f"generator-{number} was lost") for number in numbers)
     return msgspec.structs.replace(STATUS, incidents=incidents)
 
 
