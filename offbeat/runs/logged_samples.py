@@ -3,7 +3,6 @@
 # pyarrow has no types.
 """Samples of the rollout log: prompt and tokens of groups, and their text."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -129,11 +128,8 @@ def read_logged_rows(
 
 def rollout_files(run_dir: Path) -> list[Path]:
     """Return the readable files of a run's samples, the earliest groups first."""
-    found = list[tuple[int, Path]]()
-    for path in (run_dir / "rollouts").glob("*.parquet"):
-        with contextlib.suppress(OSError, pa.ArrowException, NoRegularFile):
-            regular_bytes(path)
-            found.append((_read_range(pq.read_metadata(path))[0], path))
+    ranges = ((_groups_in(path), path) for path in (run_dir / "rollouts").glob("*.parquet"))
+    found = [(groups[0], path) for groups, path in ranges if groups is not None]
     return [path for _, path in sorted(found)]
 
 
