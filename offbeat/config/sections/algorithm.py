@@ -81,7 +81,7 @@ class AlgorithmConfig(Config):
         if count > 1 and loss.old_logprobs == "current":
             yield Clash(
                 ("algorithm.loss.old_logprobs", f"algorithm.{name}"),
-                "algorithm.loss.old_logprobs=current is the policy of each optimizer step, not the one that "
-                f"algorithm.{name}={count} began with: the ratio would be 1 in all of them, and bound none",
+                "algorithm.loss.old_logprobs=current is computed again before each optimizer step. "
+                f"With algorithm.{name}={count}, every ratio would be 1, so clipping has no effect",
                 f"Set algorithm.loss.old_logprobs to policy, or algorithm.{name} to 1.",
             )
