@@ -34,8 +34,18 @@ _GENERIC: Final = frozenset(
         *("algorithm", "alpha", "backend", "batch_size", "log", "tensorboard"),
         *("delta", "device", "dim", "dtype", "enable", "enabled"),
         *("group_size", "interval", "len", "load", "loss_type", "mode", "model", "n", "name"),
-        *("num_workers", "optimizer", "path", "project", "rank", "save", "scheduler", "seed"),
-        *("shuffle", "stop", "strategy", "target", "type"),
+        *(
+            "max_steps",
+            "num_workers",
+            "optimizer",
+            "path",
+            "project",
+            "rank",
+            "save",
+            "scheduler",
+            "seed",
+        ),
+        *("shuffle", "stop", "strategy", "target", "type", "warmup_steps"),
     }
 )
 """Last parts that many sections have: the part before must match, too."""

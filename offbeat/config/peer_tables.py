@@ -404,6 +404,7 @@ PEER_KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "gradient_checkpointing_kwargs": ("trainer.activation_checkpointing",),
         "token_budget": ("trainer.max_tokens_per_microbatch",),
         "peft_config": ("trainer.lora.rank",),
+        "peft_config.target_modules": ("trainer.lora.target_modules",),
         "lora_r": ("trainer.lora.rank",),
         "lora_alpha": ("trainer.lora.alpha",),
         "router_aux_loss_coef": ("trainer.moe.load_balancing_coef",),
@@ -775,6 +776,7 @@ _UPLOAD: Final = (
     "It has no key here: `checkpoints/step_N` of the run directory is a model to upload."
 )
 _NODES: Final = "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
+_OPTIMIZER_STEPS: Final = "TRL counts optimizer steps. Here a step trains one batch of rollouts, with `algorithm.minibatches` times `algorithm.epochs` optimizer steps: divide by that number."
 _RATIO: Final = "Times `steps`, it is the number of them."
 _PACKED: Final = "Not needed: microbatches are always packed."
 _ALWAYS: Final = "Not needed: engines always sample while the trainer trains."
@@ -821,6 +823,7 @@ NOTES: Final[dict[str, str]] = {
     "dataloader.num_workers": _ROWS,
     "dataloader_num_workers": _ROWS,
     "deepspeed": _SHARDED,
+    "disable_dropout": "Not needed: models are always trained without dropout.",
     "disable_grpo_std_normalization": "Its `true` is `algorithm.advantage=grpo_no_std`.",
     "disable_tqdm": "It has no key here: pass `quiet=True` to `offbeat.train`.",
     "do_sample": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
@@ -844,6 +847,7 @@ NOTES: Final[dict[str, str]] = {
     "eval_sampling_params.max_generate_length": _EVALUATION,
     "eval_sampling_params.temperature": _EVALUATION,
     "eval_sampling_params.top_p": _EVALUATION,
+    "eval_steps": _OPTIMIZER_STEPS,
     "eval_temperature": _EVALUATION,
     "eval_top_k": _EVALUATION,
     "eval_top_p": _EVALUATION,
@@ -885,11 +889,14 @@ NOTES: Final[dict[str, str]] = {
     "logprob_batch_size": _LOGPROBS,
     "logprob_chunk_size": _LOGPROBS,
     "logprob_mb_tokens": _LOGPROBS,
+    "lora_dropout": "It has no key here: adapters are trained without dropout.",
     "loss_agg_mode": "Its `token-mean` is `algorithm.loss.normalize=tokens`, `seq-mean-token-mean` is `sequences`, and `seq-mean-token-sum-norm` is `constant`.",
     "loss_type": "Its `grpo` is `algorithm.loss.normalize=sequences`, `dapo` and `bnpo` are `tokens`, `dr_grpo` is `constant`, and `cispo` is `algorithm.preset=cispo`.",
     "lr_warmup_steps_ratio": _RATIO,
+    "mask_truncated_completions": "Its `true` is `rollout.truncated_samples=mask_loss`. In TRL, masked samples still count in the divisors of `grpo` and `dr_grpo`; here they do not.",
     "max_critic_ckpt_to_keep": _CRITIC,
     "max_prompt_length": _PROMPT,
+    "max_steps": _OPTIMIZER_STEPS,
     "metric_for_best_model": _NEWEST,
     "micro_forward_batch_size_per_gpu": _LOGPROBS,
     "micro_rollout_batch_size": _LOGPROBS,
@@ -918,6 +925,7 @@ NOTES: Final[dict[str, str]] = {
     "over_sampling_batch_size": "Divided by rollout_batch_size, it is `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
     "overwrite_output_dir": "It has no key here: each run needs its own `run_dir`.",
     "param_offload": _WEIGHTS,
+    "peft_config.target_modules": "Leave it out for `all-linear`: that adapts every linear module but the output head.",
     "per_device_eval_batch_size": _AT_ONCE,
     "per_device_train_batch_size": "Times devices and gradient_accumulation_steps, divided by num_generations, it is `groups_per_step`.",
     "placement.colocate_all": _COLOCATED,
@@ -966,17 +974,20 @@ NOTES: Final[dict[str, str]] = {
     "rollout_max_prompt_len": _PROMPT,
     "rollout_num_gpus": "Divided by rollout_num_gpus_per_engine, it is `generator.engines`.",
     "run_engines_locally": _ENGINES,
-    "scale_rewards": "Its `true` is `algorithm.advantage=grpo`, and its `false` is `grpo_no_std`.",
+    "save_steps": _OPTIMIZER_STEPS,
+    "scale_rewards": "Its `group` or `true` is `algorithm.advantage=grpo`, its `none` or `false` is `grpo_no_std`. For `batch`, set `algorithm.loss.step_std=true` with `grpo_no_std`.",
     "sequence_level_importance_ratios": "Its `true` is `algorithm.preset=gspo`.",
     "sequence_packing.enabled": _PACKED,
     "skip_eval_before_train": "Its `false` is `eval.at_start=true`.",
     "skip_first_step": "Its `false` is `eval.at_start=true`.",
+    "steps_per_generation": "Divided by `gradient_accumulation_steps`, it is `algorithm.minibatches`.",
     "sync_ref_model": _REFERENCE,
     "system_prompt_file": _INSTRUCTIONS,
     "tokenizer": _TOKENIZER,
     "tokenizer.name": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,
     "tools": "It has no key here: write an agent that calls them, as docs/your-agent.md says.",
+    "top_entropy_quantile": "It has no key here: every token counts. A custom loss can weight tokens by their entropy.",
     "total_epochs": "A run also needs `steps`: rows times epochs, divided by `groups_per_step`.",
     "train.source.name": "It names an environment of the package verifiers: `environment.name=verifiers`.",
     "train_dataset.max_length": _PROMPT,
@@ -991,6 +1002,7 @@ NOTES: Final[dict[str, str]] = {
     "use_dynamic_batch_size": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_dynamic_bsz": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_kl_loss": "The penalty is on if its coefficient is above 0.",
+    "use_liger_kernel": "It has no key here.",
     "use_remove_padding": _PACKED,
     "val_batch_size": _AT_ONCE,
     "val_kwargs.do_sample": _EVALUATION,
@@ -1015,6 +1027,7 @@ NOTES: Final[dict[str, str]] = {
     "vllm_server_port": _ENGINES,
     "vllm_server_timeout": _ENGINES,
     "warmup_ratio": _RATIO,
+    "warmup_steps": _OPTIMIZER_STEPS,
     "warmup_steps_proportion": _RATIO,
 }
 """Sentences on keys of other libraries that have no counterpart, or a counterpart of another

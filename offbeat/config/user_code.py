@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +20,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
 
 _RESPONSES: Final = {"completion", "response"}  # the second argument of a reward
-_OF_TRL: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
 _OF_VERL: Final = "solution_str"  # argument of a reward function of verl
-_TRL_FORM: Final = ", one at a time; this is the form of TRL, for a batch"
 _VERL_FORM: Final = (
     "a reward gets a row and a response. Wrap it: def reward(row, response): return compute_score("
     'row["data_source"], response, row["reward_model"]["ground_truth"])'
@@ -135,17 +133,11 @@ def _find_call_problem(
         each.kind for each in parameters if each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     }
     named = {*positional, *by_keyword}
-    is_reward = form == REWARD
-    if is_reward and _OF_VERL in named:
-        return f"{here} has the arguments of a reward of verl; {_VERL_FORM}"
+    if form == REWARD and (problem := _find_reward_problem(here, signature)):
+        return problem
     if form.count and len(positional) < form.count and kinds.VAR_POSITIONAL not in of_any_count:
         count = len(positional)
-        hint = _TRL_FORM if is_reward and _OF_TRL & named else ""
-        return (
-            f"{here} takes {count} positional argument{'s' * (count != 1)}; {form.arguments}{hint}"
-        )
-    if is_reward and positional and positional[0] in _RESPONSES:
-        return f"the first argument of {here} is called {positional[0]}, and it gets the row"
+        return f"{here} takes {count} positional argument{'s' * (count != 1)}; {form.arguments}"
     given = {*positional[: form.count], *options}
     required = [
         each.name
@@ -158,6 +150,43 @@ def _find_call_problem(
     if unknown and kinds.VAR_KEYWORD not in of_any_count:
         return f"{here} takes no {unknown[0]!r}, which options name"
     return ""
+
+
+def _find_reward_problem(here: str, signature: inspect.Signature) -> str:
+    """Return why a function cannot be a reward, by the form of its arguments and its result."""
+    names = [*signature.parameters]
+    if _OF_VERL in names:
+        return f"{here} has the arguments of a reward of verl; {_VERL_FORM}"
+    takes_more = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    is_batch = takes_more or _returns_list(signature)
+    if names[:1] == ["completions"] or (names[:2] == ["prompts", "completions"] and is_batch):
+        wrapped = _wrap_trl(here.partition("(")[0], signature.parameters.values())
+        return f"{here} rewards a batch, as in TRL; {wrapped}"
+    if _returns_list(signature):
+        return f"{here} returns a list, and a reward returns one number for one response"
+    if names and names[0] in _RESPONSES and len(names) > 1:
+        return f"the first argument of {here} is called {names[0]}, and it gets the row"
+    return ""
+
+
+def _wrap_trl(name: str, parameters: Iterable[inspect.Parameter]) -> str:
+    """Return how a reward calls a reward function of TRL, which gets its arguments by name."""
+    given = {"prompts": '[row["prompt"]]', "completions": "[response]"}
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    needed = [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+    arguments = ", ".join(f"{each}={given.get(each, f'[row[{each!r}]]')}" for each in needed)
+    return (
+        "a reward gets one row and one response, and returns one number. Wrap it: "
+        f"def reward(row, response): return {name}({arguments})[0]. For completions that are messages, "
+        'write [[{"role": "assistant", "content": response}]]'
+    )
+
+
+def _returns_list(signature: inspect.Signature) -> bool:
+    """Return whether a function says that it returns a list."""
+    returned = signature.return_annotation
+    name = returned if isinstance(returned, str) else getattr(returned, "__name__", "")
+    return name.partition("[")[0].rpartition(".")[2] in {"list", "List"}
 
 
 _TRACEBACK_CHARACTERS: Final = 8192
@@ -298,7 +327,10 @@ def _explain_import(error: BaseException, target: str, working_dir: Path) -> tup
             file = Path(error.filename or module).name
             return f"{error.msg}, in line {error.lineno} of {file}", f"Fix {error.filename}"
         case ModuleNotFoundError(name=str() as absent) if f"{module}.".startswith(f"{absent}."):
-            fix = "Start offbeat in the directory that holds it, or install it"
+            fix = (
+                "Start offbeat in the directory that holds it (for a resume, where the run was started), "
+                "or install it"
+            )
             if module.endswith(".py"):
                 dotted = module.removesuffix(".py").replace("/", ".")
                 fix = f"Write the module without .py: {dotted}:{name}"

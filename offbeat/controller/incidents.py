@@ -65,6 +65,8 @@ def _describe(event: AnyEvent) -> str:
             text = f"{event.worker} was lost: {event.reason}"
         case Retired():
             text = f"{event.engine} is retired: {event.reason}"
+        case TrainerReplaced(found=True):
+            text = "the run continues: a new trainer loads the newest checkpoint"
         case TrainerReplaced():
             text = f"the trainer was lost and is replaced: {event.reason}"
         case Rewound(rewinding_to=None):

@@ -186,8 +186,8 @@ class Progress:
             ended_by=state.operator.ended_by
             if outcome == "finished" and folded.steps < folded.steps_asked
             else "",
-            reward_first=None if rewards is None else rewards.first,
-            reward_last=None if rewards is None else rewards.last,
+            reward_first=None if rewards is None else rewards.mean_first(ledger.trainer_version),
+            reward_last=None if rewards is None else rewards.mean_last(ledger.trainer_version),
             loss=self._last.get("train/loss"),
             steps_with_signal=self._steps_with_signal
             if self._has_rewards and not self._is_taught

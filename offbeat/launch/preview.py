@@ -202,11 +202,10 @@ def preview_recipe(
     set_environment(loaded.config.runtime.env)  # before transformers is imported
     check_can_evaluate(loaded.config)
     try:
-        config = with_local_model(loaded.config, _ignore)
+        config = _only_sampled(with_local_model(loaded.config, _ignore), prompts, samples)
+        texts = _prompt_texts(config)
     except OffbeatError as error:
         raise RunRefused((str(error),)) from error
-    config = _only_sampled(config, prompts, samples)
-    texts = _prompt_texts(config)
     with TemporaryDirectory(prefix="offbeat-preview-") as folder:
         directory = Path(folder) / "run"
         end = launch(

@@ -148,6 +148,7 @@ def tiny_model(
         except Exception as error:  # noqa: BLE001 -- a class may refuse to return its shapes
             _log.debug("tiny_model.refused", error=str(error)[:200])
             return None
+        refused = ""
         for cut in cuts:
             try:
                 smaller = _smaller(kind, config, cut)
@@ -160,7 +161,8 @@ def tiny_model(
                     _configs[key] = smaller
                     return model
             except Exception as error:  # noqa: BLE001 -- sizes may be invalid for the class
-                _log.debug("tiny_model.refused", cut=cut, error=str(error)[:200])
+                refused = str(error)[:200]
+    _log.debug("tiny_model.refused", error=refused)
     return None
 
 
@@ -249,8 +251,7 @@ def _has_shapes(
 ) -> bool:
     try:
         return _shapes(kind, config.from_dict(dict(values))) == shapes
-    except Exception as error:  # noqa: BLE001 -- as above
-        _log.debug("tiny_model.refused", error=str(error)[:200])
+    except Exception:  # noqa: BLE001 -- as above
         return False
 
 

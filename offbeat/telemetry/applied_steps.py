@@ -6,7 +6,12 @@ from typing import Final
 import msgspec
 
 WINDOW_STEPS: Final = 20
-"""Number of steps over which ``reward_first`` and ``reward_last`` are means."""
+"""Largest number of steps over which ``reward_first`` and ``reward_last`` are means."""
+
+
+def count_window(steps: int) -> int:
+    """Return the steps of both windows: 20, or half of a run of fewer than 40, so that they differ."""
+    return max(1, min(WINDOW_STEPS, steps // 2))
 
 
 class AppliedStepHistory(msgspec.Struct):
@@ -46,14 +51,17 @@ class AppliedStepHistory(msgspec.Struct):
         del self.first_rewards[steps:]
         self.last_rewards = list(last_rewards[-WINDOW_STEPS:])
 
-    @property
-    def first(self) -> float | None:
-        """Mean reward over the first steps, or None before the first step."""
-        return _mean(self.first_rewards)
+    def mean_first(self, steps: int) -> float | None:
+        """Return the mean reward over the first window of ``steps`` steps, or None without any."""
+        return _mean(self.first_rewards[: count_window(steps)])
+
+    def mean_last(self, steps: int) -> float | None:
+        """Return the mean reward over the last window of ``steps`` steps, or None without any."""
+        return _mean(self.last_rewards[-count_window(steps) :])
 
     @property
     def last(self) -> float | None:
-        """Mean reward over the last steps, or None before the first step."""
+        """Mean reward over the last 20 steps, fewer in the beginning, or None before the first."""
         return _mean(self.last_rewards)
 
     @property

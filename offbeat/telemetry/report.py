@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.telemetry.applied_steps import WINDOW_STEPS
+from offbeat.telemetry.applied_steps import WINDOW_STEPS, count_window
 from offbeat.telemetry.charts import bar
 from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import tuning
@@ -103,18 +103,14 @@ def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
 def _add_learned(table: Table, summary: Summary) -> None:
     """Add the rewards, or the loss of a run without rewards."""
     if summary.reward_first is not None or summary.loss is None:
-        if 0 < summary.steps <= WINDOW_STEPS:
-            _add(
-                table,
-                "reward",
-                _number(summary.reward_last),
-                f"mean over {summary.steps} steps" if summary.steps > 1 else "",
-            )
+        last = _number(summary.reward_last)
+        window = count_window(summary.steps)
+        if summary.steps == 1:
+            _add(table, "reward", last)
         else:
-            rewards = f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}"
-            _add(
-                table, "reward", rewards, f"means over the first and the last {WINDOW_STEPS} steps"
-            )
+            steps = f"steps, means over {window}" if window > 1 else "step"
+            rewards = f"{_number(summary.reward_first)} -> {last}"
+            _add(table, "reward", rewards, f"first and last {steps}")
     if summary.loss is not None:
         _add(table, "loss", _number(summary.loss), "of the last step")
     for name, reward in summary.reward_by_environment.items():

@@ -53,7 +53,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steps_asked: int = 0  # fewer are done if the run is stopped, or its prompts end
     trainer_version: int
     groups: GroupCounts
-    reward_first: float | None = None  # mean over the first 20 steps; None without rewards
+    # Means over the first and the last 20 steps, or halves of fewer than 40. None: without rewards
+    reward_first: float | None = None
     reward_last: float | None = None
     loss: float | None = None  # loss of the last step of the last incarnation; None if unknown
     # Steps of the last incarnation with a group of unequal rewards; None: rewards are not used

@@ -96,3 +96,11 @@ def test_a_recipe_without_engines_is_refused() -> None:
     result = CliRunner().invoke(app, ["preview", recipe])
     assert result.exit_code == 2
     assert "starts no engine" in result.stderr
+
+
+def test_prompts_that_cannot_be_used_are_refused_with_their_line(tmp_path: Path) -> None:
+    chat = {"prompt": [{"role": "user", "content": "1+1="}], "answer": 2}
+    prompts = tmp_path / "chat.jsonl"
+    prompts.write_text(json.dumps(chat))
+    with pytest.raises(offbeat.RunRefused, match=r"chat.jsonl:1.*messages"):
+        offbeat.preview(model=MODEL, prompts=prompts, reward=reward, max_new_tokens=4)

@@ -56,8 +56,8 @@ class RolloutConfig(Config):
 
     truncated_samples: Literal["train", "mask_loss"] = "train"
     """Samples that ran out of tokens. train: learn from them. mask_loss: compare their rewards but
-    train none of their tokens, so nothing teaches the model to finish. A group with only such
-    samples is replaced."""
+    train none of their tokens and count them in no divisor of the loss, so nothing teaches the
+    model to finish. A group with only such samples is replaced."""
 
     overlong_tokens: Annotated[int, Field(ge=1)] | None = None
     """Length in tokens of the stretch before `generator.sampling.max_new_tokens` in which the

@@ -33,7 +33,10 @@ from offbeat.weight_sync.manifest import Adapter
 ADAPTER_FOLDER: Final = "adapter"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _NAME: Final = "default"
-_NAME_OTHERS: Final = "Name linear modules of the model in trainer.lora.target_modules"
+_NAME_OTHERS: Final = (
+    "Name linear modules of the model in trainer.lora.target_modules, or leave it out to adapt every "
+    "linear module but the output head"
+)
 _BASE_LAYER: Final = "base_layer"
 _BASE: Final = f".{_BASE_LAYER}."
 _MODULES: Final = {side: f".lora_{side}.{_NAME}" for side in "AB"}

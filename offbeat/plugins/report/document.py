@@ -291,8 +291,8 @@ def _reason(summary: Summary) -> Iterator[tuple[str, str]]:
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows that a comparison of runs shows side by side."""
     yield "steps", f"{summary.steps:,}"
-    yield "reward, first 20 steps", _figure(summary.reward_first)
-    yield "reward, last 20 steps", _figure(summary.reward_last)
+    yield "reward, first steps", _figure(summary.reward_first)
+    yield "reward, last steps", _figure(summary.reward_last)
     yield "duration", duration(summary.wall_s)
     yield "samples/s", f"{summary.samples_per_s:,.0f}"
     yield "tokens/s", f"{summary.tokens_per_s:,.0f}"

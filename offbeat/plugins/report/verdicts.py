@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from offbeat.plugins.report.timeline import Incident, IncidentKind
+from offbeat.telemetry.applied_steps import count_window
 from offbeat.telemetry.status_file import NamedWait
 from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import NOTICEABLE, Bottleneck, tuning
@@ -136,7 +137,7 @@ def _cards(
     others = {kind: count for kind, count in counts.most_common() if not kind.is_failure}
     broken = sum(failures.values())
     return [
-        Card("reward", _from_to(summary.reward_first, summary.reward_last), "means of the first and the last 20 steps"),
+        Card("reward", _from_to(summary.reward_first, summary.reward_last), f"means over {count_window(summary.steps)} steps, first and last"),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
              f"{_whole(summary.tokens_per_s)} tokens/s; {duration(summary.wall_s)} in all"),
         Card("bottleneck", summary.verdict or NOTHING,

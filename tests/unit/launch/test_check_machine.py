@@ -762,7 +762,7 @@ def check_code(folder: Path, code: str, **environment: Any) -> list[Finding]:
             "def f(data_source, solution_str, ground_truth=None, extra_info=None): ...\n",
             "has the arguments of a reward of verl",
         ),
-        ("def f(completions, **more): ...\n", "this is the form of TRL, for a batch"),
+        ("def f(completions, **more): ...\n", "rewards a batch, as in TRL"),
         ("f = 'as f does'\n", "has no 'f' that can be called, but a str"),
         ("x = '\0'\n", "null bytes"),
         ("from shutil import copy as f\n", ""),
@@ -843,7 +843,7 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
     [
         (
             "def f(completions, **rest): ...",
-            "takes 1 positional argument; a reward gets a row and a response",
+            "rewards a batch, as in TRL; a reward gets one row and one response",
         ),
         (
             "def f(source, solution, truth, extra=None): ...",

@@ -40,6 +40,18 @@ class Grader:
         return self(row, response)
 
 
+def of_trl(completions: list[str], solution: list[str], **_: object) -> list[float]:
+    return [float(a == b) for a, b in zip(completions, solution, strict=True)]
+
+
+def of_batch(prompts: Any, completions: Any, **_: Any) -> Any:
+    return [0.0 for _ in completions]
+
+
+def as_list(row: Row, response: str) -> list[float]:
+    return [float(response == row["answer"])]
+
+
 def by_keyword(*, row: Row, response: str) -> float:
     return float(response == row["answer"])
 
@@ -51,8 +63,10 @@ def with_answer(row: Row, response: str, answer: str) -> float:
 @pytest.mark.parametrize(
     ("reward", "problem"),
     [
-        (OfTrl(), "OfTrl() takes 1 positional argument"),
-        (OfTrl(), "one at a time; this is the form of TRL"),
+        (OfTrl(), "OfTrl() rewards a batch, as in TRL"),
+        (of_trl, "return of_trl(completions=[response], solution=[row['solution']])[0]"),
+        (of_batch, 'return of_batch(prompts=[row["prompt"]], completions=[response])[0]'),
+        (as_list, "returns a list, and a reward returns one number for one response"),
         (lambda response: 0.0, "takes 1 positional argument; a reward gets a row and a response"),
         (len, "len() takes 1 positional argument; a reward gets a row and a response"),
         (by_keyword, "takes 0 positional arguments; a reward gets a row and a response"),
@@ -69,21 +83,21 @@ def test_a_reward_that_gets_no_row_and_response_is_refused_with_the_fix(
     assert "Give an instance" in found.fix or "def reward(row, response)" in found.fix
 
 
-def collected(prompts: list[str], completions: list[str]) -> list[float]:
+def collected(prompts: list[str], completions: list[str]):  # noqa: ANN201 - as people write it
     scores: list[float] = []
     scores.extend(len(each) for each in completions)
     return scores
 
 
-def comprehended(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+def comprehended(prompts: list[str], completions: list[str]):  # noqa: ANN201
     return [0.0 for _ in completions]
 
 
 class Batched:
-    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+    def __call__(self, prompts: list[str], completions: list[str]):  # noqa: ANN204
         return collected(prompts, completions)
 
-    def score(self, prompts: list[str], completions: list[str]) -> list[float]:
+    def score(self, prompts: list[str], completions: list[str]):  # noqa: ANN201
         return [0.0 for _ in completions]
 
 

@@ -153,9 +153,14 @@ def test_a_run_that_a_limit_ended_names_the_limit_under_its_outcome() -> None:
     assert "ended by" not in rendered(SUMMARY)
 
 
-def test_the_reward_of_a_short_run_is_one_mean() -> None:
+def test_the_rewards_of_a_short_run_are_means_over_its_halves() -> None:
     text = rendered(msgspec.structs.replace(SUMMARY, steps=8))
-    assert "0.974" in text and "mean over 8 steps" in text and "->" not in text
+    assert "0.113 -> 0.974" in text and "first and last steps, means over 4" in text
+
+
+def test_one_step_has_one_reward() -> None:
+    text = rendered(msgspec.structs.replace(SUMMARY, steps=1))
+    assert "0.974" in text and "->" not in text
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
@@ -189,12 +194,14 @@ def test_windows_are_the_first_and_last_steps(rewards: list[float]) -> None:
     for reward in rewards:
         steps.add(reward, [(0, 2)])
     if not rewards:
-        assert (steps.first, steps.last, steps.recent) == (None, None, ())
+        assert (steps.mean_first(0), steps.mean_last(0), steps.recent) == (None, None, ())
         return
-    first, last = rewards[:WINDOW_STEPS], rewards[-WINDOW_STEPS:]
-    assert steps.first == pytest.approx(sum(first) / len(first))
-    assert steps.last == pytest.approx(sum(last) / len(last))
-    assert steps.recent == tuple(last)
+    window = min(WINDOW_STEPS, max(1, len(rewards) // 2))
+    first, last, recent = rewards[:window], rewards[-window:], rewards[-WINDOW_STEPS:]
+    assert steps.mean_first(len(rewards)) == pytest.approx(sum(first) / window)
+    assert steps.mean_last(len(rewards)) == pytest.approx(sum(last) / window)
+    assert steps.last == pytest.approx(sum(recent) / len(recent))
+    assert steps.recent == tuple(recent)
     assert steps.staleness == {0: 2 * len(rewards)}
 
 
