@@ -187,7 +187,7 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
 
 def find_only(kind: Kind) -> Any:  # noqa: ANN401 -- as above
-    """Return the plug-in of a kind with only one.
+    """Return the only plug-in of a kind that has exactly one.
 
     Raises:
         PluginUnusable: As in ``find_plugin``.

@@ -775,12 +775,12 @@ _UPLOAD: Final = (
     "It has no key here: `checkpoints/step_N` of the run directory is a model to upload."
 )
 _NODES: Final = "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
-_RATIO: Final = "Times `steps`, it is the number of them."
+_RATIO: Final = "Multiply it by `steps` to get their number."
 _PACKED: Final = "Not needed: microbatches are always packed."
 _ALWAYS: Final = "Not needed: engines always sample while the trainer trains."
 _COLOCATED: Final = "Its `true` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device."
 _PROMPT: Final = (
-    "Plus the longest response, it is `generator.max_model_len`: prompt and response share it."
+    "Add the longest response to get `generator.max_model_len`, which covers prompt and response."
 )
 _ROWS: Final = "It has no key here: no process is started to read rows."
 _CONSTANT_ENTROPY: Final = "It has no key here: `algorithm.loss.entropy_coef` is constant."
@@ -856,7 +856,7 @@ NOTES: Final[dict[str, str]] = {
     "fully_async.enabled": _ALWAYS,
     "gamma": _CRITIC,
     "gconfig.greedy": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
-    "generation_batch_size": "Divided by num_generations, it is `groups_per_step`.",
+    "generation_batch_size": "Divide it by num_generations to get `groups_per_step`.",
     "generation_kwargs": "Its keys are in the section `generator.sampling` here.",
     "generator.batched": _ALWAYS,
     "global_batch_size": "It counts samples: `rollout_batch_size` times `n_samples_per_prompt`, divided by it, is `algorithm.minibatches`.",
@@ -893,7 +893,7 @@ NOTES: Final[dict[str, str]] = {
     "metric_for_best_model": _NEWEST,
     "micro_forward_batch_size_per_gpu": _LOGPROBS,
     "micro_rollout_batch_size": _LOGPROBS,
-    "min_lr_ratio": "Times the learning rate, it is `trainer.optimizer.min_learning_rate`.",
+    "min_lr_ratio": "Multiply it by the learning rate to get `trainer.optimizer.min_learning_rate`.",
     "model_init_kwargs": "Its `torch_dtype` is `model.dtype`, and its `trust_remote_code` is `model.trust_remote_code`.",
     "multi_objective_aggregation": "It has no key here: rewards are weighted and summed.",
     "multi_turn.enable": "Not needed: `environment.max_turns` above 1 turns it on.",
@@ -915,11 +915,11 @@ NOTES: Final[dict[str, str]] = {
     "optimizer.type": _OPTIMIZER,
     "optimizer_cpu_offload": _OFFLOADED,
     "optimizer_offload": _OFFLOADED,
-    "over_sampling_batch_size": "Divided by rollout_batch_size, it is `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
+    "over_sampling_batch_size": "Divide it by rollout_batch_size to get `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
     "overwrite_output_dir": "It has no key here: each run needs its own `run_dir`.",
     "param_offload": _WEIGHTS,
     "per_device_eval_batch_size": _AT_ONCE,
-    "per_device_train_batch_size": "Times devices and gradient_accumulation_steps, divided by num_generations, it is `groups_per_step`.",
+    "per_device_train_batch_size": "Multiply it by devices and gradient_accumulation_steps and divide by num_generations to get `groups_per_step`.",
     "placement.colocate_all": _COLOCATED,
     "placement.colocate_policy_ref": _OF_TRAINER,
     "placement.ref_num_gpus_per_node": _OF_TRAINER,
@@ -964,7 +964,7 @@ NOTES: Final[dict[str, str]] = {
     "rollout_correction.loss_type": "Its `ppo_clip` is `algorithm.loss.name=clipped_pg`.",
     "rollout_data_dir": _SAMPLES,
     "rollout_max_prompt_len": _PROMPT,
-    "rollout_num_gpus": "Divided by rollout_num_gpus_per_engine, it is `generator.engines`.",
+    "rollout_num_gpus": "Divide it by rollout_num_gpus_per_engine to get `generator.engines`.",
     "run_engines_locally": _ENGINES,
     "scale_rewards": "Its `true` is `algorithm.advantage=grpo`, and its `false` is `grpo_no_std`.",
     "sequence_level_importance_ratios": "Its `true` is `algorithm.preset=gspo`.",

@@ -309,7 +309,7 @@ def _word(part: Any, marks: tuple[Any, ...]) -> str:  # noqa: ANN401
         count = "" if Ellipsis in inside else f"{len(inside)} "
         return f"list of {count}values, each: {_kind(inside[0])}"
     if _find_named_section(part) is not None:
-        return f"sections by name; a name is {_NAMED}"
+        return f"sections by name; a name consists {_NAMED}"
     return ", ".join([_WORDS.get(origin or part, "any value"), *_bounds(marks)])
 
 

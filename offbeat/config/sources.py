@@ -219,7 +219,7 @@ def _read_override(override: str, sources: Sources) -> Section | None:
     where = Location(f"{_OVERRIDE}{shorten(shown)}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        message = "this is no override"
+        message = "this is not an override"
         hint = "Write key=value with a dotted key, as in sampler.max_staleness=2."
         sources.problems.append(Problem(where, "", ABSENT, message, hint))
         return None

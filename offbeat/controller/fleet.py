@@ -122,8 +122,8 @@ class Fleet:
     """Health and routing of all engines.
 
     Only ``acked`` makes a STALE engine HEALTHY: the living process completed a verified sync. Late
-    messages, of a former incarnation or of an engine given up, change nothing. An illegal
-    transition raises ``IllegalHealth``.
+    messages, from a former incarnation or from an engine that was given up, change nothing. An
+    illegal transition raises ``IllegalHealth``.
 
     ``serving_version`` is the lowest version acked by a HEALTHY engine. Pinned engines count only
     if no other engine serves. While no engine serves, the number stays unchanged. The only methods
@@ -288,8 +288,8 @@ class Fleet:
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
         """Count a failed or late request. Return True if the engine's process must be replaced.
 
-        It must after ``request_strikes`` failures in a row, even if probes succeed: ``is_failing``.
-        Requests to a former incarnation, or to an engine given up, do not count.
+        This is the case after ``request_strikes`` failures in a row, even if probes succeed:
+        ``is_failing``. Requests to a former incarnation, or to an engine given up, do not count.
 
         Args:
             name: The engine.

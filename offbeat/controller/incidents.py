@@ -57,7 +57,7 @@ class IncidentLog:
 
 
 def _describe(event: AnyEvent) -> str:
-    """Describe an event, or return "" if it is no incident."""
+    """Describe an event, or return "" if it is not an incident."""
     match event:
         case EngineLost():
             text = f"{event.engine} was lost: {event.reason}"

@@ -64,7 +64,7 @@ class Rollouts(Protocol):
     async def close(self) -> None:
         """Release the workers' resources. Nothing else is called afterwards.
 
-        Closing a worker that is already gone is no error.
+        Closing a worker that is already gone is not an error.
         """
         ...
 
@@ -130,7 +130,7 @@ class Generator(Protocol):
     async def close(self) -> None:
         """Release the engine's resources. Nothing else is called afterwards.
 
-        Closing an engine that is already gone is no error.
+        Closing an engine that is already gone is not an error.
         """
         ...
 
@@ -251,7 +251,7 @@ class Trainer(Protocol):
     async def close(self) -> None:
         """Release the ranks' resources. Nothing else is called afterwards.
 
-        Closing a rank that is already gone is no error.
+        Closing a rank that is already gone is not an error.
         """
         ...
 

@@ -131,7 +131,7 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
 
 
 def read_column(row: Mapping[str, object], name: str) -> object:
-    """Return a column of a row. A dotted name that is no column looks into nested objects.
+    """Return a column of a row. A dotted name that is not a column looks into nested objects.
 
     Raises:
         KeyError: The row has no such column.

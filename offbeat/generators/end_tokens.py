@@ -104,5 +104,5 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     content: object = json.loads(file.read_bytes())
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is no JSON object")  # noqa: TRY004 - one error for any bad file
+        raise ValueError(f"{file} is not a JSON object")  # noqa: TRY004 - one error for any bad file
     return cast("dict[str, Any]", content)

@@ -98,8 +98,8 @@ class EngineServer:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate samples, but only with weights of this run.
 
-        A restarted process still has its initial weights. Any error that is no ``OffbeatError`` is
-        a bug of the engine. See ``classify``.
+        A restarted process still has its initial weights. Any error that is not an
+        ``OffbeatError`` is a bug in the engine. See ``classify``.
 
         Raises:
             EngineUnavailable: The engine holds no weights of this run, or ended before the request.

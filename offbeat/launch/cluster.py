@@ -153,8 +153,8 @@ class ClusterLost(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            "this machine is no part of the Ray cluster any more: its raylet was killed or crashed, or "
-            "the network to it is cut. A resume goes on from the run directory"
+            "this machine is no longer part of the Ray cluster: its raylet was killed or crashed, or "
+            "the network to it is cut. A resume continues from the run directory"
         )
 
 

@@ -80,7 +80,7 @@ def train(
 
     Raises:
         ConfigError: The recipe cannot work. The error lists every problem.
-        BadRows: Prompts are no rows, or hold a value that JSON would change.
+        BadRows: Prompts are not rows, or hold a value that JSON would change.
         RunRefused: This machine, or an input, cannot run it, as ``offbeat check`` reports.
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and ``resume`` can continue it.

@@ -499,7 +499,7 @@ class InitialWeightsChanged(OffbeatError):
 class SchemaError(OffbeatError):
     """A column of a payload violates the schema.
 
-    Fix: return the columns that the message wants; outside of user code, report it.
+    Fix: return the columns that the message names. If your code does not make them, report a bug.
     """
 
     column: str

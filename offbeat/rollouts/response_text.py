@@ -71,8 +71,8 @@ def response_texts(
 ) -> tuple[str, ...]:
     """Return the text of each sample, with special tokens because they show turns and the end.
 
-    For a sample with several branches it is the text of the last branch, which its last turn ends.
-    A sample without any turn has an empty text.
+    For a sample with several branches, this is the text of the last branch, the one with the last
+    turn. A sample without any turn has an empty text.
     """
     ids, offsets = columns[RESPONSE_IDS], columns[RESPONSE_OFFSETS].tolist()
     turns = receipt.turns or (1,) * receipt.samples

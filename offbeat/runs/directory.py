@@ -49,7 +49,7 @@ CONFIG: Final = "config.yaml"
 SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
 RETRAINED: Final = "retrain.json"
-"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is no run."""
+"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is not a run."""
 
 
 class RunDirUnusable(FixableError):
@@ -118,8 +118,8 @@ def make_run_dir(
     raise RunDirUnusable(
         str(wanted),
         "it holds another run",
-        f"{command}, or go on with it: offbeat train --resume {wanted}",
-        f"{call}, or go on with it: {_resume_call(wanted)}",
+        f"{command}, or resume it: offbeat train --resume {wanted}",
+        f"{call}, or resume it: {_resume_call(wanted)}",
     )
 
 
@@ -305,11 +305,11 @@ def _find_changed_inputs(
     now = input_digests(config, here, before)
     code = targets(config)
     problems = {
-        key: "has other prompts than those the run has drawn from"
+        key: "has different prompts from those the run has drawn from"
         + _commits(key, path, now, before, recipe)
         for key, path in prompt_paths(config).items()
     }
-    problems[MODEL] = "has another config, tokenizer or code than the run began with"
+    problems[MODEL] = "has a different config, tokenizer or code from the one the run began with"
     problems |= dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
     scored = "has other prompts under the same name than those the run was scored on"
     problems |= dict.fromkeys(evaluation_paths(config), scored)
@@ -329,7 +329,7 @@ def _commits(
 
 
 def _other_code(before: str, here: Path) -> str:
-    problem = "leads to other source code than the run began with"
+    problem = "leads to different source code from the one the run began with"
     if before and before != str(here):
         return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
     return problem

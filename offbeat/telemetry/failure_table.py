@@ -32,7 +32,7 @@ REASONS: Final = tuple(FailureReason(*row) for row in (
      "Correct the reward, or set `rollout.on_failed_sample`."),
     ("reward_none", "data", "The reward returned None, or no function applies to the row.",
      "Return a float for every sample."),
-    ("reward_wrong_type", "data", "The reward returned text or another type.", "Return a float."),
+    ("reward_wrong_type", "data", "The reward returned a value that is not a number.", "Return a float."),
     ("reward_not_finite", "data", "The reward is NaN or infinite.", "Return a finite float."),
     ("reward_deadline", "data", "The reward was too slow; its process was killed.",
      "Raise `environment.reward_deadline_s`."),
@@ -43,7 +43,7 @@ REASONS: Final = tuple(FailureReason(*row) for row in (
     ("reward_names_differ", "data", "Samples of a group have rewards of different names.",
      "Return the same names for every sample."),
     ("answer_named_twice", "data", "Several rewards return the final answer.", "Return it once."),
-    ("answer_wrong_type", "data", "The final answer is no text.", "Return a str."),
+    ("answer_wrong_type", "data", "The final answer is not text.", "Return a str."),
     ("too_few_valid_samples", "data", "Fewer samples than `rollout.min_valid_samples` are valid.",
      "Correct the failures of single samples in `failures.jsonl`."),
     ("agent_raised", "data", "The agent raised; the message has file and line.",
@@ -68,7 +68,7 @@ REASONS: Final = tuple(FailureReason(*row) for row in (
     ("verifiers_traces", "data", "The verifiers episode has not exactly one trace.",
      "Use an environment with one trace per episode."),
     ("environment_raised", "data", "The environment raised or exited.", "Correct the environment."),
-    ("environment_wrong_type", "data", "The environment returned another type.",
+    ("environment_wrong_type", "data", "The environment returned the wrong type.",
      "Return what docs/environments.md shows."),
     ("environment_unavailable", "infrastructure",
      "`EnvironmentUnavailable`, or an async reward waited too long.",
@@ -87,7 +87,7 @@ REASONS: Final = tuple(FailureReason(*row) for row in (
     ("empty_response", "data", "The engine returned no token.", "Correct the stop settings."),
     ("invalid_request", "data", "The engine can never serve the request (`InvalidRequest`).",
      "Follow the message."),
-    ("schema", "data", "A column has another form (`SchemaError`).", "Correct the environment."),
+    ("schema", "data", "A column does not have the form that the schema requires (`SchemaError`).", "Correct the environment."),
     ("refused_at_commit", "data", "The receipt contradicts the dispatch.",
      "Correct the environment; without own code, report it."),
     ("engine_lost", "infrastructure", "The engine died.", "None: the group goes elsewhere."),
@@ -116,7 +116,7 @@ OTHER_REASONS: Final = (
     ("zero_variance", "`filters.zero_variance`"),
     ("truncated", "`filters.max_truncated_fraction`"),
 )
-"""Reasons for another rollout or for a drop that are no failures of a rollout."""
+"""Reasons for another rollout or for a drop that are not failures of a rollout."""
 
 EVENTS: Final = tuple(FailureEvent(*row) for row in (
     ("rollout.failed", "controller", "A rollout failed, with a reason.",
@@ -154,7 +154,7 @@ EVENTS: Final = tuple(FailureEvent(*row) for row in (
      "It serves nothing until a whole release arrives."),
     ("sync.release_lost", "controller", "`ReleaseLost`: the weights died with their sender.",
      "They are published again."),
-    ("sync.base_refused", "controller", "`BaseRefused`: an engine serves another base.",
+    ("sync.base_refused", "controller", "`BaseRefused`: an engine serves a different base.",
      "It gets the full release."),
     ("sync.full_release", "controller", "`sync.delta` sent everything; the event says why.",
      "See docs/weight-sync.md."),

@@ -61,7 +61,9 @@ class MovementProbe:
 def check_moved(
     peers: Peers, movement: Movement, *, step: int, learning_rate: float, grad_norm: float
 ) -> None:
-    """Check that the weights changed on some rank, or that no change was due. All ranks call it.
+    """Check that the weights changed on some rank, or that no change was due.
+
+    All ranks must call it.
 
     Raises:
         WeightsUnmoved: The step had a learning rate and a gradient, and no sampled weight moved.

@@ -95,7 +95,7 @@ def _is_instead(path: Path) -> tuple[str, str]:
         return "is a run, and no checkpoint of it", f"Name one: model.weights={states[-1]}"
     if (path / _CONFIG).is_file():
         return "is a model directory", f"Set model.path to it, and leave model.weights out: {path}"
-    problem = f"holds no {MANIFEST}" if path.is_dir() else "is no directory"
+    problem = f"holds no {MANIFEST}" if path.is_dir() else "is not a directory"
     return problem, "Name a checkpoint of a run, checkpoints/state_N"
 
 

@@ -120,7 +120,7 @@ class TransportPlugin(ABC):
         peers: Any,  # noqa: ANN401 -- Peers of a room above
         device: str,
     ) -> "Sender":
-        """Create the sender of a rank. All ranks call this together.
+        """Create the sender of a rank. All ranks must call this together.
 
         Args:
             section: Section ``sync`` of the recipe.

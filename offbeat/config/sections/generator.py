@@ -107,7 +107,7 @@ class _Generator(Config):
             yield Clash(
                 ("generator.min_engines", "generator.engines"),
                 f"generator.min_engines={self.min_engines} is more than "
-                f"generator.engines={self.engines}: the run has fewer engines than it may go on with",
+                f"generator.engines={self.engines}: the run would start with fewer engines than it needs to continue",
                 f"Set generator.min_engines to {self.engines} or less, or generator.engines to "
                 f"{self.min_engines} or more.",
             )

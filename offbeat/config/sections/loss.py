@@ -27,7 +27,7 @@ class AnyLossConfig(Config):
     each sequence. constant: `constant_tokens` per sequence."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: tokens that each sequence counts as. null:
+    """normalize=constant: token count used for every sequence, whatever its length. null:
     `generator.sampling.max_new_tokens`."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0

@@ -16,7 +16,7 @@ def _variables(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
     entries = cast("dict[object, object]", value)
     for name, text in entries.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise ValueError(f"{name!r} is no name for a variable")
+            raise ValueError(f"{name!r} is not a valid variable name")
         if isinstance(text, bool) or not isinstance(text, str | int | float) or "\0" in str(text):
             raise ValueError(f"{name} is neither text nor a number")
     return {name: str(text) for name, text in entries.items()}

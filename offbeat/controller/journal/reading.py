@@ -274,7 +274,9 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
         raise JournalCorrupt(str(path), 0, "it is empty")
     segment = _begun(directory, number)
     if segment is None or found != segment.header:
-        problem = f"it is of another journal than {segment_path(directory, number).name}"
+        problem = (
+            f"it does not belong to the same journal as {segment_path(directory, number).name}"
+        )
         raise JournalCorrupt(str(path), 0, problem)
     payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
     if payload is None:

@@ -122,7 +122,7 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
         return ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        return "this is no address"
+        return "this is not an address"
     try:
         reach(host.strip("[]"), int(port))
     except (OSError, OverflowError) as failure:  # a port beyond 65535 overflows

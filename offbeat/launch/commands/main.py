@@ -336,7 +336,10 @@ def init(
         ),
     ] = False,
 ) -> None:
-    """Create a directory that trains. It has a recipe, a tested reward, prompts and a tiny model."""
+    """Create a directory that is ready to train.
+
+    It has a recipe, a tested reward, prompts and a tiny model.
+    """
     if agent and loss:
         refuse("--agent and --loss: give one of them. An agent's recipe can also have a loss.")
 
@@ -447,7 +450,10 @@ def control(
         float, typer.Option("--wait", help="Seconds to wait until the run accepts it.")
     ] = 15.0,
 ) -> None:
-    """Pause, resume, stop or abort a live run. Exit code 1: not accepted, so withdrawn."""
+    """Pause, resume, stop or abort a live run.
+
+    Exit code 1: the run did not accept the command, so it was withdrawn.
+    """
     from offbeat.launch.control import COMMANDS, leave, was_taken
     from offbeat.runs.directory import RunDirUnusable
 

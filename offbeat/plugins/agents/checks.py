@@ -67,7 +67,7 @@ def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     if resolve_program(name, working_dir) is None:
         yield error(
             "environment",
-            f"environment.command: {name} is no program, from {working_dir} or on the PATH",
+            f"environment.command: {name} is not a program, from {working_dir} or on the PATH",
             "Write its path from the directory in which offbeat is started, and make it executable.",
         )
     else:

@@ -36,7 +36,7 @@ _FIRST: Final = 0
 
 
 def side_mesh(device: str, grid: Grid, timeout_s: float) -> RankMesh:
-    """Return the axes of the ranks that hold this rank's side. All ranks call it together.
+    """Return the axes of the ranks that hold this rank's side. All ranks must call it together.
 
     ``timeout_s``: timeout of a side's collectives. torch's own default, half an hour, ignores the
     world's timeout.
@@ -55,7 +55,7 @@ class GridWeights(Weights):
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights on rank 0. On other ranks, the other side's weights have no memory.
 
-        All ranks iterate together and to the end.
+        All ranks must iterate together and to the end.
         """
         side, speaker = self._grid.find_side(self._rank), self._grid.list_ranks(Side.TOWER)[0]
         mine, parts = self._held.iterate(), self.local_tensors().values()

@@ -19,7 +19,7 @@ def decode_picture(name: str, content: bytes, max_pixels: int) -> Image.Image:
     """Return an upright RGB picture, the same as transformers loads from a file.
 
     Raises:
-        BadPicture: It is no PNG, JPEG or WebP, or is damaged. Or its header shows that it is
+        BadPicture: It is not a PNG, JPEG or WebP, or is damaged. Or its header shows that it is
             animated, too large, too elongated or has more than 8 bits. Or it is blank without its
             transparency.
     """

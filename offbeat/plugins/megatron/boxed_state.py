@@ -101,7 +101,7 @@ class BoxedState(ModelState):
 
     @contextmanager
     def quantize_weights(self, wire_format: WireFormat) -> Generator[None]:
-        """Round each matrix that releases quantize to the engines' values. All ranks call it.
+        """Round each matrix that releases quantize to the engines' values. All ranks must call it.
 
         Inside the block, this rank's share of these matrices is in memory twice.
         """

@@ -382,11 +382,15 @@ def plan_run(
 def _check_cores(cores: float | None, others: float | None) -> None:
     """Raise NotPlanned if the number of cores or of other processes is invalid."""
     if cores is not None and not 1 <= cores < math.inf:
-        raise NotPlanned(f"--cores {cores:g} is no number of cores", "Use a number of at least 1")
+        raise NotPlanned(
+            f"--cores {cores:g} is not a number of cores", "Use a number of at least 1"
+        )
     if others is not None and cores is None:
         raise NotPlanned(f"--others {others:g} says nothing without --cores", "Add --cores")
     if others is not None and not 0 <= others < math.inf:
-        raise NotPlanned(f"--others {others:g} is no number of processes", "Use a number from 0 on")
+        raise NotPlanned(
+            f"--others {others:g} is not a number of processes", "Use a number from 0 on"
+        )
 
 
 def _beside(costs: Costs, others: float | None) -> Costs:

@@ -151,7 +151,7 @@ class RunStory:
         if metrics.problem:
             self.problems.append(f"{METRICS} cannot be read: {metrics.problem}")
         if metrics.unreadable:
-            self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are no records")
+            self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are not records")
         if metrics.sampled:
             self.problems.append(f"{METRICS} is long: of its steps only some were read")
 

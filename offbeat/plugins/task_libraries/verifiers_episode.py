@@ -79,7 +79,7 @@ def _environment(encoded_options: bytes) -> Any:  # noqa: ANN401 - an Env of the
 
 
 def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the library
-    """Return the rewards and metrics of a finished episode, or why they are no reward."""
+    """Return the rewards and metrics of a finished episode, or why they are not a reward."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
         return _failure(errors)
@@ -105,7 +105,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
 
 
 def _failure(errors: Iterable[Any]) -> BadReward:
-    """Return why an episode failed: its first error outside of the model, else its first."""
+    """Return why an episode failed: its first infrastructure error or 5xx, else its first error."""
     found = list(errors)
     said = [printable(f"{each.type}: {each.message}") for each in found]
     for each, text in zip(found, said, strict=True):

@@ -410,7 +410,7 @@ def check_runs_are_here(directory: Path) -> None:
     """Check that a directory is a run, holds runs, or may receive its first run.
 
     Raises:
-        CannotWatch: It is no directory, it is inside a run, or only its subfolders hold runs.
+        CannotWatch: It is not a directory, it is inside a run, or only its subfolders hold runs.
     """
     if not directory.is_dir():
         problem = "a file" if directory.exists() else "no such directory"

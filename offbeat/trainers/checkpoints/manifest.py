@@ -121,7 +121,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
         raise CheckpointCorrupt(str(file), str(error)) from None
     for each in manifest.files:
         if Path(each.name).name != each.name:
-            raise CheckpointCorrupt(str(file), f"{each.name!r} is no file of its directory")
+            raise CheckpointCorrupt(str(file), f"{each.name!r} is not a file of its directory")
         path = directory / each.name
         nbytes = path.stat().st_size if path.exists() else None
         if nbytes != each.nbytes:

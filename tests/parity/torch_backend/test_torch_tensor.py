@@ -172,7 +172,9 @@ def test_a_norm_that_counts_copies_and_a_step_that_counts_a_replica_twice_are_se
 def test_groups_scattered_over_the_ranks_of_a_replica_are_refused(
     world: World, models: Models, step: Step
 ) -> None:
-    with pytest.raises(WorkerFailed, match="ranks 0 and 1 share one replica and read other rows"):
+    with pytest.raises(
+        WorkerFailed, match="ranks 0 and 1 share one replica but read different rows"
+    ):
         norm_and_tokens(world, models, step, "Scattered")
 
 

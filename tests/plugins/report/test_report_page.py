@@ -243,7 +243,7 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun)
     os.mkfifo(run_dir / "journal" / "events-000009.bin")
     refused = offbeat("report", run_dir)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "events-000009.bin is no regular file" in refused.stderr
+    assert "events-000009.bin is not a regular file" in refused.stderr
 
 
 def test_a_journal_that_lost_its_end_is_told_beside_a_summary_that_counts_more(

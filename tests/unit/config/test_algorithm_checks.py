@@ -211,4 +211,4 @@ def test_the_deviation_of_a_step_goes_with_several_optimizer_steps(several: str)
 
 def test_every_minibatch_has_a_group() -> None:
     (text,) = messages(minibatches=1000)
-    assert "algorithm.minibatches=1000 cannot all have a group" in text
+    assert "minibatches would have no group" in text

@@ -448,7 +448,7 @@ def test_a_reward_function_needs_prompts() -> None:
         ({"device": "cuda"}, "Ray hides the GPUs from an actor that reserves none"),
         ({"device": "cuda:0"}, "Ray hides the GPUs"),
         ({"gpus": 1}, "the GPU would be reserved and left idle"),
-        ({"device": "gpu"}, "is no device this version runs on"),
+        ({"device": "gpu"}, "is not a device that this version runs on"),
     ],
 )
 def test_devices_and_reserved_gpus_agree(

@@ -121,7 +121,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PromptFileError, match="is no regular file"):
+    with pytest.raises(PromptFileError, match="is not a regular file"):
         prompts(tmp_path / "pipe")
 
 
@@ -226,7 +226,7 @@ def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
 def test_a_damaged_parquet_file_is_refused(tmp_path: Path, damage: slice) -> None:
     file = parquet(tmp_path, {"prompt": ["a", "b"]})
     file.write_bytes(file.read_bytes()[damage])
-    with pytest.raises(PromptFileError, match=r"prompts\.parquet: is no readable Parquet file"):
+    with pytest.raises(PromptFileError, match=r"prompts\.parquet: is not a readable Parquet file"):
         prompts(file)
 
 

@@ -39,7 +39,7 @@ def test_a_refusal_is_returned_to_python_and_printed_on_the_command_line(
     python = Session(errors=Console(file=printed), in_python=True).refuse(refused.value)
     assert printed.getvalue() == ""
     assert python.problems[0].endswith(
-        f"Name another one with run_dir=..., or go on with it: offbeat.resume({str(tmp_path)!r})"
+        f"Name another one with run_dir=..., or resume it: offbeat.resume({str(tmp_path)!r})"
     )
     Session(errors=Console(file=printed)).refuse(refused.value)
     assert "offbeat train --resume" in printed.getvalue()

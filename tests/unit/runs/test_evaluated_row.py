@@ -138,7 +138,7 @@ def test_a_damaged_file_is_named(run: Path) -> None:
     path = evaluation_files(run)[0][1]
     path.write_bytes(b"PAR1")
     said = why(run, "--eval", "math", 4)
-    assert said.exit_code == 2 and f"{path} is no evaluation that can be read" in said.output
+    assert said.exit_code == 2 and f"{path} is not a readable evaluation" in said.output
 
 
 def test_the_name_of_no_run_is_refused(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_what_is_no_training_checkpoint_is_refused_with_what_to_name(
     for path, fix in (
         (state.parent.parent, f"Name one: model.weights={state}"),
         (model, f"Set model.path to it, and leave model.weights out: {model}"),
-        (tmp_path / "absent", "is no directory"),
+        (tmp_path / "absent", "is not a directory"),
         (stub, "is the state of a dry run"),
     ):
         with pytest.raises(UnfitWeights) as refused:

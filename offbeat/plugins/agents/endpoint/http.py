@@ -41,7 +41,7 @@ class HttpHandler(web.RequestHandler):
         """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun")
-        problem = f"this is no HTTP request: {message or exc!r:.200}"
+        problem = f"this is not an HTTP request: {message or exc!r:.200}"
         return _last_answer(HTTPStatus(status), "malformed_request", problem)
 
 
