@@ -15,9 +15,9 @@ media        pictures in prompts: arrays that a prompt carries next to its token
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
 release      adds the tensors of a release to the weights that an engine loaded:
              ``offbeat.weight_sync.additions.ReleaseKind``
-release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
+release_form sends a release in a different form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
-trainer      trains a model by another library than torch:
+trainer      trains a model with a library other than torch:
              ``offbeat.trainers.trainer_plugin.TrainerPlugin``
 trainer_part exchanges a part of a trainer:
              ``offbeat.trainers.trainer_plugin.TrainerPart``

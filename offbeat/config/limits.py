@@ -34,7 +34,7 @@ shorter branches, and the buffer must hold the largest groups of a step.
 def max_outstanding_groups(config: RunConfig) -> int:
     """Return the maximum number of admitted prompt groups that are not yet trained.
 
-    For a custom sampler this is a guess from the staleness bound: it may have another reach.
+    For a custom sampler this is a guess from the staleness bound: it may have a different reach.
     """
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
@@ -93,7 +93,7 @@ def _max_group_bytes(config: RunConfig) -> int:
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
     """Return how a failed sample is handled; by default an agent's sample is drawn again.
 
-    Each of several environments can have another default. For the whole run, agents decide.
+    Each of several environments can have a different default. For the whole run, agents decide.
     """
     configured = config.rollout.on_failed_sample
     if configured is not None:

@@ -282,7 +282,7 @@ def _is_text(part: Any) -> bool:  # noqa: ANN401
 
 
 def _literals(part: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """Return the values of a ``Literal``; empty for another type."""
+    """Return the values of a ``Literal``; empty for any other type."""
     return get_args(part) if get_origin(part) is Literal else ()
 
 

@@ -40,7 +40,7 @@ class CallForm:
     """Number of its positional arguments."""
 
     change: str = ""
-    """Advice for a function of another form."""
+    """Advice for a function of a different form."""
 
     source: str = "add it to its options"
     """Where the function finds a value that it needs as a further argument."""

@@ -419,7 +419,7 @@ class Fleet:
         self._newest = max(self._newest, version)
 
     def rewound(self, to_version: int) -> None:
-        """Return to an older version. From now on version numbers refer to other weights.
+        """Return to an older version. From now on version numbers refer to different weights.
 
         No engine serves until it acks a new release, and pins end. ``serving_version`` is
         ``to_version``. The caller must not pass acks of earlier releases any

@@ -210,7 +210,7 @@ class Trainer(Protocol):
         """Return a snapshot of the present weights. Training may continue at once.
 
         Raises:
-            TrainStepFailed: The ranks hold another version, or cannot send any more.
+            TrainStepFailed: The ranks hold a different version, or cannot send any more.
         """
         ...
 
@@ -219,7 +219,7 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
-            TrainStepFailed: The ranks hold another version.
+            TrainStepFailed: The ranks hold a different version.
         """
         ...
 
@@ -230,7 +230,7 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
-            TrainStepFailed: The ranks hold another version.
+            TrainStepFailed: The ranks hold a different version.
         """
         ...
 

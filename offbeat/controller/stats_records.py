@@ -137,7 +137,7 @@ class RunTotals(msgspec.Struct):
     first_step_s: float | None = None
     """``wall_s`` at the end of the first step."""
     resumes: int = 0
-    """Incarnations started by another driver than the incarnation before."""
+    """Incarnations started by a different driver than the incarnation before."""
     driver: str | None = None
     """The process that started the last incarnation, or None before any."""
     serving: bool = False

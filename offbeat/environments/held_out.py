@@ -28,7 +28,7 @@ _NAMED: Final = 20  # rows in a message
 class HeldOutTrained(OffbeatError):
     """Rows of an evaluation set give prompts that the run also trains on.
 
-    Fix: use another file, or set ``eval.allow_overlap=true``.
+    Fix: use a different file, or set ``eval.allow_overlap=true``.
     """
 
     key: str  # of the set
@@ -121,7 +121,7 @@ _SPLIT: Final = re.compile(
 
 
 def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None:
-    """Raise if a directory or a pattern mixes files of held-out rows with other files.
+    """Raise if a directory or a pattern mixes files of held-out rows with different files.
 
     Raises:
         PromptFileError: Names the splits.

@@ -170,7 +170,7 @@ class EngineServer:
         Raises:
             BaseRefused: The engine does not serve the base of the delta. No transfer was begun, so
                 the full release may follow.
-            ReleaseLost: The ranks that hold a part have ended, or send another release.
+            ReleaseLost: The ranks that hold a part have ended, or send a different release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
         started_s, delta, version = time.perf_counter(), release.delta, release.version
@@ -262,7 +262,7 @@ class EngineServer:
                 version.
             TransferRefused: The release did not fit, or arrived damaged, or the engine no longer
                 has the initial weights. It serves the previous version.
-            CanaryFailed: The engine computes other values. It serves nothing, and its requests are
-                lost.
+            CanaryFailed: The engine computes different values. It serves nothing, and its requests
+                are lost.
         """
         raise NotImplementedError

@@ -88,7 +88,7 @@ def in_own_session() -> Generator[None, None, None]:
     """Start Ray's processes outside of this process group, within the block.
 
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
-    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
+    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends cleanly.
 
     This applies only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a
     process of Ray ends them, and finds them by the process group.

@@ -91,7 +91,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted. It ended in order and can be resumed.
+    """A run was interrupted. It ended cleanly and can be resumed.
 
     Fix: resume the run to continue.
     """
@@ -102,7 +102,7 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
         self.go_on = go_on  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"the run ended in order; go on: {self.go_on}"
+        return f"the run ended cleanly; go on: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -379,7 +379,7 @@ class LiveRun(Run):
         return not self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Wait for the end of the run and return it. Ctrl-C ends the run in order.
+        """Wait for the end of the run and return it. Ctrl-C ends the run cleanly.
 
         Raises:
             TrainingFailed: It ended with an error.
@@ -448,7 +448,7 @@ def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     Raises:
         RunRefused: It did not begin.
         TrainingFailed: It ended with an error.
-        RunInterrupted: It was interrupted, and has ended in order.
+        RunInterrupted: It was interrupted, and has ended cleanly.
         KeyboardInterrupt: It was interrupted before it began.
     """
     if end is not None and end.problems:

@@ -8,7 +8,7 @@ progress. - After an applied step, each engine continues once it has committed t
 a step that was not applied, the engines continue. So they do after a finish that was refused
   because an earlier call of its step had failed.
 - A finish that raised keeps the gate closed until a restore. Engines load the restored release.
-- A replaced trainer has other tensors. Its former engines fail and are replaced.
+- A replaced trainer has different tensors. Its former engines fail and are replaced.
 
 Publishing copies nothing. Epochs, acks, digests and canaries are the same as in every other
 transport.

@@ -311,7 +311,7 @@ def _find_changed_inputs(
     }
     problems[MODEL] = "has a different config, tokenizer or code from the one the run began with"
     problems |= dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
-    scored = "has other prompts under the same name than those the run was scored on"
+    scored = "has different prompts under the same name from those the run was scored on"
     problems |= dict.fromkeys(evaluation_paths(config), scored)
     same = {key: before[key] == now[key] for key in before.keys() & now.keys()}
     if changed_code:

@@ -6,7 +6,7 @@ from offbeat.messages.failures import FixableError, OffbeatError
 class UntrainableModel(FixableError):
     """A model that this trainer cannot train correctly.
 
-    Fix: use another model, backend or parallel size (docs/model-proofs.md).
+    Fix: use a different model, backend or parallel size (docs/model-proofs.md).
     """
 
     form = "{} cannot be trained: it {}. {}"

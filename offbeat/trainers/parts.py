@@ -141,7 +141,7 @@ class ModelState(ABC):
     """
 
     identity: Identity
-    """Equal under every layout of ranks, because a state may be loaded under another layout."""
+    """Equal under every layout of ranks, because a state may be loaded under a different layout."""
 
     @property
     @abstractmethod

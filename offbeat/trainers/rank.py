@@ -353,7 +353,7 @@ class TrainerRank:
 
         Raises:
             CheckpointFailed: The disk refused a write.
-            TrainStepFailed: The weights have another version, because a rank was restarted.
+            TrainStepFailed: The weights have a different version, because a rank was restarted.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.CHECKPOINT)

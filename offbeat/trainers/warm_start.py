@@ -65,7 +65,7 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
 
     Raises:
         UnfitWeights, CheckpointCorrupt, CheckpointMismatch: ``found_weights`` refuses the
-            checkpoint, or a file has another digest.
+            checkpoint, or a file has a different digest.
         OSError: The disk failed, and no ``target`` was written.
     """
     found_weights(checkpoint, model)

@@ -58,7 +58,7 @@ class ReleaseReceiver(Protocol):
 
         Raises:
             TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
-            SenderGone: All holders of a bucket have ended, or send another release.
+            SenderGone: All holders of a bucket have ended, or send a different release.
         """
         ...
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class UnconvertibleWeights(OffbeatError):
-    """Weights with values that a wire format cannot represent.
+    """Weights have values that a wire format cannot represent.
 
     Fix: resume from the last checkpoint.
     """

@@ -107,7 +107,7 @@ def test_its_recipe_loads_as_the_same_configuration(run: offbeat.Run, tmp_path: 
 
 
 def test_a_resume_needs_the_same_code(run: offbeat.Run) -> None:
-    with pytest.raises(offbeat.RunRefused, match="leads to other source code"):
+    with pytest.raises(offbeat.RunRefused, match="leads to different source code"):
         offbeat.resume(run.directory, reward=lambda row, response: 0.0, steps=4, quiet=True)
     further = offbeat.resume(run.directory, reward=reward, steps=4, quiet=True)
     assert further.summary["steps"] == 4

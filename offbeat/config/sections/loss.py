@@ -349,7 +349,7 @@ class GspoLossConfig(PessimisticLossConfig):
 
 
 class CispoLossConfig(ClipRangeLossConfig):
-    """A bounded importance weight: every token keeps a gradient, also rare ones."""
+    """A bounded importance weight: every token keeps a gradient, even rare ones."""
 
     name: Literal["cispo"] = "cispo"
     """Loss of a step; docs/algorithms.md has the formulas."""

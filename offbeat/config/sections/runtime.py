@@ -53,7 +53,7 @@ class SupervisionConfig(Config):
     """Seconds for each actor to close before it is killed."""
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds to end in order after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
+    """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
     below the sender's kill time, often 30 s."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None

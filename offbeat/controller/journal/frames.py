@@ -82,7 +82,7 @@ class JournalCorrupt(OffbeatError):
 
 
 class JournalVersion(OffbeatError):
-    """The journal was written by another version of this package.
+    """The journal was written by a different version of this package.
 
     Fix: use the version of offbeat that wrote it.
     """
@@ -136,7 +136,7 @@ def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
         kind: Expected kind of the file.
 
     Raises:
-        JournalVersion: The file is of another format or schema.
+        JournalVersion: The file has a different format or schema.
         JournalCorrupt: The file does not begin with a header.
     """
     if len(data) < HEADER_BYTES:

@@ -65,7 +65,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
         """Return a command. If this package has none, search for a plug-in with its name."""
         found = super().get_command(ctx, cmd_name)
-        is_folder = cmd_name in find_plugins("command")  # its commands have other names
+        is_folder = cmd_name in find_plugins("command")  # its commands have different names
         if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:

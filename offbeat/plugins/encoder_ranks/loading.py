@@ -101,7 +101,7 @@ class GridLoader(ModelLoader):
     Every rank creates the shell of the whole model, so that layout of rows, identity and names are
     the same as on a rank with both sides. Then it drops the other side. The constructor raises
     ``UntrainableModel`` as ``ModelLoader`` does. It also raises if the model has no separable
-    tower, or if the tower computes other features than in the whole model.
+    tower, or if the tower computes different features than in the whole model.
     """
 
     def __init__(self, path: Path, trainer: TorchTrainerConfig, *given: Any, **named: Any) -> None:  # noqa: ANN401 -- of ``ModelLoader``

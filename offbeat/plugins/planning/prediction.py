@@ -66,7 +66,7 @@ class Pace(msgspec.Struct, frozen=True):
 class NotPlanned(OffbeatError):
     """A recipe or a run that the planner cannot imitate.
 
-    Fix: plan with another setting; the last change is the likely cause.
+    Fix: plan with a different setting; the last change is the likely cause.
     """
 
     problem: str
@@ -90,7 +90,7 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
         with quiet_log():
             part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work)))
     except OffbeatError as error:
-        fix = "Plan with another setting; the last change is the likely cause"
+        fix = "Plan with a different setting; the last change is the likely cause"
         raise NotPlanned(f"the virtual run does not end: {error}", fix) from error
     finally:
         loop.close()

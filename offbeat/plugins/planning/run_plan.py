@@ -1,4 +1,4 @@
-"""``offbeat plan``: predicts a run with other settings, from the run's own times.
+"""``offbeat plan``: predicts a run with different settings, from the run's own times.
 
 Reads the times of a run from its directory. The planner starts from them.
 
@@ -289,13 +289,13 @@ Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
 _STALENESS: Final = (0, 1, 2, 4)
 _NEAR_BEST: Final = 0.03  # prefer a smaller staleness if it costs at most this share of the speed
 _BESIDE_OTHERS: Final = (
-    "Rows assume other processes than the run had: compare them with their first one."
+    "Rows assume different processes than the run had: compare them with their first one."
 )
 _UNSURE: Final = 0.15  # of a step's time; a larger prediction error makes the plan unreliable
 
 
 class PlannedChange(msgspec.Struct, frozen=True):
-    """Predicted pace of the run with other settings, corrected by the error for the run itself."""
+    """Predicted pace of the run with different settings, corrected by the error for the run itself."""
 
     overrides: list[str]
     pace: Pace
@@ -303,7 +303,7 @@ class PlannedChange(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """A run, its prediction, and the predictions with other settings."""
+    """A run, its prediction, and the predictions with different settings."""
 
     run: str
     measured: Pace

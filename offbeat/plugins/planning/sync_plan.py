@@ -416,13 +416,13 @@ def _as_recorded(
     """Return the tensors with the recorded placement, copied for each of ``engines`` engines.
 
     Raises:
-        NothingToPlan: The recording is of another model.
+        NothingToPlan: The recording is of a different model.
     """
     metas = [TensorMeta(each.name, each.shape, "") for each in tensors]
     known = set(recorded.tensors)
     for each in metas:
         if each.name not in known:
-            raise NothingToPlan(f"the recorded engine loads another model, without {each.name}")
+            raise NothingToPlan(f"the recorded engine loads a different model, without {each.name}")
     found, ranks = recorded.placement(metas), len(recorded.ranks)
     copies = {
         id(placement): Placement(

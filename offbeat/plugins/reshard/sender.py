@@ -58,7 +58,7 @@ class ReshardSender:
         before = self._source.manifest.digest
         run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
         self._compare_plans()
-        if self._source.manifest.digest != before:  # the new buckets have other sizes
+        if self._source.manifest.digest != before:  # the new buckets have different sizes
             self._server.wire.release_memory()
             self._packer.forget()
 

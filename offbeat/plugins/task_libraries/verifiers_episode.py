@@ -36,7 +36,7 @@ _SERVER_ERROR: Final = 500  # minimum HTTP status of a failed service
 _ENDED_BY_LIMIT: Final = "agent_timeout"  # limit of the environment's author: score the work so far
 _TOTAL: Final = "reward"
 _TAKEN: Final = (_TOTAL, "answer")
-"""Names with another meaning in an agent's result: the trained value, and the final answer."""
+"""Names with a different meaning in an agent's result: the trained value, and the final answer."""
 
 
 async def play(

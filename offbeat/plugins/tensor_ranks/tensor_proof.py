@@ -137,7 +137,7 @@ def check_copies(
     gap, name = max(peers.all_gather(worst, _GAPS))
     if not gap <= _TOLERANCE:
         problem = (
-            f"is divided by a plan that gives tensor ranks other gradients of {name}, {gap:.2g} of its "
+            f"is divided by a plan that gives tensor ranks different gradients of {name}, {gap:.2g} of its "
             "largest value apart"
         )
         raise UntrainableModel(model, problem, f"Set {setting} to 1")

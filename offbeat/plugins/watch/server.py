@@ -402,7 +402,7 @@ _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
 class CannotWatch(FixableError):
     """The live page cannot be served.
 
-    Fix: use another address of this machine, or a directory of runs.
+    Fix: use a different address of this machine, or a directory of runs.
     """
 
 

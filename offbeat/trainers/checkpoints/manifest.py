@@ -21,7 +21,7 @@ _BLOCK_BYTES: Final = 4 * 2**20
 
 
 class CheckpointCorrupt(OffbeatError):
-    """A file of a checkpoint differs from the written file.
+    """A file of a checkpoint differs from the file that was written.
 
     Fix: none: an older checkpoint is restored.
     """
@@ -99,7 +99,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
 
     Raises:
         CheckpointCorrupt: The manifest or a file is missing or damaged.
-        CheckpointMismatch: It has another schema.
+        CheckpointMismatch: It has a different schema.
         OSError: The disk cannot read.
     """
     file = directory / MANIFEST

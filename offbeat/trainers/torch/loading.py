@@ -223,7 +223,7 @@ class ModelLoader:
         """Load a frozen model of another directory. It must be exact in the trained model's rows.
 
         Raises:
-            UntrainableModel: It is not exact, or it has another vocabulary.
+            UntrainableModel: It is not exact, or it has a different vocabulary.
         """
         teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(

@@ -181,8 +181,8 @@ def test_groups_scattered_over_the_ranks_of_a_replica_are_refused(
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("KeepsPartsOfNorms", r"tensor ranks other gradients of model\.layers\.\d+\."),
-        ("KeepsPartsOfHidden", r"tensor ranks other gradients of model\."),
+        ("KeepsPartsOfNorms", r"tensor ranks different gradients of model\.layers\.\d+\."),
+        ("KeepsPartsOfHidden", r"tensor ranks different gradients of model\."),
         (
             "KeepsPartsOfTotals",
             r"log-probabilities when it is cut over ranks that are off by",

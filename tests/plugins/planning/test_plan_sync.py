@@ -284,7 +284,7 @@ def test_a_recording_of_another_model_or_none_is_refused(tmp_path: Path) -> None
     assert "--recorded gives the receivers: leave --receivers out" in done.stderr
     done = plan_sync(QUICKSTART, "--model", model, "--recorded", str(tmp_path))
     assert done.exit_code == 2
-    assert "the recorded engine loads another model, without model.layers." in done.stderr
+    assert "the recorded engine loads a different model, without model.layers." in done.stderr
 
 
 def test_sizes_are_read_and_told_in_the_same_words() -> None:

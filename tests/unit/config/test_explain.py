@@ -109,7 +109,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
         ("log_completions", "every sample is in the run directory's `rollouts/`"),
         ("peft_config", "is `trainer.lora.rank` here"),
         ("actor_rollout_ref.actor.use_kl_loss", "is `algorithm.loss.kl_coef` here"),
-        ("importance_sampling_level", "Its `sequence` is `algorithm.preset=gspo`"),
+        ("importance_sampling_level", "Its `sequence` corresponds to `algorithm.preset=gspo`"),
     ],
 )
 def test_a_key_of_another_library_is_not_answered_with_one_that_is_spelt_alike(

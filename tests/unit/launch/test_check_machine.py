@@ -530,7 +530,7 @@ def test_vllm_is_refused_where_it_would_scale_positions_otherwise(tmp_path: Path
         return list(check_vllm_model(config(model={"path": str(tmp_path)}, generator=generator)))
 
     assert not found(64)
-    assert "other frequencies than the trainer" in one(found(65)).message
+    assert "different frequencies than the trainer" in one(found(65)).message
 
 
 @pytest.mark.parametrize(
