@@ -275,7 +275,7 @@ def find_problems() -> list[PluginUnusable]:
     for name, packages in of_others.items():
         claimants = sorted([*packages, "offbeat"] if name in ours else packages)
         if len(claimants) > 1:
-            brought = f"{' and '.join(claimants)} each bring one"
+            brought = f"{' and '.join(claimants)} each provide one"
             fix = "Uninstall all but one, or ask for another name"
             broken.append(PluginUnusable(name.replace(".", " "), brought, fix))
     return broken
@@ -338,7 +338,7 @@ def _find_spec(package: str) -> ModuleSpec | None:
 def _only(entries: Sequence[EntryPoint], kind: str, name: str) -> EntryPoint:
     if len(entries) > 1:
         packages = " and ".join(sorted(map(_package, entries)))
-        problem = f"{packages} each bring one"
+        problem = f"{packages} each provide one"
         raise PluginUnusable(f"{kind} {name}", problem, "Uninstall all but one")
     return entries[0]
 

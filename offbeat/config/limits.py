@@ -227,7 +227,7 @@ def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> Optimize
     """Return the optimizer's section with warm-up and decay in steps; keys in samples are None.
 
     Samples are counted in whole batches, even if a step trained fewer because groups were dropped.
-    So the schedule depends only on the version, also after a resume.
+    So the schedule depends only on the version, even after a resume.
     """
     per_step = config.groups_per_step * config.samples_per_group
     counts = {"warmup": optimizer.warmup_samples, "decay": optimizer.decay_samples}

@@ -788,7 +788,7 @@ _OFFLOADED: Final = "It has no key here: the optimizer stays on the device of it
 _SCALED: Final = "It has no key here: scale the value in your reward function."
 _OF_TRAINER: Final = "It has no key here: the trainer's ranks also compute the reference."
 _REWARD_MODEL: Final = "It has no key here: let your reward function call the reward model."
-_TRACKER: Final = "A plug-in of the kind `tracker` brings it: docs/doors.md."
+_TRACKER: Final = "A plug-in of the kind `tracker` provides it: docs/doors.md."
 
 NOTES: Final[dict[str, str]] = {
     "actor_num_nodes": _NODES,

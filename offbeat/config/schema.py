@@ -92,7 +92,7 @@ def list_keys(section: type[Config], prefix: str) -> list[Key]:
 
 
 def known(key: str) -> Key | None:
-    """Return a key by its place in a recipe, also below a name that the recipe chose."""
+    """Return a key by its place in a recipe, even below a name that the recipe chose."""
     found, declared = known_keys().get(key), ""
     if found is not None:
         return found
@@ -120,7 +120,7 @@ def choices(key: str) -> dict[str, type[Config]]:
 
 
 def find_choice(key: str, name: str) -> type[Config] | None:
-    """Return the model of a section that a name selects, also from another package."""
+    """Return the model of a section that a name selects, even one from another package."""
     if name in (found := choices(key)):
         return found[name]
     return find_generator_section(name) if key == "generator" and name else None

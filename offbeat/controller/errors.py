@@ -201,7 +201,7 @@ class EmptyBatch(OffbeatError):
 
 
 class RunFailed(OffbeatError):
-    """The run ended on an error. ``causes`` are the original exceptions, the first one first.
+    """The run ended with an error. ``causes`` has the original exceptions in order.
 
     Fix: fix the first cause, then resume the run.
     """

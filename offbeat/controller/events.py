@@ -6,7 +6,8 @@ of a struct inside a record (such as the receipt), need no new version. Any othe
 ``SCHEMA``.
 
 Unless a field says otherwise, ``version`` is the number of optimizer steps applied, ``step`` and
-``attempt`` count from 1, ``attempt`` is of the step or of the group, and ``digest`` is of weights.
+``attempt`` count from 1, ``attempt`` counts the tries of the step or of the group, and ``digest``
+identifies weights.
 """
 
 import enum

@@ -51,12 +51,15 @@ class EnginePool(Generic[M]):
 
     @property
     def idlest(self) -> M | None:
-        """Return the member with the fewest outstanding groups. Of equals, the first one wins."""
+        """Return the member with the fewest outstanding groups.
+
+        Among equals, the first one wins.
+        """
         return next(iter(self._by_load[self._least].values())) if self._size else None
 
     @property
     def oldest_version(self) -> int:
-        """Return the lowest version of a member. There must be one."""
+        """Return the lowest version of any member. There must be a member."""
         return min(self._versions)
 
     def add(self, member: M) -> None:
@@ -259,9 +262,9 @@ class Fleet:
     def acked(self, ack: WeightsAck) -> bool:
         """Mark an engine as HEALTHY, because it has verified and serves a version.
 
-        Returns False without a change if the ack is from another incarnation or a dead engine. So
-        it does for a version below one that this incarnation acked since the last rewind. A pin to
-        another version ends.
+        Returns False without a change if the ack is from another incarnation or a dead engine, or
+        for a version below one that this incarnation acked since the last rewind. A pin to another
+        version ends.
         """
         engine = self.engines[ack.engine]
         if (

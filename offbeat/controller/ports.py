@@ -153,7 +153,7 @@ class Trainer(Protocol):
         ...
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        """Compute the logprob columns that ``loss`` needs, of each group of the chunk.
+        """Compute the logprob columns that ``loss`` needs, for each group of the chunk.
 
         Uses the weights of the present version. No step has to be open.
 

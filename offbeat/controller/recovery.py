@@ -96,7 +96,7 @@ class Recovery:
         the current version, and no rewind is recorded.
 
         Raises:
-            OtherWeights: The restored checkpoint is intact, but not of this run.
+            OtherWeights: The restored checkpoint is intact, but was not written by this run.
         """
         state, ledger = self._state, self._state.ledger
         self._sync.forget()

@@ -57,7 +57,7 @@ def train(
     A run with one rank and the embedded engine runs in this process, unless ``runtime`` or the
     variable ``RAY_ADDRESS`` is set. Any other run uses Ray. ``train`` works in any thread, inside a
     running event loop, and for several runs in one process. Ctrl-C, or an interrupted cell, ends
-    the run in order.
+    the run cleanly.
 
     Args:
         recipe: A YAML file. The other arguments override its keys.
@@ -69,19 +69,19 @@ def train(
         reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
             summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
             names of its functions.
-        agent: ``agent(task, client) -> float``, likewise.
-        loss: ``loss(tokens, options)``, which returns the loss of each token, likewise, or the
-            section ``algorithm.loss`` of a recipe.
+        agent: ``agent(task, client) -> float``, by value or as ``module:name``.
+        loss: ``loss(tokens, options)``, which returns the loss of each token, by value or as
+            ``module:name``. Or the section ``algorithm.loss`` of a recipe.
         run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
         quiet: Print nothing.
         settings: Keys of the recipe: whole sections as dicts, dotted keys, or the last part of a key
-            if only one key has that name, as ``learning_rate``.
+            if only one key has that name, such as ``learning_rate``.
 
     Raises:
         ConfigError: The recipe cannot work. The error lists every problem.
         BadRows: Prompts are not rows, or hold a value that JSON would change.
-        RunRefused: This machine, or an input, cannot run it, as ``offbeat check`` reports.
+        RunRefused: This machine or an input does not allow the run; ``offbeat check`` says why.
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and ``resume`` can continue it.
     """
@@ -132,7 +132,7 @@ def preview(
 
     Raises:
         ConfigError, BadRows, RunRefused: As ``train``.
-        PreviewFailed: It ended with an error.
+        PreviewFailed: The preview ended with an error.
     """
     from offbeat.launch.preview import preview_recipe  # slow to import
 

@@ -61,7 +61,7 @@ class NothingExported(ShortInNotebooks, FixableError):
 
 
 class RunRefused(ShortInNotebooks, OffbeatError):
-    """A run does not begin. ``problems`` are all problems that were found.
+    """A run was refused. ``problems`` lists all problems that were found.
 
     Fix: fix the listed problems.
     """
@@ -83,7 +83,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
     go_on: str  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"{self.error}\nlogs: {self.run_dir}/logs; go on: {self.go_on}"
+        return f"{self.error}\nlogs: {self.run_dir}/logs; to resume: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -102,7 +102,7 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
         self.go_on = go_on  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"the run ended cleanly; go on: {self.go_on}"
+        return f"the run ended cleanly; to resume: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -209,11 +209,11 @@ class Run:
         Args:
             reward: As in ``offbeat.train``. In another process, pass it again if it was passed by
                 value.
-            agent: Likewise.
+            agent: The same for an agent.
 
         Raises:
-            PreviewFailed: It ended with an error.
-            RunRefused: This machine, or an input, cannot run it.
+            PreviewFailed: The preview ended with an error.
+            RunRefused: This machine or an input does not allow the run.
         """
         from offbeat.config.loader import load_recipe
         from offbeat.launch.preview import preview_recipe
@@ -322,7 +322,7 @@ class LiveRun(Run):
         """Start the run, and return when it has a directory.
 
         Raises:
-            RunRefused: It does not begin.
+            RunRefused: The run was refused.
         """
         self._session = session
         self._end: RunEnd | BaseException | None = None
@@ -446,7 +446,7 @@ def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     ``is_asked``: ``stop`` asked for the end, so the end is not an interruption.
 
     Raises:
-        RunRefused: It did not begin.
+        RunRefused: The run was refused.
         TrainingFailed: It ended with an error.
         RunInterrupted: It was interrupted, and has ended cleanly.
         KeyboardInterrupt: It was interrupted before it began.

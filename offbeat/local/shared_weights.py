@@ -79,7 +79,7 @@ class WeightGate:
             return was_open
 
     def open(self, *, changed: bool) -> None:
-        """Permit use again, of a new edition if the weights have changed."""
+        """Permit use again, with a new edition if the weights have changed."""
         with self._changed:
             self._edition += changed
             self._is_closed = False

@@ -180,7 +180,7 @@ class ArgumentLost(ActorLost):
     object_id: str  # as in ``ObjectRef.hex()``
 
     def __str__(self) -> str:
-        return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
+        return f"{self.actor} is alive, but an argument of {self.during} is lost: {self.detail}"
 
 
 class StartFailed(OffbeatError):

@@ -96,7 +96,7 @@ _log = structlog.stdlib.get_logger()
 class WeightsMismatch(FixableError):
     """The weight files of a directory do not fit the model that its config describes.
 
-    Fix: bring ``config.json`` and weight files of one model together.
+    Fix: put ``config.json`` and weight files of one model together.
     """
 
     missing: tuple[str, ...]

@@ -44,7 +44,7 @@ class TextlessTokens:
                 tokens=count,
                 of=len(trained),
                 problem="the tokenizer has no such ids: they are trained, and no reward sees them",
-                fix="cut the model's embeddings to the tokenizer, or train it never to draw them",
+                fix="cut the model's embeddings to the tokenizer, or train it not to draw them",
                 metric="rollout/textless_fraction",
             )
         return count

@@ -170,8 +170,8 @@ def pack_samples(
     ``media`` are the pictures of the prompt.
 
     Raises:
-        RolloutFailed: ``too_few_valid_samples``, also if no sample has a token; or ``schema``, as
-            ``pack_columns``.
+        RolloutFailed: ``too_few_valid_samples``, including the case that no sample has a token; or
+            ``schema``, as ``pack_columns``.
     """
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]

@@ -55,7 +55,7 @@ RETRAINED: Final = "retrain.json"
 class RunDirUnusable(FixableError):
     """The run directory cannot be used.
 
-    Fix: use another ``--run-dir``, bring ``journal/`` back, or resume with the old keys.
+    Fix: use another ``--run-dir``, restore ``journal/``, or resume with the old keys.
     """
 
     form = "run directory {}: {}. {}"
@@ -400,8 +400,8 @@ def _check_fixed(
             f"{start_anew}"
         )
         if any(inputs.get(key) for key in code):
-            command += ". To go on with changed code, add --changed-code"
-            call += ". To go on with changed code, pass changed_code=True"
+            command += ". To continue with changed code, add --changed-code"
+            call += ". To continue with changed code, pass changed_code=True"
         raise RunDirUnusable(str(directory), "; ".join(changed), command, call)
 
 

@@ -57,7 +57,7 @@ def decode_line(line: bytes) -> MetricRecord:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """Read every complete record of a ``metrics.jsonl``, also of a live or crashed run."""
+    """Read every complete record of a ``metrics.jsonl``, even of a live or crashed run."""
     lines = path.read_bytes().split(b"\n")
     return [decode_line(line) for line in lines[:-1]]  # the last item is a torn record
 

@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and close. Called last, also after an ``open`` that raised."""
+        """Flush and close. Called last, even after an ``open`` that raised."""
         ...
 
 

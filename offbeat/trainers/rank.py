@@ -1,4 +1,4 @@
-"""One trainer rank, of any backend: fence, classified failures, a log of trained groups.
+"""One trainer rank, for any backend: fence, classified failures, a log of trained groups.
 
 The log is independent of the ledger. The caller makes one call at a time, in the order of the
 controller's calls. The split step relies on that order.

@@ -78,7 +78,7 @@ class TransportPlugin(ABC):
     """Section ``sync`` of a recipe with this transport."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that clash, also in a dry run."""
+        """Yield settings that clash, even in a dry run."""
         del config
         yield from ()
 

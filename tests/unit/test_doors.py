@@ -77,17 +77,17 @@ def test_a_plugin_whose_import_fails_is_named_with_its_error(install: Install) -
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
     install("one", {"tracker.board": "PLUGIN = 1"})
     install("two", {"tracker.board": "PLUGIN = 2"})
-    with pytest.raises(PluginUnusable, match="one and two each bring one"):
+    with pytest.raises(PluginUnusable, match="one and two each provide one"):
         find_plugin("tracker", "board")
     assert [str(each) for each in find_problems()] == [
-        "tracker board: one and two each bring one. Uninstall all but one, or ask for another name"
+        "tracker board: one and two each provide one. Uninstall all but one, or ask for another name"
     ]
 
 
 def test_a_package_that_repeats_a_name_of_ours_is_reported_and_not_used(install: Install) -> None:
     install("copy", {"tracker.wandb": "PLUGIN = 'not ours'"})
     assert isinstance(find_plugin("tracker", "wandb"), Tracker)
-    assert [each.problem for each in find_problems()] == ["copy and offbeat each bring one"]
+    assert [each.problem for each in find_problems()] == ["copy and offbeat each provide one"]
 
 
 def test_names_of_packages_are_listed_from_their_metadata(install: Install) -> None:

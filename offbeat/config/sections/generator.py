@@ -155,7 +155,7 @@ class EmbeddedGeneratorConfig(ModelGeneratorConfig):
 
 
 class PluginGeneratorConfig(ModelGeneratorConfig):
-    """Engines that a plug-in brings: its section derives from this one, and adds ``backend``.
+    """Engines that a plug-in provides: its section derives from this one, and adds ``backend``.
 
     ``takes_quantized`` says whether engines compute with the quantized weights of ``sync.quantize``.
     ``has_layout`` says whether engines report which regions of the weights each worker loads: then

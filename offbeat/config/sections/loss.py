@@ -204,7 +204,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
             yield Clash(
                 (f"{_LOSS}.tis_cap", f"{_LOSS}.icepop_band"),
                 f"{_LOSS}.tis_cap={cap:g} never caps anything: {_LOSS}.icepop_band={_written(band)} drops "
-                "a token before its weight gets there",
+                "a token before its weight reaches the cap",
                 f"Set {_LOSS}.tis_cap to less than {band[1]:g}, or leave it out.",
             )
 

@@ -32,14 +32,14 @@ class JournalFailed(OffbeatError):
     def __str__(self) -> str:
         return (
             f"journal {self.file} cannot be written: {self.problem}. Free or repair the disk, then "
-            "resume the run: everything before the last barrier is there"
+            "resume the run: everything before the last barrier is intact"
         )
 
 
 class JournalRemoved(JournalFailed):
     """Somebody has removed a file of the journal that its run still writes.
 
-    Fix: bring the directory back from a copy, or start a new run.
+    Fix: restore the directory from a copy, or start a new run.
     """
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
     """The commands of this package, and the commands of plug-ins."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of typer's own click
-        """Write the commands under their headings, and the names that other packages bring."""
+        """Write the commands under their headings, and the names that other packages add."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         brought = names_of_packages("command")
         longest = max(map(len, [*commands, *brought]))

@@ -46,4 +46,4 @@ def export(
             f"left out: {written.unreadable_lines} lines of metrics.jsonl that are not records"
         )
     if written.look:
-        typer.echo(f"look at it: {written.look}")
+        typer.echo(f"to see it: {written.look}")

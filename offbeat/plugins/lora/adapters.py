@@ -174,7 +174,7 @@ class Adapters(TrainedParameters):
 
 
 def make_source(spec: TrainerSpec, adapters: Adapters) -> GatheredSource:
-    """Build one rank's weight source, of the adapters or of the model with the adapters added."""
+    """Build one rank's weight source: the adapters, or the model with the adapters added."""
     sync = spec.config.sync
     if sync.adapter == "merged":
         whole = adapters.merged

@@ -76,7 +76,7 @@ def layout_group() -> ProcessGroup:
 
 
 def embedding_ranks_group() -> ProcessGroup:
-    """Return the group of the ranks that share each row of tokens, or matrices, of a stage."""
+    """Return the group of the ranks that share a stage's rows of tokens, or its matrices."""
     return cast("ProcessGroup", megatron_groups.get_tensor_and_context_parallel_group())
 
 

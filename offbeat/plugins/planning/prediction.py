@@ -50,7 +50,7 @@ PLANNED_KEYS: Final = (
     "generator.engines",
     "trainer.min_tokens_per_chunk",
 )
-"""Keys, and sections, of a recipe that a virtual run uses. It depends on no others."""
+"""Keys and sections that a virtual run uses. It depends on no others."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
 
 
 def measure_pace(parts: Sequence[Aggregates], first: int, last: int) -> Pace:
-    """Return the pace of the steps after ``first`` up to ``last``, of a real or virtual run."""
+    """Return the pace of a real or virtual run in the steps after ``first`` up to ``last``."""
     steps = AppliedSteps(parts)
     columns, count = steps.columns(), last - first
     elapsed_s = columns["time"][last - 1] - columns["time"][first - 1]

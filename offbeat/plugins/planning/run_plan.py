@@ -129,7 +129,7 @@ def measure_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     steps = AppliedSteps(journal.aggregates)
     if len(steps) < _LEAST_STEPS:
         problem = f"{run_dir} has trained {len(steps)} steps; at least {_LEAST_STEPS} are needed"
-        raise NotPlanned(problem, "Let it go on for some steps, or name another run")
+        raise NotPlanned(problem, "Let it train some more steps, or name another run")
     first = max(1, int(_SETTLED * len(steps)))
     pace = measure_pace(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
@@ -514,7 +514,7 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     elif run.shares_cores:
         yield (
             "Trainer and engines compute on cores: where these are the same ones, what overlaps takes "
-            "longer, and a change of staleness, engines or groups brings less than its row says: --cores."
+            "longer, and changing staleness, engines or groups gains less than its row says: --cores."
         )
     if run.explained:
         yield (

@@ -92,7 +92,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
         return unavailable(f"verifiers ended the episode: {trace.stop_condition}")
     if unscored or not trace.rewards:
         detail = f"of the rewards of the task, {', '.join(unscored) or 'none'}"
-        detail += " was not scored" if unscored else " is there: add one with @vf.reward"
+        detail += " was not scored" if unscored else " exists: add one with @vf.reward"
         return BadReward("reward_none", detail)
     named = {name: each.score for name, each in trace.rewards.items()}
     for name, each in trace.metrics.items():

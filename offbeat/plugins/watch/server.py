@@ -6,7 +6,7 @@ Another user of the machine can reach a port on loopback, and any web page can m
 it requests. So loopback requires a random token too. The requested host name must be ours, against
 rebinding of DNS names. A request from a foreign page is refused by its origin.
 
-A browser sends a cookie to every port of a host, also to a server of another user of the machine.
+A browser sends a cookie to every port of a host, even to another user's server on the machine.
 So our cookie belongs to a path that only this server and its browser know.
 
 Also writes the last metrics of each run as Prometheus text.

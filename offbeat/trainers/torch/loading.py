@@ -56,7 +56,7 @@ def make_shell(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool)
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:
-    """Allocate this rank's part, and all buffers, of a model that was sharded without memory.
+    """Allocate this rank's part of a model that was sharded without memory, and all buffers.
 
     Raises:
         UntrainableModel: The model keeps a tensor elsewhere, which would not be filled.

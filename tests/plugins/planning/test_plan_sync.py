@@ -97,7 +97,9 @@ def test_a_wire_between_devices_is_planned_with_the_device_memory_that_it_takes(
     done = plan_sync(QUICKSTART, "sync.transport=reshard", "sync.wire=nccl", *own)
     assert done.exit_code == 0, done.output
     moved = next(line.split()[2] for line in done.stdout.splitlines() if line.startswith("in all"))
-    assert f"sync.wire nccl: in device memory besides, up to {moved} MB on a sender" in done.stdout
+    assert (
+        f"sync.wire nccl: in addition in device memory, up to {moved} MB on a sender" in done.stdout
+    )
     assert "sync.wire" not in plan_sync(QUICKSTART, "sync.transport=reshard").stdout
 
 

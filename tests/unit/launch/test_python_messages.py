@@ -95,6 +95,6 @@ def test_the_end_of_a_run_offers_calls(recipe: RunConfig) -> None:
     go_on = compose_resume_call(run, recipe)
     offered = next_commands(run, summary, go_on, in_python=True)
     assert """offbeat.open_run("runs/it's").report()""" in offered
-    assert offered.endswith("""go on      offbeat.resume("runs/it's")""")
+    assert offered.endswith("""resume     offbeat.resume("runs/it's")""")
     finished = msgspec.structs.replace(summary, outcome="finished")
     assert "resume" not in next_commands(run, finished, go_on, in_python=True)

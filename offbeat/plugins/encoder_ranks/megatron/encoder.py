@@ -54,7 +54,7 @@ class TowerOptimizer(RankState):
 
     All ranks of the world must make the same calls. It updates the shards in every step, even
     without pictures, like megatron-core's optimizer on ranks that hold both sides. So all weights
-    have the same number of updates, also on a rank without trained weights.
+    have the same number of updates, even on a rank without trained weights.
     """
 
     def __init__(
