@@ -155,8 +155,7 @@ def resume(
 ) -> Run:
     """Continue a run that was interrupted, killed or has failed, and return it when it has ended.
 
-    Pass every object again that was passed by value: its digest is compared with the recorded
-    digest.
+    Pass again every object that was passed by value: its digest is compared with the recorded one.
 
     Args:
         run_dir: Directory of the run.
@@ -166,7 +165,7 @@ def resume(
         changed_code: Continue although the code of reward, environment, sampler or loss has
             changed.
         quiet: Print nothing.
-        settings: Keys of the recipe to change, as ``steps``.
+        settings: Keys of the recipe to change, such as ``steps``.
 
     Raises:
         NoRunInDirectory: The directory holds no run.

@@ -398,7 +398,7 @@ class LiveRun(Run):
     def stop(self) -> None:
         """Ask the run to end after its step in progress. Return at once.
 
-        The run writes a checkpoint and its model, and can be resumed. Before it has begun, it ends
+        The run writes a checkpoint and its model, and can be resumed. A run that has not begun ends
         at once.
         """
         from offbeat.launch.control import leave  # imported already: it is slow

@@ -16,7 +16,7 @@ class MetricRecord(msgspec.Struct, frozen=True):
     version: int  # trainer version after the step; for an evaluation, the scored version
     time_s: float  # Unix time of the end of the step or evaluation
     metrics: dict[str, float]
-    samples: StepSamples | None = None  # of a step, if a sink wants them; no part of the line
+    samples: StepSamples | None = None  # of a step, if a sink wants them; not part of the line
 
 
 EVALUATION: Final = "eval/"

@@ -66,7 +66,7 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         FileNotFoundError: The directory does not exist.
     """
     last = _newest(directory, numbers(directory, "events"))
@@ -82,7 +82,7 @@ def recover(directory: Path) -> Ledger:
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         FileNotFoundError: The directory does not exist.
     """
     return fold(directory).ledger
@@ -265,7 +265,7 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
 
     Raises:
         JournalCorrupt: It is damaged, or of another journal.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         OSError: It cannot be read.
     """
     data = path.read_bytes()

@@ -361,7 +361,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None) -> WrittenReport
     Raises:
         NotARun: A directory has no journal.
         JournalCorrupt: A file of a journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         LinkRefused: A file of a run is a symbolic link.
         ImpossibleEvent: An event of a journal does not fit the events before it.
         OSError: The file cannot be written.

@@ -51,7 +51,7 @@ class RunStory:
         Raises:
             NotARun: The directory has no journal.
             JournalCorrupt: A file of the journal is damaged.
-            JournalVersion: Another version of offbeat wrote it.
+            JournalVersion: A different version of offbeat wrote it.
             NoRegularFile: A name in the journal is not of a regular file.
             ImpossibleEvent: An event does not fit the events before it.
         """

@@ -110,7 +110,7 @@ def read_steps(run_dir: Path, after: int, last: float) -> RecordedSteps:
     Raises:
         NotARun: The directory contains no journal.
         JournalCorrupt: A file of the journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
     """
     return fold_steps(read_events(run_dir), after, last)
 
