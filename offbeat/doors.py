@@ -372,10 +372,10 @@ def _find_misfit(plugin: object, interface: _Interface) -> tuple[str, str] | Non
     lacks = f" that has no {missing}" if missing else ""
     if isinstance(plugin, type) and issubclass(plugin, tuple(types)):
         made = f"PLUGIN = {plugin.__name__}()"
-        return f"the class {plugin.__name__}, no object of it", f"Let it name an object: {made}"
+        return f"the class {plugin.__name__}, not an object of it", f"Let it name an object: {made}"
     if not isinstance(plugin, tuple(types)):
         fix = f"Let it name an object of a class that derives from {names}"
-        return f"{plugin!r:.80}, no {names}: an object of {class_name}{lacks}", fix
+        return f"{plugin!r:.80}, not of type {names}: an object of {class_name}{lacks}", fix
     if missing:
         return f"an object of {class_name}{lacks}", f"Give it {missing}"
     if not interface.attribute:
@@ -406,7 +406,7 @@ def _unknown(kind: Kind, name: str) -> NoSuchPlugin:
     known = ", ".join(find_plugins(kind))
     use = f"Use one of {known}, or install" if known else "Install"
     fix = f"{use} the package with the entry point {kind}.{name} of {GROUP}"
-    return NoSuchPlugin(f"{kind} {name}", "there is none of this name", fix)
+    return NoSuchPlugin(f"{kind} {name}", "there is no plug-in with this name", fix)
 
 
 def _entry_points(name: str | None = None) -> list[EntryPoint]:

@@ -646,7 +646,7 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
     if ranks > 1:
         yield Clash(
             (key, "trainer.encoder" if has_encoder else "trainer.data_parallel"),
-            f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "
+            f"{key}=stochastic cannot be combined with {ranks} trainer ranks: each gathers float32 weights and "
             "rounds them to the nearest",
             f"Set {key} to nearest, also for a resumed run, or {one_rank}.",
         )

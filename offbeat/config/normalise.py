@@ -160,7 +160,7 @@ def _against_preset(section: Section, absent: str, root: Section) -> Problem:
         f"{_LOSS}.name={chosen.plain()} has no `{absent}`, which "
         f"algorithm.preset={preset.value} sets"
     )
-    hint = f"Take {_LOSS}.name out, or algorithm.preset."
+    hint = f"Leave out {_LOSS}.name or algorithm.preset."
     return Problem(chosen.location, f"{_LOSS}.name", chosen.plain(), message, hint)
 
 

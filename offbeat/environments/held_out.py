@@ -51,7 +51,7 @@ class HeldOutTrained(OffbeatError):
     @property
     def fix(self) -> str:
         """Return the sentence with the fix."""
-        return f"Take them out of one of the files, or set {ALLOW} to score them all the same."
+        return f"Remove them from one of the files, or set {ALLOW} to score them anyway."
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.fix}"

@@ -326,7 +326,7 @@ class Child:
         try:
             nbytes = body_length(await self._reader.readexactly(LENGTH.size))
             if nbytes > LONGEST_ANSWER_BYTES:
-                raise RewardFailed(_DIED, f"it sent {nbytes} bytes, no answer")
+                raise RewardFailed(_DIED, f"it sent {nbytes} bytes, not an answer")
             return _FROM_CHILD.decode(await self._reader.readexactly(nbytes))
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await self._process.wait()

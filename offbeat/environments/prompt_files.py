@@ -330,7 +330,7 @@ def _decode_row(path: Path, number: int, line: bytes) -> dict[str, object]:
     if line.count(b"[") + line.count(b"{") > DEEPEST and nesting_depth(row) > DEEPEST:
         problem = _TOO_DEEP
     if not (problem or isinstance(row, dict)):
-        problem = f"is a JSON {type(row).__name__}; a row is an object, one a line"
+        problem = f"is a JSON {type(row).__name__}; a row must be an object, one per line"
     if problem:
         raise PromptFileError(str(path), number, problem)
     return cast("dict[str, object]", row)

@@ -32,7 +32,7 @@ def end_ids_of(model_path: str | Path) -> list[int]:
     return []
 
 
-STOP_IDS_FIX: Final = "Take ids of the model's tokenizer"
+STOP_IDS_FIX: Final = "Use ids of the model's tokenizer"
 
 
 def end_ids_problem(

@@ -185,7 +185,7 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
                 **local,
             )
     except ConnectionError as error:
-        fix = "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone"
+        fix = "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run only on this machine"
         raise ClusterUnreachable(address, first_line(error).rstrip("."), fix) from error
     except Exception as error:
         if not_started := why_not_started(error):
@@ -208,13 +208,13 @@ def check_token(address: str) -> None:
         return
     there = has_token(os.environ, Path.home())
     if os.environ.get("RAY_AUTH_MODE") == "token" and not there:  # Ray would end the process
-        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is none here")
+        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is no token here")
     if address == "auto" or "://" in address:
         return
     try:
         GcsClient(address=address)
     except AuthenticationError as error:
-        problem = "the one here is another" if there else "there is none here"
+        problem = "the one here is different" if there else "there is none here"
         raise TokenRefused(address, problem) from error
     except (RayError, RuntimeError, ValueError):
         pass  # ray.init reports it

@@ -352,7 +352,7 @@ def _check_recipe(recipe: object) -> None:
         raise bad_argument("recipe", problem, hint)
     path = Path(recipe)  # pyright: ignore[reportUnknownArgumentType] -- of any path
     hint_by_file = {
-        CONFIG: f"Go on with a run: offbeat.resume({str(path)!r}).",
+        CONFIG: f"Continue a run: offbeat.resume({str(path)!r}).",
         "config.json": f"Give a model by name: model={str(path)!r}.",
     }
     if path.is_dir():

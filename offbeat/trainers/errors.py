@@ -82,6 +82,6 @@ class AbsentModule(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.module} was called, and this model holds the {self.side} side alone. "
+            f"{self.module} was called, and this model holds the {self.side} side only. "
             "Leave trainer.encoder out, or set trainer.backend to torch"
         )

@@ -103,7 +103,7 @@ def _open_saved(checkpoint: Path) -> SavedWeights:
     saved = open_saved_weights(checkpoint)
     if saved.has_adapters:
         fix = "Set model.path to the model that its run exported, checkpoints/step_N"
-        raise UnfitWeights(str(checkpoint), "holds adapters alone", fix)
+        raise UnfitWeights(str(checkpoint), "holds only adapters", fix)
     return saved
 
 

@@ -50,7 +50,7 @@ def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> 
     with pytest.raises(PluginUnusable) as refused:
         find_plugin("tracker", "leaderboard")
     assert str(refused.value) == (
-        "tracker leaderboard: there is none of this name. Use one of wandb, tensorboard, or install "
+        "tracker leaderboard: there is no plug-in with this name. Use one of wandb, tensorboard, or install "
         "the package with the entry point tracker.leaderboard of offbeat.plugins"
     )
 
@@ -119,13 +119,13 @@ PLUGIN = Puzzles()
         (
             "tracker",
             "class Board:\n    section = 1\nPLUGIN = Board()",
-            "no Tracker: an object of Board that has no make_sink",
+            "not of type Tracker: an object of Board that has no make_sink",
             "Let it name an object of a class that derives from Tracker",
         ),
         (
             "tracker",
             f"{WITHOUT_SECTION}PLUGIN = Board",
-            "the class Board, no object of it",
+            "the class Board, not an object of it",
             "Let it name an object: PLUGIN = Board()",
         ),
         (
@@ -156,7 +156,7 @@ PLUGIN = Puzzles()
         (
             "command",
             "def PLUGIN(): ...",
-            "no Typer: an object of function",
+            "not of type Typer: an object of function",
             "derives from Typer",
         ),
     ],

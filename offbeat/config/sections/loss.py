@@ -244,7 +244,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
         if self.kl_gradient == "unbiased" and self.kl_coef and self.kl_kind == "k2":
             yield Clash(
                 (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_kind"),
-                f"{_LOSS}.kl_gradient=unbiased does not go with {_LOSS}.kl_kind=k2: the mean of k2 is "
+                f"{_LOSS}.kl_gradient=unbiased cannot be combined with {_LOSS}.kl_kind=k2: the mean of k2 is "
                 "not the KL, and its own gradient already pulls as the KL does",
                 f"Set {_LOSS}.kl_kind to k3, or {_LOSS}.kl_gradient to estimator.",
             )

@@ -96,7 +96,7 @@ class JournalVersion(OffbeatError):
         newer = "a newer" if self.found > self.known else "an older"
         return (
             f"journal {self.file} has {self.what} {self.found}, this version of offbeat reads "
-            f"{self.known}. Go on with {newer} offbeat, the one that began the run, or start a new "
+            f"{self.known}. Continue with {newer} offbeat, the one that began the run, or start a new "
             "run from the last checkpoint's model"
         )
 

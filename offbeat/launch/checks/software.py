@@ -94,7 +94,7 @@ def check_ray_address(
         yield error(
             "ray cluster",
             f"RAY_ADDRESS={address}: {problem}",
-            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone.",
+            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run only on this machine.",
         )
     else:
         yield warning(

@@ -104,7 +104,7 @@ def _bridge_finding(
             )
             return warning(
                 _SUBJECT,
-                f"{named}; it opens a conversation {'with' if tools else 'without'} a tool otherwise than "
+                f"{named}; it opens a conversation {'with' if tools else 'without'} a tool differently from "
                 f"the chat template of {path} from token {at} on: {seen!r} and {expected!r}",
                 "Name the renderer of the model's family, or leave environment.renderer out.",
             )

@@ -64,7 +64,7 @@ def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
     if several is not None and not isinstance(several, list):
-        return f"'images' is {several!r:.80}; it is a list of pictures"
+        return f"'images' is {several!r:.80}; it must be a list of pictures"
     pictures = get_pictures(row)
     if len(pictures) > most:
         return f"has {len(pictures)} pictures; environment.images.max_pictures is {most}"
@@ -251,7 +251,7 @@ def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | N
         return pictures_problem(row, images.max_pictures)
     if reads_any_key(config):
         return None
-    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
+    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads only text"
     return (
         f"names a picture under 'image' or 'images', which environment.name={config.name} would not "
         f"show to the model: {fix}, or name the columns that are needed in data.columns"

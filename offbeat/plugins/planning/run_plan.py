@@ -89,7 +89,9 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         found = {name: [each[name] for each in records if name in each] for name in _CPU}
         if missing := [name for name, values in found.items() if not values]:
             fix = "Plan without --cores, or record some steps again"
-            raise NotPlanned(f"--cores needs {', '.join(missing)}, which the run has not", fix)
+            raise NotPlanned(
+                f"--cores needs {', '.join(missing)}, which the run does not have", fix
+            )
         cpu_s = {name: float(np.mean(values)) for name, values in found.items()}
         step_s, engines = self.pace.step_s, self.config.generator.engines
         wall_s = WallSeconds(step_s, compute_s, step_s * engines * (1 - self.pace.engines_idle))
@@ -509,11 +511,11 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     if use is not None:
         yield (
             f"Cores: what the trainer computed took {use.slowdown:.1f} times its CPU seconds, as if "
-            f"{use.others:.1f} processes of others had shared {use.cores:g} cores."
+            f"{use.others:.1f} other processes had shared {use.cores:g} cores."
         )
     elif run.shares_cores:
         yield (
-            "Trainer and engines compute on cores: where these are the same ones, what overlaps takes "
+            "Trainer and engines compute on cores. If they share these, overlapping work takes "
             "longer, and changing staleness, engines or groups gains less than its row says: --cores."
         )
     if run.explained:

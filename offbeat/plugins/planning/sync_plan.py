@@ -239,7 +239,7 @@ class SyncPlanReport:
         yield f"{self.model}: {said(found.model)} in {self.tensors:,} tensors"
         yield f"senders    {self.senders}"
         yield f"receivers  {self.receivers}"
-        yield f"{self.ranks_per_machine} ranks on a machine, none of both sides"
+        yield f"{self.ranks_per_machine} ranks on a machine, none on both sides"
         yield (
             "receivers as their loaders were recorded, senders declared"
             if self.recorded

@@ -252,8 +252,8 @@ def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
     drawn, listed = story.ledger.totals.drawn, facts["groups"]["count"]
     if listed < drawn:
         yield (
-            f"Of {drawn:,} groups the table lists {listed:,}: the last ones, and some of earlier "
-            "parts of the run. offbeat why RUN GROUP knows them all."
+            f"Of {drawn:,} groups, the table lists {listed:,}: the last ones, and some from earlier "
+            "parts of the run. offbeat why RUN GROUP shows any of them."
         )
     if facts["steps_per_point"] > 1:
         yield f"A point of a curve is the mean of {facts['steps_per_point']:,.1f} steps."

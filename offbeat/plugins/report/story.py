@@ -153,7 +153,7 @@ class RunStory:
         if metrics.unreadable:
             self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are not records")
         if metrics.sampled:
-            self.problems.append(f"{METRICS} is long: of its steps only some were read")
+            self.problems.append(f"{METRICS} is long: only some of its steps were read")
 
     def _read_groups(self, journal: RunJournal, example_groups: int) -> None:
         """Read the groups of some stretches of the journal, or of all of a short one."""

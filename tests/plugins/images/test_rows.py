@@ -148,8 +148,8 @@ PART = {"type": "image"}
     ("row", "told"),
     [
         ({"image": "a", "images": ["b"]}, "both 'image' and 'images'"),
-        ({"images": {}}, "it is a list of pictures"),
-        ({"images": "a.png"}, "it is a list of pictures"),
+        ({"images": {}}, "it must be a list of pictures"),
+        ({"images": "a.png"}, "it must be a list of pictures"),
         ({"images": ["a", "b", "c"]}, "has 3 pictures; environment.images.max_pictures is 2"),
         (
             {"image": "a", "messages": [{"role": "user", "content": [PART | {"url": "http://x"}]}]},

@@ -556,7 +556,7 @@ def test_one_rank_of_torch_in_bfloat16_rounds_at_random() -> None:
     text = only({"trainer": {"optimizer": optimizer}})
     assert "rounding=stochastic does nothing with model.dtype=float32" in text
     text = only(short, {"trainer": {"optimizer": optimizer, "data_parallel": 2}})
-    assert "rounding=stochastic does not go with 2 trainer ranks" in text
+    assert "rounding=stochastic cannot be combined with 2 trainer ranks" in text
     assert "trainer.data_parallel and trainer.tensor_parallel of 1" in text
     text = only(short, {"trainer": {"optimizer": optimizer, "backend": "megatron"}})
     assert "megatron rounds weights itself" in text

@@ -69,13 +69,13 @@ def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> No
         ('{"prompt": "a", "n": -Infinity}', "holds -Infinity, which JSON does not have"),
         ('{"prompt": "a", "n": 1e999}', "holds a number that is too large"),
         ('{"prompt": "a", "n": "\\ud83d"}', r"holds \\ud83d, a lone surrogate"),
-        ('"a"', "is a JSON str; a row is an object"),
+        ('"a"', "is a JSON str; a row must be an object"),
         (
             '{"text": "a"}',
             r"neither of 'prompt' and 'messages' \(keys: text\); give one, or .* columns",
         ),
         ('{"prompt": "a", "messages": []}', "both of 'prompt' and 'messages'"),
-        ('{"prompt": 3}', "'prompt' is 3; it is a string"),
+        ('{"prompt": 3}', "'prompt' is 3; it must be a string"),
         ('{"prompt": ""}', "'prompt' is empty"),
         (
             '{"prompt": [{"role": "user", "content": "?"}]}',

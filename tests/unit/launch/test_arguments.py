@@ -112,7 +112,7 @@ def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"Give a model by name: model='"):
         train(tmp_path)
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(ConfigError, match=r"Go on with a run: offbeat\.resume\('"):
+    with pytest.raises(ConfigError, match=r"Continue a run: offbeat\.resume\('"):
         train(tmp_path)
 
 

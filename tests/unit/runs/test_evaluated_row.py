@@ -117,7 +117,7 @@ def test_the_only_set_has_no_name_and_programs_read_json(run: Path) -> None:
         (["--eval", "math", "4", "--due", "7"], "no evaluation due at version 7"),
         (["4", "--eval", "math", "4"], "and not both"),
         ([], "name a GROUP, or --eval SET ROW"),
-        (["4", "--due", "3"], "--due goes with --eval"),
+        (["4", "--due", "3"], "--due needs --eval"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(

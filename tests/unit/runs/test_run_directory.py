@@ -529,7 +529,9 @@ def test_held_out_prompts_may_be_others_by_another_name_alone(tmp_path: Path) ->
         (tmp_path / name).write_text(f'{{"prompt": "{name}"}}\n')
     made = make_run_dir(scored_on("held"), tmp_path / "run")
     (tmp_path / "held").write_text('{"prompt": "other"}\n')
-    with pytest.raises(RunDirUnusable, match=r"eval\.path has other prompts under the same name"):
+    with pytest.raises(
+        RunDirUnusable, match=r"eval\.path has different prompts under the same name"
+    ):
         reopen(scored_on("held"), made)
     assert reopen(scored_on("new"), made) == made
 

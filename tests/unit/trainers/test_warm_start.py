@@ -199,5 +199,5 @@ def test_adapters_are_refused_with_the_model_that_their_run_exports(tmp_path: Pa
         save_file({name: torch.zeros(2, 2)}, at / "adapter_model.safetensors")
 
     state = saved(tmp_path, Identity("torch", "adapters", "f" * 32), write)
-    with pytest.raises(UnfitWeights, match="holds adapters alone"):
+    with pytest.raises(UnfitWeights, match="holds only adapters"):
         found_weights(state, model)

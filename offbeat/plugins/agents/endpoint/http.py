@@ -102,7 +102,7 @@ def make_refusal(error: Exception) -> RequestRefused | None:
         case TemplateRefused():
             status, code = HTTPStatus.BAD_REQUEST, "template_refused"
         case StrayMediaToken():
-            message = f"{error.detail}. An agent's messages are text alone"
+            message = f"{error.detail}. An agent's messages are only text"
             return RequestRefused(HTTPStatus.BAD_REQUEST, error.reason, message, "messages")
         case InvalidRequest() | RolloutFailed(reason="prompt_empty"):
             status, code = HTTPStatus.BAD_REQUEST, "invalid_request"
