@@ -10,7 +10,7 @@ of the lanes' pictures once and their gradients once, counted from the prompts; 
 
 *Inside*: seconds in ``Bridge.send`` and ``Bridge.receive`` of the rank that spent the most there.
 *Waiting*: before each message both ranks exchange one byte, which ends when both are there; it is what
-the slowest rank waited, and is no part of *inside*. *Share* is inside over the step, in each step by
+the slowest rank waited, and is not part of *inside*. *Share* is inside over the step, in each step by
 itself. Medians over the steps; the highest share beside its median.
 
 *Memory*: growth of an encoder rank's resident memory in a chunk over what it has after a step on one

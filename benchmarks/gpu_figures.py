@@ -48,7 +48,7 @@ def read(path: Path) -> list[Figure]:
     """Return the figures of a file in order; none if it does not exist.
 
     Raises:
-        msgspec.DecodeError: A line is no figure.
+        msgspec.DecodeError: A line is not a figure.
     """
     if not path.is_file():
         return []

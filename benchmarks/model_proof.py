@@ -44,7 +44,7 @@ def half_a_billion(dtype: torch.dtype) -> Qwen2ForCausalLM:
                 weight.fill_(1)
             else:
                 weight.uniform_(-0.05, 0.05)
-    model.model.rotary_emb = Qwen2RotaryEmbedding(config)  # its frequencies are no parameters
+    model.model.rotary_emb = Qwen2RotaryEmbedding(config)  # its frequencies are not parameters
     torch.nn.Module.to(model, dtype)  # in place
     model.set_attn_implementation("sdpa")
     return model.eval()

@@ -15,9 +15,9 @@ media        pictures in prompts: arrays that a prompt carries next to its token
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
 release      adds the tensors of a release to the weights that an engine loaded:
              ``offbeat.weight_sync.additions.ReleaseKind``
-release_form sends a release in another form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
+release_form sends a release in a different form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
-trainer      trains a model by another library than torch:
+trainer      trains a model with a library other than torch:
              ``offbeat.trainers.trainer_plugin.TrainerPlugin``
 trainer_part exchanges a part of a trainer:
              ``offbeat.trainers.trainer_plugin.TrainerPart``
@@ -187,7 +187,7 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
 
 def find_only(kind: Kind) -> Any:  # noqa: ANN401 -- as above
-    """Return the plug-in of a kind with only one.
+    """Return the only plug-in of a kind that has exactly one.
 
     Raises:
         PluginUnusable: As in ``find_plugin``.
@@ -275,7 +275,7 @@ def find_problems() -> list[PluginUnusable]:
     for name, packages in of_others.items():
         claimants = sorted([*packages, "offbeat"] if name in ours else packages)
         if len(claimants) > 1:
-            brought = f"{' and '.join(claimants)} each bring one"
+            brought = f"{' and '.join(claimants)} each provide one"
             fix = "Uninstall all but one, or ask for another name"
             broken.append(PluginUnusable(name.replace(".", " "), brought, fix))
     return broken
@@ -338,7 +338,7 @@ def _find_spec(package: str) -> ModuleSpec | None:
 def _only(entries: Sequence[EntryPoint], kind: str, name: str) -> EntryPoint:
     if len(entries) > 1:
         packages = " and ".join(sorted(map(_package, entries)))
-        problem = f"{packages} each bring one"
+        problem = f"{packages} each provide one"
         raise PluginUnusable(f"{kind} {name}", problem, "Uninstall all but one")
     return entries[0]
 
@@ -372,10 +372,10 @@ def _find_misfit(plugin: object, interface: _Interface) -> tuple[str, str] | Non
     lacks = f" that has no {missing}" if missing else ""
     if isinstance(plugin, type) and issubclass(plugin, tuple(types)):
         made = f"PLUGIN = {plugin.__name__}()"
-        return f"the class {plugin.__name__}, no object of it", f"Let it name an object: {made}"
+        return f"the class {plugin.__name__}, not an object of it", f"Let it name an object: {made}"
     if not isinstance(plugin, tuple(types)):
         fix = f"Let it name an object of a class that derives from {names}"
-        return f"{plugin!r:.80}, no {names}: an object of {class_name}{lacks}", fix
+        return f"{plugin!r:.80}, not of type {names}: an object of {class_name}{lacks}", fix
     if missing:
         return f"an object of {class_name}{lacks}", f"Give it {missing}"
     if not interface.attribute:
@@ -406,7 +406,7 @@ def _unknown(kind: Kind, name: str) -> NoSuchPlugin:
     known = ", ".join(find_plugins(kind))
     use = f"Use one of {known}, or install" if known else "Install"
     fix = f"{use} the package with the entry point {kind}.{name} of {GROUP}"
-    return NoSuchPlugin(f"{kind} {name}", "there is none of this name", fix)
+    return NoSuchPlugin(f"{kind} {name}", "there is no plug-in with this name", fix)
 
 
 def _entry_points(name: str | None = None) -> list[EntryPoint]:

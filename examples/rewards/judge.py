@@ -66,7 +66,7 @@ def seconds_in(reply: aiohttp.ClientResponse) -> float:
 
 
 def grade_in(text: str) -> float:
-    """The last grade of a verdict. A verdict without one is no reward: it raises."""
+    """The last grade of a verdict. A verdict without one is not a reward: it raises."""
     grades = re.findall(r"GRADE:\s*(\d+)", text)
     if not grades or int(grades[-1]) > HIGHEST:
         raise ValueError(f"the judge gave no grade from 0 to {HIGHEST}: {text[-200:]!r}")

@@ -34,7 +34,7 @@ A = TypeVar("A")
 _FOLLOW_UP_S: Final = 30.0
 """Seconds without a reply before another exchange follows an exchange up, or before it is presumed
 lost if a later one has returned. A large reply may need as long over a slow network."""
-_UNKNOWN: Final = "it knows nothing of this question any more"
+_UNKNOWN: Final = "it no longer has this request"
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):

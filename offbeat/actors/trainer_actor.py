@@ -62,7 +62,7 @@ class PluginTrainerActor(TrainerActor):
     def __init__(self, spec: TrainerSpec) -> None:
         plugin = find_trainer(spec.config.trainer.backend)
         if plugin is None:
-            raise TypeError(f"trainer.backend={spec.config.trainer.backend} is no plug-in")
+            raise TypeError(f"trainer.backend={spec.config.trainer.backend} is not a plug-in")
         self._for_process = ExitStack()  # active for the lifetime of this process
         plugin.prepare_process(spec.config, self._for_process)
         super().__init__(spec, partial(plugin.make_rank, spec))

@@ -26,7 +26,7 @@ _FORM: Final = "Return one finite number for each reward, in the same order"
 
 
 class AdvantageRefused(UserCodeRefused):
-    """The function of ``algorithm.advantage`` cannot be used, or returns another form.
+    """The function of ``algorithm.advantage`` cannot be used, or returns a wrong result.
 
     Fix: return one finite number per sample (docs/algorithms.md).
     """

@@ -31,7 +31,7 @@ _PAIR: Final = 2
 
 
 class LossRefused(UserCodeRefused):
-    """The function of ``algorithm.loss.target`` cannot be used, or returns another form.
+    """The function of ``algorithm.loss.target`` cannot be used, or returns a wrong result.
 
     Fix: return a loss per token, as the message shows (docs/algorithms.md).
     """

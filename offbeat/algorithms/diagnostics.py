@@ -1,9 +1,10 @@
 """Computes off-policy diagnostics by staleness, as sums over microbatches, chunks and ranks.
 
 The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the policy that
-sampled. It is not the surrogate's ratio, which may have another denominator. Legend: B buckets of
-staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens clipped by a bound,
-KL, ratios, squared ratios, and of sequences without an older token: gaps of logprobs, tokens.
+sampled. It is not the surrogate's ratio, which may have a different denominator. Legend: B buckets
+of staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens clipped by a
+bound, KL, ratios, squared ratios, and of sequences without an older token: gaps of logprobs,
+tokens.
 """
 
 import math

@@ -72,7 +72,7 @@ def prove_loss(
     _check_same(loss, whole, again, _ONCE_ONLY)
     alone = _results(loss, config, tokens, [[each] for each in every], "with a call per sequence")
     _check_same(loss, whole, alone, _OWN_SEQUENCE)
-    turned = _results(loss, config, tokens, [every[::-1]], "with sequences in another order")
+    turned = _results(loss, config, tokens, [every[::-1]], "with sequences in a different order")
     _check_same(loss, whole, turned, _OWN_SEQUENCE)
     cut = "without the tokens that are not trained"
     trained = _results(loss, config, tokens, [every], cut, trained_only=True)

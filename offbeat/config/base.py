@@ -93,7 +93,7 @@ def of_kind(kind: type[Kind], section: "Config") -> Kind:
     """Return ``section``, typed as the kind that its reader was chosen for.
 
     Raises:
-        TypeError: The section is of another kind.
+        TypeError: The section has a different kind.
     """
     if not isinstance(section, kind):
         raise TypeError(f"{kind.__name__} is required, not {type(section).__name__}")

@@ -262,7 +262,8 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
     if minibatches > groups:
         yield Clash(
             ("algorithm.minibatches", "groups_per_step"),
-            f"algorithm.minibatches={minibatches} cannot all have a group of groups_per_step={groups}",
+            f"algorithm.minibatches={minibatches} is more than groups_per_step={groups}: some "
+            "minibatches would have no group",
             f"Set algorithm.minibatches to {groups} or less.",
         )
 
@@ -281,7 +282,7 @@ def moe_clashes(config: RunConfig) -> Iterator[Clash]:
             (*coefs, "algorithm.loss.step_std"),
             "algorithm.loss.step_std=true would divide the losses of trainer.moe too: the deviation is "
             "known only when the gradients of all losses have been added up",
-            "Set algorithm.loss.step_std to false, or balance by trainer.moe.bias_update_rate.",
+            "Set algorithm.loss.step_std to false, or balance with trainer.moe.bias_update_rate.",
         )
     drops = (loss.icepop_band, loss.sequence_band, loss.off_policy_delta)
     if not loss.count_dropped and any(each is not None for each in drops):
@@ -290,7 +291,7 @@ def moe_clashes(config: RunConfig) -> Iterator[Clash]:
             "algorithm.loss.count_dropped=false divides by the kept tokens, but the losses of "
             "trainer.moe are also summed over dropped tokens: their weight would grow with "
             "each dropped token",
-            "Set algorithm.loss.count_dropped to true, or balance by trainer.moe.bias_update_rate.",
+            "Set algorithm.loss.count_dropped to true, or balance with trainer.moe.bias_update_rate.",
         )
 
 
@@ -306,7 +307,7 @@ def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
         if kind not in ("cpu", "cuda"):
             yield Clash(
                 (f"{section}.device",),
-                f"{section}.device={device} is no device this version runs on",
+                f"{section}.device={device} is not a device that this version runs on",
                 "Set it to cpu or cuda.",
             )
         elif kind == "cuda" and gpus == 0 and config.runtime.backend == "ray":
@@ -645,9 +646,9 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
     if ranks > 1:
         yield Clash(
             (key, "trainer.encoder" if has_encoder else "trainer.data_parallel"),
-            f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "
+            f"{key}=stochastic cannot be combined with {ranks} trainer ranks: each gathers float32 weights and "
             "rounds them to the nearest",
-            f"Set {key} to nearest, also of a run that is resumed, or {one_rank}.",
+            f"Set {key} to nearest, also for a resumed run, or {one_rank}.",
         )
     if config.model.dtype != "bfloat16":
         yield Clash(

@@ -179,7 +179,7 @@ def _only_with_engines(key: schema.Key) -> str:
 
 
 def _engines_of_packages() -> Iterator[str]:
-    """Yield the meaning of each engine of another package, or why it is unknown."""
+    """Yield the description of each engine from another package, or why it cannot be loaded."""
     found = _find_engines(tuple(sys.path))
     yield from (f"    {name}: {schema.read_doc(each)}" for name, each in found.sections.items())
     yield from (f"    {name}: unusable. {each}." for name, each in found.unusable.items())

@@ -96,7 +96,7 @@ def find_key(name: str) -> str:
         raise bad_argument(name, f"{name} is the key {key}", _as_key(key))
     meant = [_ARGUMENTS[key] for key in matching_keys(name, least=1) if key in _ARGUMENTS]
     if meant:
-        raise bad_argument(name, "it is no argument here", f"Write {meant[0]}.")
+        raise bad_argument(name, "it is not an argument here", f"Write {meant[0]}.")
     return name
 
 
@@ -126,7 +126,7 @@ def _text(name: str, key: str, value: object) -> str:
     except (TypeError, ValueError) as error:
         if "." not in key and schema.known(key) is None:
             valid = [each.leaf for each in schema.children("")]
-            raise bad_argument(name, "it is no key of a recipe", meant(key, valid)) from error
+            raise bad_argument(name, "it is not a recipe key", meant(key, valid)) from error
         hint = "Give numbers, text, lists and dicts, a path, a function or a class."
         raise bad_argument(name, str(error), hint) from error
 
@@ -153,7 +153,7 @@ def check_names(
         ConfigError: A keyword is refused. The error names the first.
     """
     if "rewards" in settings and not isinstance(settings["rewards"], Mapping):
-        raise bad_argument("rewards", "it is no argument here", "Did you mean `reward`?")
+        raise bad_argument("rewards", "it is not an argument here", "Did you mean `reward`?")
     own = _list_arguments(call)
     for name in settings:
         if _is_known_name(name):
@@ -163,7 +163,7 @@ def check_names(
                 hint = f"It is an argument of offbeat.{other.__name__}."
                 raise bad_argument(name, f"offbeat.{call.__name__} does not have it", hint)
         if near := difflib.get_close_matches(name, own, n=1, cutoff=_CLOSE):
-            raise bad_argument(name, "it is no argument here", f"Did you mean `{near[0]}`?")
+            raise bad_argument(name, "it is not an argument here", f"Did you mean `{near[0]}`?")
 
 
 def _list_arguments(call: Callable[..., Any]) -> list[str]:

@@ -34,7 +34,7 @@ shorter branches, and the buffer must hold the largest groups of a step.
 def max_outstanding_groups(config: RunConfig) -> int:
     """Return the maximum number of admitted prompt groups that are not yet trained.
 
-    For a custom sampler this is a guess from the staleness bound: it may have another reach.
+    For a custom sampler this is a guess from the staleness bound: it may have a different reach.
     """
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
@@ -93,7 +93,7 @@ def _max_group_bytes(config: RunConfig) -> int:
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
     """Return how a failed sample is handled; by default an agent's sample is drawn again.
 
-    Each of several environments can have another default. For the whole run, agents decide.
+    Each of several environments can have a different default. For the whole run, agents decide.
     """
     configured = config.rollout.on_failed_sample
     if configured is not None:
@@ -227,7 +227,7 @@ def schedule_in_steps(config: RunConfig, optimizer: OptimizerConfig) -> Optimize
     """Return the optimizer's section with warm-up and decay in steps; keys in samples are None.
 
     Samples are counted in whole batches, even if a step trained fewer because groups were dropped.
-    So the schedule depends only on the version, also after a resume.
+    So the schedule depends only on the version, even after a resume.
     """
     per_step = config.groups_per_step * config.samples_per_group
     counts = {"warmup": optimizer.warmup_samples, "decay": optimizer.decay_samples}

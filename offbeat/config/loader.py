@@ -55,7 +55,8 @@ def load_recipe(
 
     A recipe may name a base recipe in ``extends:``, and overrides its values. ``overrides`` are
     dotted ``a.b.c=value`` with a YAML value; the last one wins. Relative paths are relative to the
-    file that contains them, in an override to the working directory. ``~`` is the home directory.
+    file that contains them or, in an override, to the working directory. ``~`` is the home
+    directory.
 
     Args:
         path: A YAML file, or None to use only the overrides.

@@ -160,7 +160,7 @@ def _against_preset(section: Section, absent: str, root: Section) -> Problem:
         f"{_LOSS}.name={chosen.plain()} has no `{absent}`, which "
         f"algorithm.preset={preset.value} sets"
     )
-    hint = f"Take {_LOSS}.name out, or algorithm.preset."
+    hint = f"Leave out {_LOSS}.name or algorithm.preset."
     return Problem(chosen.location, f"{_LOSS}.name", chosen.plain(), message, hint)
 
 
@@ -271,7 +271,7 @@ def _nearest(key: str, valid: list[str]) -> str:
 def _refuse_section(place: str) -> str:
     """Return a hint on a section that no recipe has."""
     if schema.known(place) is not None:
-        return f"`{place}` is no section."
+        return f"`{place}` is not a section."
     above = place.rpartition(".")[0]
     return meant(place, [known.leaf for known in schema.children(above)])
 

@@ -22,7 +22,7 @@ Generated from `offbeat/config/peer_tables.py` by `python -m offbeat.config.peer
 library](coming-from.md#what-differs).
 """
 _NOTES: Final = """
-## Keys with another meaning, or without a counterpart
+## Keys with a different meaning, or without a counterpart
 
 Prefixes are left out.
 

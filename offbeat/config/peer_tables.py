@@ -777,12 +777,12 @@ _UPLOAD: Final = (
 )
 _NODES: Final = "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
 _OPTIMIZER_STEPS: Final = "TRL counts optimizer steps. Here a step trains one batch of rollouts, with `algorithm.minibatches` times `algorithm.epochs` optimizer steps: divide by that number."
-_RATIO: Final = "Times `steps`, it is the number of them."
+_RATIO: Final = "Multiply it by `steps` to get their number."
 _PACKED: Final = "Not needed: microbatches are always packed."
 _ALWAYS: Final = "Not needed: engines always sample while the trainer trains."
-_COLOCATED: Final = "Its `true` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device."
+_COLOCATED: Final = "Its `true` corresponds to `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device."
 _PROMPT: Final = (
-    "Plus the longest response, it is `generator.max_model_len`: prompt and response share it."
+    "Add the longest response to get `generator.max_model_len`, which covers prompt and response."
 )
 _ROWS: Final = "It has no key here: no process is started to read rows."
 _CONSTANT_ENTROPY: Final = "It has no key here: `algorithm.loss.entropy_coef` is constant."
@@ -790,11 +790,11 @@ _OFFLOADED: Final = "It has no key here: the optimizer stays on the device of it
 _SCALED: Final = "It has no key here: scale the value in your reward function."
 _OF_TRAINER: Final = "It has no key here: the trainer's ranks also compute the reference."
 _REWARD_MODEL: Final = "It has no key here: let your reward function call the reward model."
-_TRACKER: Final = "A plug-in of the kind `tracker` brings it: docs/doors.md."
+_TRACKER: Final = "A plug-in of the kind `tracker` provides it: docs/doors.md."
 
 NOTES: Final[dict[str, str]] = {
     "actor_num_nodes": _NODES,
-    "adv_estimator": "Its `grpo` and `rloo` are `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` is `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, because there is no critic.",
+    "adv_estimator": "Its `grpo` and `rloo` correspond to `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` to `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, because there is no critic.",
     "apply_chat_template": "Not needed: rows with `messages` get the model's chat template.",
     "apply_chat_template_kwargs": "It is a field of a row here, next to `messages`.",
     "args": "It has no argument here: write each setting as an argument, or as a key of the recipe.",
@@ -802,7 +802,7 @@ NOTES: Final[dict[str, str]] = {
     "calculate_log_probs": "Not needed: engines always return log-probabilities.",
     "callbacks": "It has no key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
     "chat_template_kwargs": "It is a field of a row here, next to `messages`.",
-    "checkpointing.enabled": "Its `false` is `checkpoint.interval=0`.",
+    "checkpointing.enabled": "Its `false` corresponds to `checkpoint.interval=0`.",
     "checkpointing.metric_name": _NEWEST,
     "clean": "It has no key here: each run needs its own `run_dir`.",
     "colocate": _COLOCATED,
@@ -824,7 +824,7 @@ NOTES: Final[dict[str, str]] = {
     "dataloader_num_workers": _ROWS,
     "deepspeed": _SHARDED,
     "disable_dropout": "Not needed: models are always trained without dropout.",
-    "disable_grpo_std_normalization": "Its `true` is `algorithm.advantage=grpo_no_std`.",
+    "disable_grpo_std_normalization": "Its `true` corresponds to `algorithm.advantage=grpo_no_std`.",
     "disable_tqdm": "It has no key here: pass `quiet=True` to `offbeat.train`.",
     "do_sample": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
     "dry_run": "`offbeat dry-run RECIPE` runs a recipe on stubs.",
@@ -860,14 +860,14 @@ NOTES: Final[dict[str, str]] = {
     "fully_async.enabled": _ALWAYS,
     "gamma": _CRITIC,
     "gconfig.greedy": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
-    "generation_batch_size": "Divided by num_generations, it is `groups_per_step`.",
+    "generation_batch_size": "Divide it by num_generations to get `groups_per_step`.",
     "generation_kwargs": "Its keys are in the section `generator.sampling` here.",
     "generator.batched": _ALWAYS,
-    "global_batch_size": "It counts samples: `rollout_batch_size` times `n_samples_per_prompt`, divided by it, is `algorithm.minibatches`.",
+    "global_batch_size": "It counts samples: divide `rollout_batch_size` times `n_samples_per_prompt` by it to get `algorithm.minibatches`.",
     "gradient_accumulation_steps": "Not needed: a step of `groups_per_step` groups is cut into microbatches of `trainer.max_tokens_per_microbatch`.",
     "hub_model_id": _UPLOAD,
     "hybrid_engine": _COLOCATED,
-    "importance_sampling_level": "Its `sequence` is `algorithm.preset=gspo`.",
+    "importance_sampling_level": "Its `sequence` corresponds to `algorithm.preset=gspo`.",
     "inference.server.host": _ENGINES,
     "inference.server.port": _ENGINES,
     "kl_ctrl.type": "It has no key here: the weight of the KL penalty is constant.",
@@ -890,8 +890,8 @@ NOTES: Final[dict[str, str]] = {
     "logprob_chunk_size": _LOGPROBS,
     "logprob_mb_tokens": _LOGPROBS,
     "lora_dropout": "It has no key here: adapters are trained without dropout.",
-    "loss_agg_mode": "Its `token-mean` is `algorithm.loss.normalize=tokens`, `seq-mean-token-mean` is `sequences`, and `seq-mean-token-sum-norm` is `constant`.",
-    "loss_type": "Its `grpo` is `algorithm.loss.normalize=sequences`, `dapo` and `bnpo` are `tokens`, `dr_grpo` is `constant`, and `cispo` is `algorithm.preset=cispo`.",
+    "loss_agg_mode": "Its `token-mean` corresponds to `algorithm.loss.normalize=tokens`, `seq-mean-token-mean` to `sequences`, and `seq-mean-token-sum-norm` to `constant`.",
+    "loss_type": "Its `grpo` corresponds to `algorithm.loss.normalize=sequences`, `dapo` and `bnpo` to `tokens`, `dr_grpo` to `constant`, and `cispo` to `algorithm.preset=cispo`.",
     "lr_warmup_steps_ratio": _RATIO,
     "mask_truncated_completions": "Its `true` is `rollout.truncated_samples=mask_loss`. In TRL, masked samples still count in the divisors of `grpo` and `dr_grpo`; here they do not.",
     "max_critic_ckpt_to_keep": _CRITIC,
@@ -900,8 +900,8 @@ NOTES: Final[dict[str, str]] = {
     "metric_for_best_model": _NEWEST,
     "micro_forward_batch_size_per_gpu": _LOGPROBS,
     "micro_rollout_batch_size": _LOGPROBS,
-    "min_lr_ratio": "Times the learning rate, it is `trainer.optimizer.min_learning_rate`.",
-    "model_init_kwargs": "Its `torch_dtype` is `model.dtype`, and its `trust_remote_code` is `model.trust_remote_code`.",
+    "min_lr_ratio": "Multiply it by the learning rate to get `trainer.optimizer.min_learning_rate`.",
+    "model_init_kwargs": "Its `torch_dtype` corresponds to `model.dtype`, and its `trust_remote_code` to `model.trust_remote_code`.",
     "multi_objective_aggregation": "It has no key here: rewards are weighted and summed.",
     "multi_turn.enable": "Not needed: `environment.max_turns` above 1 turns it on.",
     "n_nodes": _NODES,
@@ -922,19 +922,19 @@ NOTES: Final[dict[str, str]] = {
     "optimizer.type": _OPTIMIZER,
     "optimizer_cpu_offload": _OFFLOADED,
     "optimizer_offload": _OFFLOADED,
-    "over_sampling_batch_size": "Divided by rollout_batch_size, it is `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
+    "over_sampling_batch_size": "Divide it by rollout_batch_size to get `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
     "overwrite_output_dir": "It has no key here: each run needs its own `run_dir`.",
     "param_offload": _WEIGHTS,
     "peft_config.target_modules": "Leave it out for `all-linear`: that adapts every linear module but the output head.",
     "per_device_eval_batch_size": _AT_ONCE,
-    "per_device_train_batch_size": "Times devices and gradient_accumulation_steps, divided by num_generations, it is `groups_per_step`.",
+    "per_device_train_batch_size": "Multiply it by devices and gradient_accumulation_steps and divide by num_generations to get `groups_per_step`.",
     "placement.colocate_all": _COLOCATED,
     "placement.colocate_policy_ref": _OF_TRAINER,
     "placement.ref_num_gpus_per_node": _OF_TRAINER,
-    "policy_mini_batch_size": "It counts prompts: `trainer.train_batch_size` divided by it is `algorithm.minibatches`.",
+    "policy_mini_batch_size": "It counts prompts: divide `trainer.train_batch_size` by it to get `algorithm.minibatches`.",
     "policy_num_nodes": _NODES,
     "policy.draft": "It has no key here: engines do not draft tokens.",
-    "ppo_mini_batch_size": "It counts prompts: `data.train_batch_size` divided by it is `algorithm.minibatches`, so 64 and 32 are `algorithm.minibatches=2`.",
+    "ppo_mini_batch_size": "It counts prompts: divide `data.train_batch_size` by it to get `algorithm.minibatches`, so 64 and 32 give `algorithm.minibatches=2`.",
     "processing_class": _TOKENIZER,
     "prompt_file": _INSTRUCTIONS,
     "prompt_max_len": _PROMPT,
@@ -965,22 +965,22 @@ NOTES: Final[dict[str, str]] = {
     "reward_scaling": _SCALED,
     "reward_scaling.enabled": _SCALED,
     "reward_shaping.enabled": "It is on if `rollout.overlong_tokens` is set.",
-    "rollout.backend": "Its first word is `generator.backend`, the number after `d` is `generator.engines`, after `t` `generator.vllm.tensor_parallel`.",
+    "rollout.backend": "Its first word corresponds to `generator.backend`, the number after `d` to `generator.engines`, and the number after `t` to `generator.vllm.tensor_parallel`.",
     "rollout.mode": _ALWAYS,
     "rollout.prompt_length": _PROMPT,
-    "rollout.total_rollout_steps": "It counts prompts: divided by `groups_per_step`, it is `steps`.",
-    "rollout_correction.loss_type": "Its `ppo_clip` is `algorithm.loss.name=clipped_pg`.",
+    "rollout.total_rollout_steps": "It counts prompts: divide it by `groups_per_step` to get `steps`.",
+    "rollout_correction.loss_type": "Its `ppo_clip` corresponds to `algorithm.loss.name=clipped_pg`.",
     "rollout_data_dir": _SAMPLES,
     "rollout_max_prompt_len": _PROMPT,
-    "rollout_num_gpus": "Divided by rollout_num_gpus_per_engine, it is `generator.engines`.",
+    "rollout_num_gpus": "Divide it by rollout_num_gpus_per_engine to get `generator.engines`.",
     "run_engines_locally": _ENGINES,
     "save_steps": _OPTIMIZER_STEPS,
-    "scale_rewards": "Its `group` or `true` is `algorithm.advantage=grpo`, its `none` or `false` is `grpo_no_std`. For `batch`, set `algorithm.loss.step_std=true` with `grpo_no_std`.",
-    "sequence_level_importance_ratios": "Its `true` is `algorithm.preset=gspo`.",
+    "scale_rewards": "Its `group` or `true` corresponds to `algorithm.advantage=grpo`, its `none` or `false` to `grpo_no_std`. For `batch`, set `algorithm.loss.step_std=true` with `grpo_no_std`.",
+    "sequence_level_importance_ratios": "Its `true` corresponds to `algorithm.preset=gspo`.",
     "sequence_packing.enabled": _PACKED,
-    "skip_eval_before_train": "Its `false` is `eval.at_start=true`.",
-    "skip_first_step": "Its `false` is `eval.at_start=true`.",
-    "steps_per_generation": "Divided by `gradient_accumulation_steps`, it is `algorithm.minibatches`.",
+    "skip_eval_before_train": "Its `false` corresponds to `eval.at_start=true`.",
+    "skip_first_step": "Its `false` corresponds to `eval.at_start=true`.",
+    "steps_per_generation": "Divide it by `gradient_accumulation_steps` to get `algorithm.minibatches`.",
     "sync_ref_model": _REFERENCE,
     "system_prompt_file": _INSTRUCTIONS,
     "tokenizer": _TOKENIZER,
@@ -993,12 +993,12 @@ NOTES: Final[dict[str, str]] = {
     "train_dataset.max_length": _PROMPT,
     "train_dataset.num_workers": _ROWS,
     "train_dataset.pin_memory": _ROWS,
-    "train_global_batch_size": "It counts samples: prompts per step times generations per prompt, divided by it, is `algorithm.minibatches`.",
+    "train_global_batch_size": "It counts samples: divide prompts per step times generations per prompt by it to get `algorithm.minibatches`.",
     "trainer.logger": "The console shows each run; `wandb.mode=online` and `tensorboard.enabled=true` turn on the others, and `wandb.mode=disabled` turns W&B off.",
     "update_ref_every_epoch": _REFERENCE,
     "use_adaptive_entropy": _CONSTANT_ENTROPY,
-    "use_cispo": "Its `true` is `algorithm.preset=cispo`.",
-    "use_decoupled_loss": "Its `true` is `algorithm.preset=decoupled_ppo`.",
+    "use_cispo": "Its `true` corresponds to `algorithm.preset=cispo`.",
+    "use_decoupled_loss": "Its `true` corresponds to `algorithm.preset=decoupled_ppo`.",
     "use_dynamic_batch_size": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_dynamic_bsz": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_kl_loss": "The penalty is on if its coefficient is above 0.",
@@ -1021,7 +1021,7 @@ NOTES: Final[dict[str, str]] = {
     "vllm_cfg.async_engine": _ALWAYS,
     "vllm_enable_sleep_mode": _BOTH_WEIGHTS,
     "vllm_group_port": _ENGINES,
-    "vllm_mode": "Its `colocate` is `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device.",
+    "vllm_mode": "Its `colocate` corresponds to `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device.",
     "vllm_server_base_url": _ENGINES,
     "vllm_server_host": _ENGINES,
     "vllm_server_port": _ENGINES,

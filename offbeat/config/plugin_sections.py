@@ -85,7 +85,7 @@ def quantize_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def transport_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings that cannot be combined with the transport, also in a dry run."""
+    """Yield settings that cannot be combined with the transport, even in a dry run."""
     for plugin in _transport_plugin(config):
         yield from plugin.find_clashes(config)
 

@@ -116,7 +116,8 @@ else:
 def with_preset(given: object) -> object:
     """Return ``given``, with missing values filled in from its preset.
 
-    A value that is no mapping, or an unknown preset, is returned unchanged: the model reports it.
+    A value that is not a mapping, or an unknown preset, is returned unchanged. The model reports
+    it.
     """
     if not isinstance(given, Mapping):
         return given

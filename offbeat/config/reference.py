@@ -26,7 +26,7 @@ finite numbers, true, false, null, and lists or mappings of these.
 """
 
 _SHORTER: Final = {
-    "sections by name; a name is of letters, digits, dashes and underscores, a letter or digit first": (
+    "sections by name; a name consists of letters, digits, dashes and underscores, a letter or digit first": (
         "sections by NAME"
     ),
     "mapping, of text, finite numbers, true, false, null, and lists or mappings of these": (

@@ -92,7 +92,7 @@ def list_keys(section: type[Config], prefix: str) -> list[Key]:
 
 
 def known(key: str) -> Key | None:
-    """Return a key by its place in a recipe, also below a name that the recipe chose."""
+    """Return a key by its place in a recipe, even below a name that the recipe chose."""
     found, declared = known_keys().get(key), ""
     if found is not None:
         return found
@@ -120,7 +120,7 @@ def choices(key: str) -> dict[str, type[Config]]:
 
 
 def find_choice(key: str, name: str) -> type[Config] | None:
-    """Return the model of a section that a name selects, also from another package."""
+    """Return the model of a section that a name selects, even one from another package."""
     if name in (found := choices(key)):
         return found[name]
     return find_generator_section(name) if key == "generator" and name else None
@@ -282,7 +282,7 @@ def _is_text(part: Any) -> bool:  # noqa: ANN401
 
 
 def _literals(part: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """Return the values of a ``Literal``; empty for another type."""
+    """Return the values of a ``Literal``; empty for any other type."""
     return get_args(part) if get_origin(part) is Literal else ()
 
 
@@ -309,7 +309,7 @@ def _word(part: Any, marks: tuple[Any, ...]) -> str:  # noqa: ANN401
         count = "" if Ellipsis in inside else f"{len(inside)} "
         return f"list of {count}values, each: {_kind(inside[0])}"
     if _find_named_section(part) is not None:
-        return f"sections by name; a name is {_NAMED}"
+        return f"sections by name; a name consists {_NAMED}"
     return ", ".join([_WORDS.get(origin or part, "any value"), *_bounds(marks)])
 
 

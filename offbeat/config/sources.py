@@ -83,7 +83,7 @@ def _check_link(path: Path, asked_at: Location, above: Iterable[Path]) -> None:
     if (identity := path.resolve()) in visited:
         names = " -> ".join(step.name for step in [*visited, identity])
         message = f"the recipes extend each other: {names}"
-        hint = "Take one `extends` out of the circle."
+        hint = "Remove one `extends` from the circle."
         raise _refusal(asked_at, "extends", ABSENT, message, hint)
     if len(visited) >= MAX_CHAIN:
         message = f"more than {MAX_CHAIN} recipes extend one another"
@@ -219,7 +219,7 @@ def _read_override(override: str, sources: Sources) -> Section | None:
     where = Location(f"{_OVERRIDE}{shorten(shown)}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        message = "this is no override"
+        message = "this is not an override"
         hint = "Write key=value with a dotted key, as in sampler.max_staleness=2."
         sources.problems.append(Problem(where, "", ABSENT, message, hint))
         return None

@@ -83,7 +83,7 @@ def lay_over(base: Section, top: Section) -> list[str]:
 
     If ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base``
     that the new variant lacks are dropped, except keys that the variant must refuse. The options of
-    another environment are dropped too. If it names another preset, all keys of the section in
+    another environment are dropped too. If it names a different preset, all keys of the section in
     ``base`` are dropped.
 
     Returns:

@@ -38,7 +38,7 @@ class CallForm:
     """Number of its positional arguments."""
 
     change: str = ""
-    """Advice for a function of another form."""
+    """Advice for a function of a different form."""
 
     source: str = "add it to its options"
     """Where the function finds a value that it needs as a further argument."""
@@ -90,7 +90,7 @@ def find_form_problem(
     name = getattr(function, "__name__", type(function).__name__)
     if form.result and isinstance(function, type):
         is_plain = function.__new__ is object.__new__ and not hasattr(function, "__await__")
-        problem = f"{name} is a class: a call of it returns no {form.result}"
+        problem = f"{name} is a class: calling it returns no {form.result}"
         return (problem, f"Give an instance, as {name}(...), or a function.") if is_plain else None
     code = getattr(function, "__code__", None)
     here = f"{name}()" if code is None else f"{name}() in line {code.co_firstlineno}"

@@ -170,7 +170,7 @@ class _Reader:
         self.problems.append(Problem(at, key, ABSENT, message, hint))
 
 
-_HEADER: Final = "# The configuration of this run, defaults filled in. It is a recipe: train it again as it stands.\n"
+_HEADER: Final = "# The configuration of this run, defaults filled in. It is a recipe: train it again unchanged.\n"
 
 
 def to_yaml(config: RunConfig, environ: Mapping[str, str]) -> str:

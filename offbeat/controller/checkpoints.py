@@ -40,7 +40,7 @@ class Checkpoints:
         A full or broken disk costs a checkpoint, not the run: earlier checkpoints are kept.
 
         Raises:
-            TrainerLost: It has another version, because its process was replaced unnoticed.
+            TrainerLost: It has a different version, because its process was replaced unnoticed.
         """
         state, waiter = self._state, f"checkpoint of version {version}"
         self._tried = version
@@ -69,5 +69,5 @@ class Checkpoints:
             try:
                 save = partial(self._trainer_client.trainer.save, state.fence, version)
                 await self._trainer_client.call(waiter, save, checkpoint.deadline_s)
-            except TrainStepFailed as failure:  # it restarted by itself with other weights
+            except TrainStepFailed as failure:  # it restarted by itself with different weights
                 raise TrainerLost(waiter, str(failure)) from failure

@@ -170,7 +170,7 @@ class Controller:
     async def run(
         self, on_ended: Callable[[BaseException | None], bool | None] = lambda _: None
     ) -> None:
-        """Train to the end. The actors are closed on return, also after an error.
+        """Train to the end. The actors are closed on return, even after an error.
 
         Args:
             on_ended: Called with the error to be raised, or None, before the actors are closed,
@@ -272,7 +272,7 @@ class Controller:
                 raise RunStalled(now - waits.changed_at, self._where(), waits.describe(now))
             seen = waits.changed_at
             await asyncio.sleep(min(_LOOK_S, limit))
-            # A run without progress, also a paused one, leaves no unwritten records.
+            # A run without progress, even a paused one, leaves no unwritten records.
             await waits.call(
                 "watchdog",
                 target="the journal",

@@ -27,7 +27,7 @@ class DeltaOffers:
         self._changed: float | None = None  # share of words changed by the last release
 
     def offer(self, name: str, incarnation: str, release: WeightRelease) -> WeightRelease:
-        """Return the release as an engine is to load it: with its delta, or without."""
+        """Return the release that an engine should load, with or without its delta."""
         delta = release.delta
         if delta is not None and self._acked.get(name) == (incarnation, delta.base):
             self._nbytes += delta.nbytes

@@ -79,7 +79,7 @@ class EngineRecord:
 
     @property
     def is_given_up(self) -> bool:
-        """Return whether no process of it is known to live, so that its replies are ignored."""
+        """Return whether no process of the engine is known to live, so its replies are ignored."""
         return self.health in (Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
     @property

@@ -109,8 +109,8 @@ class LogprobGapTooLarge(OffbeatError):
         return (
             f"step {self.step}: logprobs of engine and trainer differ by {self.gap:.3g} nats per "
             f"token under the same weight version, more than sync.max_logprob_gap={self.bound:g}: "
-            "the engine computes another policy than the one trained. Compare dtype, attention and "
-            "sampling settings of both, or raise sync.max_logprob_gap"
+            "the engine computes a different policy from the one being trained. Compare dtype, "
+            "attention and sampling settings of both, or raise sync.max_logprob_gap"
         )
 
 
@@ -201,7 +201,7 @@ class EmptyBatch(OffbeatError):
 
 
 class RunFailed(OffbeatError):
-    """The run ended on an error. ``causes`` are the original exceptions, the first one first.
+    """The run ended with an error. ``causes`` has the original exceptions in order.
 
     Fix: fix the first cause, then resume the run.
     """

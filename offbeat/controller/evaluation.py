@@ -142,7 +142,7 @@ class Evaluation:
         """Score the requested versions, one after another."""
         state, pending = self._state, self._state.evaluation
         if pending.requested_version is not None:
-            # The deadline covers only scoring. Waiting for the first weights has other limits.
+            # The deadline covers only scoring. Waiting for the first weights has different limits.
             fleet = state.fleet
             await state.waits.until(
                 Pump.EVALUATION, "the first weights", lambda: fleet.can_pin(fleet.serving_version)

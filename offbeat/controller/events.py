@@ -6,7 +6,8 @@ of a struct inside a record (such as the receipt), need no new version. Any othe
 ``SCHEMA``.
 
 Unless a field says otherwise, ``version`` is the number of optimizer steps applied, ``step`` and
-``attempt`` count from 1, ``attempt`` is of the step or of the group, and ``digest`` is of weights.
+``attempt`` count from 1, ``attempt`` counts the tries of the step or of the group, and ``digest``
+identifies weights.
 """
 
 import enum
@@ -77,7 +78,7 @@ class Rewound(Event, frozen=True):
     """The trainer was restored to an older version: a new lineage begins.
 
     Groups trained since then return to admitted. A ready group returns, too, if it has a token of
-    an undone version, because that number will refer to other weights. The record contains the
+    an undone version, because that number will refer to different weights. The record contains the
     undone steps, so neither the group table nor a snapshot has to keep the groups of each step.
 
     A long rewind is split into several records of one lineage, newest steps first, so that no

@@ -51,12 +51,15 @@ class EnginePool(Generic[M]):
 
     @property
     def idlest(self) -> M | None:
-        """Return the member with the fewest outstanding groups. Of equals, the first one wins."""
+        """Return the member with the fewest outstanding groups.
+
+        Among equals, the first one wins.
+        """
         return next(iter(self._by_load[self._least].values())) if self._size else None
 
     @property
     def oldest_version(self) -> int:
-        """Return the lowest version of a member. There must be one."""
+        """Return the lowest version of any member. There must be a member."""
         return min(self._versions)
 
     def add(self, member: M) -> None:
@@ -122,8 +125,8 @@ class Fleet:
     """Health and routing of all engines.
 
     Only ``acked`` makes a STALE engine HEALTHY: the living process completed a verified sync. Late
-    messages, of a former incarnation or of an engine given up, change nothing. An illegal
-    transition raises ``IllegalHealth``.
+    messages, from a former incarnation or from an engine that was given up, change nothing. An
+    illegal transition raises ``IllegalHealth``.
 
     ``serving_version`` is the lowest version acked by a HEALTHY engine. Pinned engines count only
     if no other engine serves. While no engine serves, the number stays unchanged. The only methods
@@ -259,9 +262,9 @@ class Fleet:
     def acked(self, ack: WeightsAck) -> bool:
         """Mark an engine as HEALTHY, because it has verified and serves a version.
 
-        Returns False without a change if the ack is from another incarnation or a dead engine. So
-        it does for a version below one that this incarnation acked since the last rewind. A pin to
-        another version ends.
+        Returns False without a change if the ack is from another incarnation or a dead engine, or
+        for a version below one that this incarnation acked since the last rewind. A pin to another
+        version ends.
         """
         engine = self.engines[ack.engine]
         if (
@@ -288,8 +291,8 @@ class Fleet:
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
         """Count a failed or late request. Return True if the engine's process must be replaced.
 
-        It must after ``request_strikes`` failures in a row, even if probes succeed: ``is_failing``.
-        Requests to a former incarnation, or to an engine given up, do not count.
+        This is the case after ``request_strikes`` failures in a row, even if probes succeed:
+        ``is_failing``. Requests to a former incarnation, or to an engine given up, do not count.
 
         Args:
             name: The engine.
@@ -419,7 +422,7 @@ class Fleet:
         self._newest = max(self._newest, version)
 
     def rewound(self, to_version: int) -> None:
-        """Return to an older version. From now on version numbers refer to other weights.
+        """Return to an older version. From now on version numbers refer to different weights.
 
         No engine serves until it acks a new release, and pins end. ``serving_version`` is
         ``to_version``. The caller must not pass acks of earlier releases any

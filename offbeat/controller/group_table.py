@@ -137,7 +137,8 @@ class GroupTable:
 
         drawn = admitted + in_flight + ready + training + trained + dropped
 
-    ``trainer_version`` rises by one per applied step, falls by a rewind, and changes only so.
+    ``trainer_version`` rises by one per applied step and falls in a rewind. Nothing else changes
+    it.
     """
 
     def __init__(self) -> None:

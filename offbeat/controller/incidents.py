@@ -41,12 +41,12 @@ class IncidentLog:
         return tuple(self._kept)
 
     def add_event(self, event: AnyEvent, step: int) -> None:
-        """Add an event of ``KINDS`` if a user wants to know of it. ``step`` is in progress."""
+        """Add an event of ``KINDS`` if a user wants to know about it. ``step`` is in progress."""
         if text := _describe(event):
             self._add(step, text)
 
     def observe_outage(self, outage: OutageBreaker, step: int) -> None:
-        """Add the begin and the end of an outage of the environment."""
+        """Add the beginning and the end of an outage of the environment."""
         if outage.is_open is not self._is_out:
             self._is_out = outage.is_open
             self._add(step, outage.describe() or "the environment answers again")
@@ -57,7 +57,7 @@ class IncidentLog:
 
 
 def _describe(event: AnyEvent) -> str:
-    """Describe an event, or return "" if it is no incident."""
+    """Describe an event, or return "" if it is not an incident."""
     match event:
         case EngineLost():
             text = f"{event.engine} was lost: {event.reason}"

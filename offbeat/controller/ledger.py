@@ -298,7 +298,7 @@ class Ledger(GroupTable):
     def drop(
         self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
     ) -> None:
-        """Drop a prompt from any place but training. Step ``shrinks`` is trained without it."""
+        """Drop a prompt from any place except training. Step ``shrinks`` is trained without it."""
         self._at("drop", prompt_index, LEAVES[Dropped])
         self._do(Dropped(prompt_index, reason, detail, shrinks))
 

@@ -78,7 +78,7 @@ class PendingWaits:
     ) -> T:
         """Await a reply of ``component`` under its name.
 
-        A ``background`` call, such as a periodic probe, is listed but is no sign of progress.
+        A ``background`` call, such as a periodic probe, is listed but is not a sign of progress.
 
         Raises:
             DeadlineExceeded: The reply came after ``deadline_s``, and the call was cancelled.

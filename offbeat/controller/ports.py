@@ -64,7 +64,7 @@ class Rollouts(Protocol):
     async def close(self) -> None:
         """Release the workers' resources. Nothing else is called afterwards.
 
-        Closing a worker that is already gone is no error.
+        Closing a worker that is already gone is not an error.
         """
         ...
 
@@ -130,7 +130,7 @@ class Generator(Protocol):
     async def close(self) -> None:
         """Release the engine's resources. Nothing else is called afterwards.
 
-        Closing an engine that is already gone is no error.
+        Closing an engine that is already gone is not an error.
         """
         ...
 
@@ -153,7 +153,7 @@ class Trainer(Protocol):
         ...
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        """Compute the logprob columns that ``loss`` needs, of each group of the chunk.
+        """Compute the logprob columns that ``loss`` needs, for each group of the chunk.
 
         Uses the weights of the present version. No step has to be open.
 
@@ -210,7 +210,7 @@ class Trainer(Protocol):
         """Return a snapshot of the present weights. Training may continue at once.
 
         Raises:
-            TrainStepFailed: The ranks hold another version, or cannot send any more.
+            TrainStepFailed: The ranks hold a different version, or cannot send any more.
         """
         ...
 
@@ -219,7 +219,7 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
-            TrainStepFailed: The ranks hold another version.
+            TrainStepFailed: The ranks hold a different version.
         """
         ...
 
@@ -230,7 +230,7 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
-            TrainStepFailed: The ranks hold another version.
+            TrainStepFailed: The ranks hold a different version.
         """
         ...
 
@@ -251,7 +251,7 @@ class Trainer(Protocol):
     async def close(self) -> None:
         """Release the ranks' resources. Nothing else is called afterwards.
 
-        Closing a rank that is already gone is no error.
+        Closing a rank that is already gone is not an error.
         """
         ...
 

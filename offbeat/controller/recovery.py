@@ -96,7 +96,7 @@ class Recovery:
         the current version, and no rewind is recorded.
 
         Raises:
-            OtherWeights: The restored checkpoint is intact, but not of this run.
+            OtherWeights: The restored checkpoint is intact, but was not written by this run.
         """
         state, ledger = self._state, self._state.ledger
         self._sync.forget()
@@ -235,8 +235,8 @@ class Recovery:
     def _take_payloads(self) -> list[int]:
         """Reference the payloads of ready groups. Return the groups without a payload.
 
-        Groups sampled with other settings than the run's are rolled out again, because the recipe
-        of a resumed run may have changed.
+        Groups sampled with different settings than the run's are rolled out again, because the
+        recipe of a resumed run may have changed.
         """
         state, ledger = self._state, self._state.ledger
         lost, other = list[int](), list[int]()

@@ -129,7 +129,7 @@ class RunTotals(msgspec.Struct):
     serving_s: float = 0.0
     """The part of ``wall_s`` since the first weights of each incarnation were served."""
     samples: int = 0
-    """Valid samples trained, also by steps that a rewind has undone."""
+    """Valid samples trained, including by steps that a rewind has undone."""
     masked_samples: int = 0
     """Masked samples of the groups trained."""
     tokens: int = 0
@@ -137,7 +137,7 @@ class RunTotals(msgspec.Struct):
     first_step_s: float | None = None
     """``wall_s`` at the end of the first step."""
     resumes: int = 0
-    """Incarnations started by another driver than the incarnation before."""
+    """Incarnations started by a different driver than the incarnation before."""
     driver: str | None = None
     """The process that started the last incarnation, or None before any."""
     serving: bool = False
@@ -168,7 +168,9 @@ class Aggregates(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix_s: float
     lowest_group: int  # least and greatest prompt index in a move of these records;
     highest_group: int  # -1 if there is none
-    steps: bytes  # float64, a row of STEP_FIELDS for each step applied here that stands at the end
+    steps: (
+        bytes  # float64, a row of STEP_FIELDS for each step applied here and not undone by the end
+    )
     staleness: bytes  # int64, rows of (number of the step's row, versions behind, samples)
     undone_to: int | None  # steps after this version that earlier parts applied are undone
     rare: tuple[RareEvent, ...]

@@ -27,7 +27,7 @@ _ROWS_OF_GROUP: Final = 4  # of a group's samples that trackers show
 class StepMetricsBuilder:
     """Collects the figures of a step while it is open. ``metrics`` needs ``close`` first.
 
-    Of an aborted attempt only the times are kept.
+    Only the times of an aborted attempt are kept.
     """
 
     def __init__(self, step: int, now: float) -> None:
@@ -121,7 +121,7 @@ class StepMetricsBuilder:
         return [reward for rewards in self._rewards_by_group for reward in rewards]
 
     def compute_mean(self, what: Literal["generate_s", "reward_s"]) -> float:
-        """Return the mean, over the groups, of the time in the engine or in the reward."""
+        """Return the mean time in the engine or in the reward, over the groups."""
         in_engine = what == "generate_s"
         return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
 

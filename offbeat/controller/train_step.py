@@ -110,7 +110,7 @@ class TrainStep:
         self._queued = 0
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:
-        """Train one step. None: no group is left to train, or the run is to stop.
+        """Train one step. Return None if no group is left to train or the run must stop.
 
         1. ``_next_chunk``: wait for enough ready groups; the sampler selects.
         2. ``claim``: they leave the buffer for the step; the ledger records it.

@@ -77,7 +77,7 @@ class TrainerClient:
 
         Raises:
             DeadlineExceeded: They do not answer within ``trainer.start_deadline_s``.
-            InitialWeightsChanged: They began with other weights than the run.
+            InitialWeightsChanged: They began with different weights than the run.
         """
         deadline_s = start_deadline_s(self._state.config.trainer)
         answer = await self._state.waits.call(

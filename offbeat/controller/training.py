@@ -94,7 +94,7 @@ class TrainPump:
                 return
 
     async def keep_state(self, within_s: float) -> None:
-        """Save the last version at the end of the run, if a trainer lives and it is not saved yet.
+        """Save the last version at the end of the run, unless it is saved or no trainer is alive.
 
         Failures are logged, because they must not hide why the run ended.
         """
@@ -145,7 +145,7 @@ class TrainPump:
                 else:
                     self._rollouts.batches_moved()
             finally:
-                if measures.outcome is not None:  # the step stands, also if the run ends here
+                if measures.outcome is not None:  # the step counts, even if the run ends here
                     self._report(measures, measures.outcome)
             self._logprob_gap.check(measures.step, result.metrics)
         await self._sync.wait_until_served()

@@ -67,7 +67,7 @@ class WaitingGroups:
         return bisect_left(self._held_back(), step)
 
     def _held_back(self) -> list[int]:
-        """Return the steps, in order, of the groups that are admitted and not due."""
+        """Return, in order, the steps of the groups that are admitted and not due."""
         groups = self._state.ledger.groups
         waiting = filter(self._is_admitted, self._backing_off.union(self._tried))
         return sorted(earliest_step(groups[each].target_step) for each in waiting)

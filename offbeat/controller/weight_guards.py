@@ -76,7 +76,7 @@ class CanaryWatch:
         self._last: CanaryFailed | None = None
 
     def failed(self, failure: CanaryFailed) -> None:
-        """Record that an engine loaded a release and computes other values from it."""
+        """Record that an engine loaded a release and computes different values from it."""
         self._strikes[failure.engine] += 1
         self._last = failure
 

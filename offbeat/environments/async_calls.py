@@ -39,7 +39,7 @@ class AsyncCalls:
         limits: CallLimits,
         on_try: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_try`` is called before each try, also if the try then fails."""
+        """``on_try`` is called before each try, even if the try then fails."""
         self._reward, self._limits, self._on_try = reward, limits, on_try
         self._open = asyncio.Semaphore(limits.concurrency)
         self._next_start_s = 0.0  # time of the event loop before which no call may start

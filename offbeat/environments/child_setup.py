@@ -195,7 +195,7 @@ def _import_function(
     """Import the target.
 
     Raises:
-        TargetNotFound: The import failed, or the function has another form.
+        TargetNotFound: The import failed, or the function has a different form.
     """
     if target.value is not None:
         try:

@@ -156,7 +156,9 @@ def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
         )
     completion = fields["completion"]
     if not isinstance(completion, str) or not completion:
-        return f"'completion' is {completion!r:.80}; it is a string with at least one character"
+        return (
+            f"'completion' is {completion!r:.80}; it must be a string with at least one character"
+        )
     return None
 
 

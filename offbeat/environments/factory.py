@@ -238,7 +238,7 @@ def _function(
 def _built_in(
     config: EnvironmentConfig, tokenizer: Tokenizer, working_dir: Path
 ) -> Environment | None:
-    """Return the environment that the name selects, or None if the user brings the class."""
+    """Return the environment that the name selects, or None if the user provides the class."""
     match config.name:
         case "arithmetic":
             return Arithmetic(tokenizer)

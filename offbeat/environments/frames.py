@@ -66,7 +66,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Notice that the target could not be imported, or has another form."""
+    """Notice that the target could not be imported, or has a different form."""
 
     detail: str  # the problem and the fix in a sentence
     problem: str

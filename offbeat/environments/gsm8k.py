@@ -135,9 +135,9 @@ def row_problem(row: Mapping[str, object]) -> str | None:
         return f"has no {' and no '.join(map(repr, missing))} (keys: {keys}); give both"
     question, answer = row["question"], row["answer"]
     if not isinstance(question, str) or not question.strip():
-        return f"'question' is {question!r:.80}; it is a string with at least one character"
+        return f"'question' is {question!r:.80}; it must be a string with at least one character"
     if isinstance(answer, bool) or not isinstance(answer, str | int):
-        return f"'answer' is {answer!r:.80}; it is a string or an integer"
+        return f"'answer' is {answer!r:.80}; it must be a string or an integer"
     if row_answer(row) is None:
-        return f"'answer' is {answer!r:.80}; it holds no number"
+        return f"'answer' is {answer!r:.80}; it must hold a number"
     return None

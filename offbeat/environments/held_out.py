@@ -28,7 +28,7 @@ _NAMED: Final = 20  # rows in a message
 class HeldOutTrained(OffbeatError):
     """Rows of an evaluation set give prompts that the run also trains on.
 
-    Fix: use another file, or set ``eval.allow_overlap=true``.
+    Fix: use a different file, or set ``eval.allow_overlap=true``.
     """
 
     key: str  # of the set
@@ -51,7 +51,7 @@ class HeldOutTrained(OffbeatError):
     @property
     def fix(self) -> str:
         """Return the sentence with the fix."""
-        return f"Take them out of one of the files, or set {ALLOW} to score them all the same."
+        return f"Remove them from one of the files, or set {ALLOW} to score them anyway."
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.fix}"
@@ -121,7 +121,7 @@ _SPLIT: Final = re.compile(
 
 
 def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None:
-    """Raise if a directory or a pattern mixes files of held-out rows with other files.
+    """Raise if a directory or a pattern mixes files of held-out rows with different files.
 
     Raises:
         PromptFileError: Names the splits.

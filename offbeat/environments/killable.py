@@ -92,7 +92,7 @@ class ChildJob:
 class ChildEvents:
     """Functions that a child calls on an event."""
 
-    on_begin: Callable[[], None] = lambda: None  # a call of user code begins, also a retry
+    on_begin: Callable[[], None] = lambda: None  # a call of user code begins, including a retry
     on_end: Callable[[], None] = lambda: None  # a call of the child has ended
     on_change: Callable[[], None] = lambda: None  # the child is worn or gone
 
@@ -321,12 +321,12 @@ class Child:
         """Return the next message.
 
         Raises:
-            RewardFailed: ``reward_process_died``, also for a message above the size limit.
+            RewardFailed: ``reward_process_died``, including for a message above the size limit.
         """
         try:
             nbytes = body_length(await self._reader.readexactly(LENGTH.size))
             if nbytes > LONGEST_ANSWER_BYTES:
-                raise RewardFailed(_DIED, f"it sent {nbytes} bytes, no answer")
+                raise RewardFailed(_DIED, f"it sent {nbytes} bytes, not an answer")
             return _FROM_CHILD.decode(await self._reader.readexactly(nbytes))
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await self._process.wait()
@@ -505,7 +505,7 @@ class ChildPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of running children, also of replaced ones."""
+        """Return the process ids of running children, including replaced ones."""
         children = (*self._former, *map(_get_started, self._starts))
         return tuple(child.pid for child in children if child is not None and not child.is_gone)
 

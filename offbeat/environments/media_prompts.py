@@ -53,7 +53,7 @@ class MediaPrompts(Protocol):
         ...
 
     def row_problem(self, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
-        """Return why the media of a row, or their absence, cannot be used, or None if they can."""
+        """Return the problem with a row's media, such as missing ones, or None if there is none."""
         ...
 
     def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def parquet_rows(
                     for key, value in _without_nulls(row).items()
                 }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        problem = f"is no readable Parquet file: {error}"
+        problem = f"is not a readable Parquet file: {error}"
         raise PromptFileError(str(path), 0, problem) from error
     if _version(file) != before:
         raise PromptFileError(str(path), 0, "was changed while it was read")

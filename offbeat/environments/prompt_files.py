@@ -218,7 +218,7 @@ class _Reader:
 
     def _rows(self, path: Path) -> Iterator[bytes]:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            problem = "is no regular file, and several processes read it. Write its rows to one"
+            problem = "is not a regular file, and several processes read it. Write its rows to one"
             raise PromptFileError(str(path), 0, problem)  # opening a pipe would wait for its writer
         try:
             with path.open("rb") as file:
@@ -330,7 +330,7 @@ def _decode_row(path: Path, number: int, line: bytes) -> dict[str, object]:
     if line.count(b"[") + line.count(b"{") > DEEPEST and nesting_depth(row) > DEEPEST:
         problem = _TOO_DEEP
     if not (problem or isinstance(row, dict)):
-        problem = f"is a JSON {type(row).__name__}; a row is an object, one a line"
+        problem = f"is a JSON {type(row).__name__}; a row must be an object, one per line"
     if problem:
         raise PromptFileError(str(path), number, problem)
     return cast("dict[str, object]", row)

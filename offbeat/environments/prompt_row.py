@@ -92,16 +92,16 @@ def _problem_of_prompt(prompt: object) -> str | None:
             "that is needed in columns, as in {messages: prompt, answer: answer}"
         )
     if not isinstance(prompt, str):
-        return f"'prompt' is {prompt!r:.80}; it is a string"
+        return f"'prompt' is {prompt!r:.80}; it must be a string"
     return None if prompt else "'prompt' is empty; it needs at least one character"
 
 
 def _problem_of_messages(messages: object) -> str | None:
     if not isinstance(messages, list) or not messages:
-        return f"'messages' is {messages!r}; it is a list with at least one message"
+        return f"'messages' is {messages!r}; it must be a list with at least one message"
     for place, message in enumerate(cast("list[object]", messages)):
         if not isinstance(message, dict):
-            return f"messages[{place}] is {message!r}; a message is an object"
+            return f"messages[{place}] is {message!r}; a message must be an object"
         fields = cast("dict[str, object]", message)
         role = fields.get("role")
         if not isinstance(role, str) or not {"content", "tool_calls"} & fields.keys():
@@ -131,7 +131,7 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
 
 
 def read_column(row: Mapping[str, object], name: str) -> object:
-    """Return a column of a row. A dotted name that is no column looks into nested objects.
+    """Return a column of a row. A dotted name that is not a column looks into nested objects.
 
     Raises:
         KeyError: The row has no such column.
@@ -153,5 +153,5 @@ def answer_problem(row: Mapping[str, object], answer_key: str) -> str | None:
     except KeyError:
         return f"has no {answer_key!r} (keys: {', '.join(row)}); the grader compares with it"
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        return f"{answer_key!r} is {answer!r:.80}; it is a string or a number"
+        return f"{answer_key!r} is {answer!r:.80}; it must be a string or a number"
     return None if str(answer).strip() else f"{answer_key!r} is empty; it needs a value"

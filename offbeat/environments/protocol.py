@@ -60,7 +60,7 @@ class SingleTurn(Environment):
         """Return one finite reward per sample, in the order of ``result``.
 
         A reward may be ``NamedRewards``. The values in ``by_name`` are metrics, with the same names
-        for each sample. Only ``reward`` is trained. Set ``answer`` to the text that ``answers``
+        for each sample. Only ``reward`` is trained on. Set ``answer`` to the text that ``answers``
         would return if scoring finds it.
         """
 
@@ -93,13 +93,16 @@ class Episode(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, response: Response) -> tuple[int, ...] | None:
-        """Process the model's turn. Return the next observation as token ids, None at the end."""
+        """Process the model's turn.
+
+        Return the next observation as token ids, or None at the end.
+        """
 
     @abc.abstractmethod
     async def reward(self) -> float:
         """Return the finite reward of the whole episode.
 
-        Called once, after the last ``step``, so that every sample gets a reward from its author.
+        Called once, after the last ``step``, so that your code gives every sample its reward.
         Also called if the episode was cut because no turn or no room for the observation was left.
         """
 

@@ -30,7 +30,7 @@ class UnreadByTemplate(Exception):
         read = ", ".join(sorted({*self.known} - {*_SET_HERE})) or "none"
         return (
             f"the model's chat template does not read {self.field} (variables that it reads: "
-            f"{read}). Take it out, or give the model another chat_template.jinja"
+            f"{read}). Remove it, or give the model another chat_template.jinja"
         )
 
 

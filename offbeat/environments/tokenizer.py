@@ -52,7 +52,7 @@ def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> A
         try:
             kind = import_object(f"{chosen.module}:{chosen.name}")
         except (ImportError, AttributeError):
-            pass  # this machine has another version of transformers
+            pass  # this machine has a different version of transformers
         else:
             return kind.from_pretrained(model.path, local_files_only=True)
     with delay_interrupt():  # it imports torch

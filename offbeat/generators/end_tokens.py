@@ -32,7 +32,7 @@ def end_ids_of(model_path: str | Path) -> list[int]:
     return []
 
 
-STOP_IDS_FIX: Final = "Take ids of the model's tokenizer"
+STOP_IDS_FIX: Final = "Use ids of the model's tokenizer"
 
 
 def end_ids_problem(
@@ -104,5 +104,5 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     content: object = json.loads(file.read_bytes())
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is no JSON object")  # noqa: TRY004 - one error for any bad file
+        raise ValueError(f"{file} is not a JSON object")  # noqa: TRY004 - one error for any bad file
     return cast("dict[str, Any]", content)

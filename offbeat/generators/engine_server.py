@@ -98,8 +98,8 @@ class EngineServer:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate samples, but only with weights of this run.
 
-        A restarted process still has its initial weights. Any error that is no ``OffbeatError`` is
-        a bug of the engine. See ``classify``.
+        A restarted process still has its initial weights. Any error that is not an
+        ``OffbeatError`` is a bug in the engine. See ``classify``.
 
         Raises:
             EngineUnavailable: The engine holds no weights of this run, or ended before the request.
@@ -170,7 +170,7 @@ class EngineServer:
         Raises:
             BaseRefused: The engine does not serve the base of the delta. No transfer was begun, so
                 the full release may follow.
-            ReleaseLost: The ranks that hold a part have ended, or send another release.
+            ReleaseLost: The ranks that hold a part have ended, or send a different release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
         started_s, delta, version = time.perf_counter(), release.delta, release.version
@@ -262,7 +262,7 @@ class EngineServer:
                 version.
             TransferRefused: The release did not fit, or arrived damaged, or the engine no longer
                 has the initial weights. It serves the previous version.
-            CanaryFailed: The engine computes other values. It serves nothing, and its requests are
-                lost.
+            CanaryFailed: The engine computes different values. It serves nothing, and its requests
+                are lost.
         """
         raise NotImplementedError

@@ -14,11 +14,11 @@ NO_TOKENIZER_FIX: Final = (
 def advise_another_engine() -> str:
     """Return the advice to use an engine of a plug-in or, without plug-ins, another model."""
     others = suggest_engine()
-    return f"use generator.backend={others}" if others else "use a model of another family"
+    return f"use generator.backend={others}" if others else "use a model of a different family"
 
 
 class UndecodableModel(OffbeatError):
-    """Model that this engine would decode wrongly, or not at all.
+    """This engine would decode the model wrongly, or not at all.
 
     Fix: use the other engine, or another model (docs/model-proofs.md).
     """

@@ -162,7 +162,7 @@ class IncomingRelease:
         return parts
 
     async def bring_whole(
-        self, reason: str = "the loader of this engine takes whole tensors, no regions"
+        self, reason: str = "the loader of this engine takes whole tensors, not regions"
     ) -> tuple[Bytes, ...]:
         """Bring the release into main memory as whole tensors and return their chunks.
 

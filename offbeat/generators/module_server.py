@@ -202,7 +202,7 @@ class ModuleEngineServer(EngineServer):
         must not mix with another transfer.
 
         Raises:
-            TransferRefused: The adapters were trained on another model than this engine has.
+            TransferRefused: The adapters were trained on a different model than this engine has.
         """
         last, self._last = self._last, None
         if last is not None and last[0] == manifest.digest:

@@ -43,7 +43,7 @@ class TextStream:
         self.held_text = ""
         if is_unfinished:  # its bytes must not join the bytes of later tokens
             self._context, self._context_text = [], ""
-        elif piece:  # a token without text is no context
+        elif piece:  # a token without text is not context
             self._context, self._context_text = self._pending, self._decode(self._pending)
         self._pending = []
         return piece

@@ -88,7 +88,7 @@ def in_own_session() -> Generator[None, None, None]:
     """Start Ray's processes outside of this process group, within the block.
 
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
-    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
+    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends cleanly.
 
     This applies only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a
     process of Ray ends them, and finds them by the process group.
@@ -153,8 +153,8 @@ class ClusterLost(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            "this machine is no part of the Ray cluster any more: its raylet was killed or crashed, or "
-            "the network to it is cut. A resume goes on from the run directory"
+            "this machine is no longer part of the Ray cluster: its raylet was killed or crashed, or "
+            "the network to it is cut. A resume continues from the run directory"
         )
 
 
@@ -185,7 +185,7 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
                 **local,
             )
     except ConnectionError as error:
-        fix = "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone"
+        fix = "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run only on this machine"
         raise ClusterUnreachable(address, first_line(error).rstrip("."), fix) from error
     except Exception as error:
         if not_started := why_not_started(error):
@@ -208,13 +208,13 @@ def check_token(address: str) -> None:
         return
     there = has_token(os.environ, Path.home())
     if os.environ.get("RAY_AUTH_MODE") == "token" and not there:  # Ray would end the process
-        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is none here")
+        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is no token here")
     if address == "auto" or "://" in address:
         return
     try:
         GcsClient(address=address)
     except AuthenticationError as error:
-        problem = "the one here is another" if there else "there is none here"
+        problem = "the one here is different" if there else "there is none here"
         raise TokenRefused(address, problem) from error
     except (RayError, RuntimeError, ValueError):
         pass  # ray.init reports it

@@ -48,7 +48,7 @@ def leave(run_dir: Path, command: Command) -> Path:
     Raises:
         RunDirUnusable: It is not the directory of a live run, or cannot be written.
     """
-    check_live(run_dir, f"See {SUMMARY}; offbeat train --resume {run_dir} goes on with it")
+    check_live(run_dir, f"See {SUMMARY}; offbeat train --resume {run_dir} resumes it")
     inbox = run_dir / INBOX
     staged = inbox / f".{secrets.token_hex(4)}"
     file = (

@@ -184,7 +184,7 @@ class _WatchedRun:
             raise lost(error, "controller", "the run") from None
 
     def _abort(self, controller: Handle, reason: str) -> None:
-        """Ask the controller to end the run in order, if the run has begun."""
+        """Ask the controller to end the run cleanly, if the run has begun."""
         if not self.signals.begun:
             self._show(controller, _BEGUN_S)  # it may have begun since the last poll
         if not self.signals.at_once:

@@ -107,10 +107,10 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
     recipe = what.absolute().parent.parent / _CONFIG
     if what.name.startswith("state_"):
         fix = "Name checkpoints/step_N, or resume the run: it exports its model at its end"
-        raise NothingToEvaluate(str(what), "is the state of a trainer, and no model", fix)
+        raise NothingToEvaluate(str(what), "is a trainer's state, not a model", fix)
     if not recipe.exists() or not (what / _MODEL).exists():
         fix = f"Name a recipe, with model.path={what} if that is a model"
-        raise NothingToEvaluate(str(what), "is no run and no exported model of one", fix)
+        raise NothingToEvaluate(str(what), "is neither a run nor an exported model of one", fix)
     return recipe, _model_is(what)
 
 

@@ -164,7 +164,7 @@ _FORM: Final = 'Give [{"prompt": ...}, ...]'
 
 
 class BadRows(ShortInNotebooks, FixableError):
-    """Prompts that Python code passed are no rows, or hold a value that JSON would change.
+    """Prompts passed from Python are not rows, or hold a value that JSON would change.
 
     Fix: pass a list of dicts of plain values with ``prompt`` or ``messages``.
     """
@@ -183,7 +183,7 @@ def prompt_path(prompts: Any, folder: Path, argument: str = "prompts") -> str:  
         argument: Name of the argument, for errors.
 
     Raises:
-        BadRows: A row is no mapping, or holds a key or a value that JSON would change.
+        BadRows: A row is not a mapping, or holds a key or a value that JSON would change.
     """
     if isinstance(prompts, str | os.PathLike):
         return os.fspath(prompts)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- of any path
@@ -209,9 +209,9 @@ def _rows(argument: str, prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as a
         named = cast("Mapping[Any, Any]", prompts)
         splits = [repr(name) for name, rows in named.items() if hasattr(rows, "column_names")]
         fix = f"Give one of its splits: {argument}[{splits[0]}]" if splits else _FORM
-        raise BadRows(got, "it is no list of rows", fix)
+        raise BadRows(got, "it is not a list of rows", fix)
     if not hasattr(prompts, "__iter__"):
-        raise BadRows(got, "it is no list of rows", _FORM)
+        raise BadRows(got, "it is not a list of rows", _FORM)
     return prompts
 
 

@@ -64,7 +64,7 @@ def list_snapshot(model: str, revision: str | None) -> HubSnapshot:
     if "config.json" not in wanted:
         raise CannotStage(model, "it has no config.json", "Name a model that transformers can load")
     if not any(name.endswith(".safetensors") for name in wanted):
-        problem = "its weights are no *.safetensors, and pickles run code when they are loaded"
+        problem = "its weights are not *.safetensors, and pickles run code when they are loaded"
         raise CannotStage(model, problem, "Convert the weights to safetensors first")
     return HubSnapshot(model, str(info.sha), wanted)
 

@@ -85,7 +85,7 @@ def run_recipe(
 
     Args:
         recipe: A YAML file.
-        overrides: Overrides of recipe keys, as ``["steps=10"]``.
+        overrides: Overrides of recipe keys, such as ``["steps=10"]``.
         run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
 

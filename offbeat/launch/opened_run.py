@@ -26,7 +26,7 @@ from offbeat.telemetry.hub import all_trackers
 
 log = structlog.stdlib.get_logger()
 _NOT_BEGUN: Final = ("starting", "aborted", "failed")
-"""Phases, and outcomes, of a run that may never have trained under its recipe."""
+"""Phases and outcomes of a run that may never have trained under its recipe."""
 
 
 class OpenedRun(NamedTuple):

@@ -157,7 +157,7 @@ class Preview:
     def verdict(self) -> str:
         """Return one sentence on whether the rewards contain anything to learn from."""
         if self.reward is None:
-            return "Every sample has failed: training ends with the first of them."
+            return "Every sample has failed: training would end at the first one."
         share = 1.0 - self.without_signal
         if not share and all(each.is_one_answer for each in self.prompts):
             return (

@@ -57,7 +57,7 @@ def train(
     A run with one rank and the embedded engine runs in this process, unless ``runtime`` or the
     variable ``RAY_ADDRESS`` is set. Any other run uses Ray. ``train`` works in any thread, inside a
     running event loop, and for several runs in one process. Ctrl-C, or an interrupted cell, ends
-    the run in order.
+    the run cleanly.
 
     Args:
         recipe: A YAML file. The other arguments override its keys.
@@ -69,19 +69,19 @@ def train(
         reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
             summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
             names of its functions.
-        agent: ``agent(task, client) -> float``, likewise.
-        loss: ``loss(tokens, options)``, which returns the loss of each token, likewise, or the
-            section ``algorithm.loss`` of a recipe.
+        agent: ``agent(task, client) -> float``, by value or as ``module:name``.
+        loss: ``loss(tokens, options)``, which returns the loss of each token, by value or as
+            ``module:name``. Or the section ``algorithm.loss`` of a recipe.
         run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
         quiet: Print nothing.
         settings: Keys of the recipe: whole sections as dicts, dotted keys, or the last part of a key
-            if only one key has that name, as ``learning_rate``.
+            if only one key has that name, such as ``learning_rate``.
 
     Raises:
         ConfigError: The recipe cannot work. The error lists every problem.
-        BadRows: Prompts are no rows, or hold a value that JSON would change.
-        RunRefused: This machine, or an input, cannot run it, as ``offbeat check`` reports.
+        BadRows: Prompts are not rows, or hold a value that JSON would change.
+        RunRefused: This machine or an input does not allow the run; ``offbeat check`` says why.
         TrainingFailed: The run ended with an error.
         RunInterrupted: It was interrupted, and ``resume`` can continue it.
     """
@@ -132,7 +132,7 @@ def preview(
 
     Raises:
         ConfigError, BadRows, RunRefused: As ``train``.
-        PreviewFailed: It ended with an error.
+        PreviewFailed: The preview ended with an error.
     """
     from offbeat.launch.preview import preview_recipe  # slow to import
 
@@ -155,8 +155,7 @@ def resume(
 ) -> Run:
     """Continue a run that was interrupted, killed or has failed, and return it when it has ended.
 
-    Pass every object again that was passed by value: its digest is compared with the recorded
-    digest.
+    Pass again every object that was passed by value: its digest is compared with the recorded one.
 
     Args:
         run_dir: Directory of the run.
@@ -166,7 +165,7 @@ def resume(
         changed_code: Continue although the code of reward, environment, sampler or loss has
             changed.
         quiet: Print nothing.
-        settings: Keys of the recipe to change, as ``steps``.
+        settings: Keys of the recipe to change, such as ``steps``.
 
     Raises:
         NoRunInDirectory: The directory holds no run.
@@ -353,7 +352,7 @@ def _check_recipe(recipe: object) -> None:
         raise bad_argument("recipe", problem, hint)
     path = Path(recipe)  # pyright: ignore[reportUnknownArgumentType] -- of any path
     hint_by_file = {
-        CONFIG: f"Go on with a run: offbeat.resume({str(path)!r}).",
+        CONFIG: f"Continue a run: offbeat.resume({str(path)!r}).",
         "config.json": f"Give a model by name: model={str(path)!r}.",
     }
     if path.is_dir():

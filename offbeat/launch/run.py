@@ -61,7 +61,7 @@ class NothingExported(ShortInNotebooks, FixableError):
 
 
 class RunRefused(ShortInNotebooks, OffbeatError):
-    """A run does not begin. ``problems`` are all problems that were found.
+    """A run was refused. ``problems`` lists all problems that were found.
 
     Fix: fix the listed problems.
     """
@@ -83,7 +83,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
     go_on: str  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"{self.error}\nlogs: {self.run_dir}/logs; go on: {self.go_on}"
+        return f"{self.error}\nlogs: {self.run_dir}/logs; to resume: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -91,7 +91,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted. It ended in order and can be resumed.
+    """A run was interrupted. It ended cleanly and can be resumed.
 
     Fix: resume the run to continue.
     """
@@ -102,7 +102,7 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
         self.go_on = go_on  # the call that resumes the run
 
     def __str__(self) -> str:
-        return f"the run ended in order; go on: {self.go_on}"
+        return f"the run ended cleanly; to resume: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -209,11 +209,11 @@ class Run:
         Args:
             reward: As in ``offbeat.train``. In another process, pass it again if it was passed by
                 value.
-            agent: Likewise.
+            agent: The same for an agent.
 
         Raises:
-            PreviewFailed: It ended with an error.
-            RunRefused: This machine, or an input, cannot run it.
+            PreviewFailed: The preview ended with an error.
+            RunRefused: This machine or an input does not allow the run.
         """
         from offbeat.config.loader import load_recipe
         from offbeat.launch.preview import preview_recipe
@@ -322,7 +322,7 @@ class LiveRun(Run):
         """Start the run, and return when it has a directory.
 
         Raises:
-            RunRefused: It does not begin.
+            RunRefused: The run was refused.
         """
         self._session = session
         self._end: RunEnd | BaseException | None = None
@@ -379,7 +379,7 @@ class LiveRun(Run):
         return not self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Wait for the end of the run and return it. Ctrl-C ends the run in order.
+        """Wait for the end of the run and return it. Ctrl-C ends the run cleanly.
 
         Raises:
             TrainingFailed: It ended with an error.
@@ -398,7 +398,7 @@ class LiveRun(Run):
     def stop(self) -> None:
         """Ask the run to end after its step in progress. Return at once.
 
-        The run writes a checkpoint and its model, and can be resumed. Before it has begun, it ends
+        The run writes a checkpoint and its model, and can be resumed. A run that has not begun ends
         at once.
         """
         from offbeat.launch.control import leave  # imported already: it is slow
@@ -446,9 +446,9 @@ def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     ``is_asked``: ``stop`` asked for the end, so the end is not an interruption.
 
     Raises:
-        RunRefused: It did not begin.
+        RunRefused: The run was refused.
         TrainingFailed: It ended with an error.
-        RunInterrupted: It was interrupted, and has ended in order.
+        RunInterrupted: It was interrupted, and has ended cleanly.
         KeyboardInterrupt: It was interrupted before it began.
     """
     if end is not None and end.problems:

@@ -104,5 +104,5 @@ def next_commands(directory: Path, summary: Summary, go_on: str, *, in_python: b
     commands = {"one page": report}
     ended_early = summary.outcome != "finished" or summary.ended_by
     if ended_early and go_on:
-        commands["go on"] = go_on
+        commands["resume"] = go_on
     return "\n".join(["next", *(f"{what:10} {command}" for what, command in commands.items())])

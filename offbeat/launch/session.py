@@ -120,7 +120,7 @@ _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM
 
 
 class Interrupted(BaseException):
-    """A signal arrived before the run could end in order, or a second signal arrived."""
+    """A signal arrived before the run could end cleanly, or a second signal arrived."""
 
     def __init__(self, signals: "Signals") -> None:
         super().__init__(signals.reason)
@@ -145,7 +145,7 @@ class Signals:
 
     @property
     def at_once(self) -> bool:
-        """Return whether the run cannot, or must not, end in order."""
+        """Return whether the run cannot, or must not, end cleanly."""
         return self.received is not None and (self._again or not self.begun)
 
     @contextmanager
@@ -175,7 +175,7 @@ class Signals:
                 raise Interrupted(self)
 
     def stop(self, reason: str = signal.SIGINT.name) -> None:
-        """Request the run's end in order, as the first signal does. Any thread may call this."""
+        """Request a clean end of the run, as the first signal does. Any thread may call this."""
         self._receive(signal.SIGINT, reason)
 
     def _receive(self, received: signal.Signals, reason: str) -> None:

@@ -202,7 +202,7 @@ def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
         key, _, value = override.partition("=")
         if is_secret_key(key) or redacted(value) != value:
             problem = (
-                f"{key} looks like a secret, and the command of a job is no place for one. Have your "
+                f"{key} looks like a secret, and a job's command is not the place for one. Have your "
                 "code read it from an environment variable of the cluster"
             )
             raise CannotPack(str(working_dir), problem)

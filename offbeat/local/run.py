@@ -138,7 +138,7 @@ class _WatchedRun:
 
         Raises:
             OffbeatError: The run ended with this error, or its controller is silent for too long.
-            Interrupted: A signal came before the run could end in order.
+            Interrupted: A signal came before the run could end cleanly.
         """
         controller, signals = self.controller, self.signals
         signals.watched = True

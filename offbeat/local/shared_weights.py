@@ -8,7 +8,7 @@ progress. - After an applied step, each engine continues once it has committed t
 a step that was not applied, the engines continue. So they do after a finish that was refused
   because an earlier call of its step had failed.
 - A finish that raised keeps the gate closed until a restore. Engines load the restored release.
-- A replaced trainer has other tensors. Its former engines fail and are replaced.
+- A replaced trainer has different tensors. Its former engines fail and are replaced.
 
 Publishing copies nothing. Epochs, acks, digests and canaries are the same as in every other
 transport.
@@ -79,7 +79,7 @@ class WeightGate:
             return was_open
 
     def open(self, *, changed: bool) -> None:
-        """Permit use again, of a new edition if the weights have changed."""
+        """Permit use again, with a new edition if the weights have changed."""
         with self._changed:
             self._edition += changed
             self._is_closed = False

@@ -35,9 +35,7 @@ def _describe(error: ValueError | RecursionError) -> str:
             problem = (
                 f"holds \\u{ord(error.object[error.start]):04x}, a lone surrogate, which is half"
             )
-            return (
-                f"{problem} of a character and no text; take it out, or write the whole character"
-            )
+            return f"{problem} of a character, not text; remove it, or write the whole character"
         case _NotFinite():
             return f"holds {error}, which JSON does not have; write null, or leave the key out"
         case json.JSONDecodeError():

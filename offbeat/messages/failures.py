@@ -142,7 +142,7 @@ class StrayMediaToken(RolloutFailed):
 class ActorLost(OffbeatError):
     """A remote process died, or can no longer be reached.
 
-    Fix: none while budgets last; raise memory if it comes back. Of the controller: resume.
+    Fix: none while budgets last. If it recurs, raise memory; if the controller was lost, resume.
     """
 
     actor: str
@@ -180,7 +180,7 @@ class ArgumentLost(ActorLost):
     object_id: str  # as in ``ObjectRef.hex()``
 
     def __str__(self) -> str:
-        return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
+        return f"{self.actor} is alive, but an argument of {self.during} is lost: {self.detail}"
 
 
 class StartFailed(OffbeatError):
@@ -246,7 +246,7 @@ class DeadlineExceeded(OffbeatError):
 class StaleFence(OffbeatError):
     """A call of an older controller incarnation, or of another run, was refused.
 
-    Fix: end the second controller; without one, report it.
+    Fix: end the second controller; if there is none, report it.
     """
 
     actor: str
@@ -278,7 +278,7 @@ class StepAlreadyOpen(OffbeatError):
 
 
 class StepOutOfOrder(OffbeatError):
-    """A call of a train step has a key that is not the next key.
+    """A call of a train step has a key other than the expected one.
 
     Fix: report it.
     """
@@ -314,7 +314,7 @@ class TrainerCall(enum.StrEnum):
 
 
 class TrainStepFailed(OffbeatError):
-    """A call of a train step raised on a rank that is still alive. Abort and retry may help.
+    """A call of a train step raised on a rank that is still alive. Aborting and retrying may help.
 
     Fix: lower ``trainer.max_tokens_per_microbatch`` if memory is short; else see the named line.
     """
@@ -347,7 +347,7 @@ class WeightsUnmoved(OffbeatError):
             f"step {self.step} had learning rate {self.learning_rate:g} and gradient norm "
             f"{self.grad_norm:g}, but none of {self.sampled:,} sampled weights with a gradient "
             f"changed (trainer rank {self.rank}): the update is below the precision of their "
-            "type, or the optimizer updates other tensors than the model's. Raise "
+            "type, or the optimizer updates tensors that are not the model's. Raise "
             "trainer.optimizer.learning_rate; if it is not tiny, report this as a bug"
         )
 
@@ -387,7 +387,7 @@ class PayloadLost(OffbeatError):
 class CheckpointFailed(OffbeatError):
     """A checkpoint could not be written or loaded. Complete checkpoints are not affected.
 
-    Fix: check space and rights of the disk; older checkpoints stay.
+    Fix: check the disk's free space and permissions; older checkpoints stay.
     """
 
     rank: int
@@ -458,7 +458,7 @@ class ReleaseLost(OffbeatError):
 
 
 class CanaryFailed(WeightSyncFailed):
-    """An engine received a release intact, but computes other values from it than the trainer.
+    """An engine received a release intact, but computes different values from it than the trainer.
 
     Fix: none: the engine is synced once more, then replaced.
     """
@@ -491,7 +491,7 @@ class InitialWeightsChanged(OffbeatError):
     def __str__(self) -> str:
         return (
             f"model.path has weights {self.found}, but this run began with {self.began}: a "
-            "rewind to its start and the KL reference would use another model. Restore the "
+            "rewind to its start and the KL reference would use a different model. Restore the "
             "original weights, or start a new run"
         )
 
@@ -499,7 +499,7 @@ class InitialWeightsChanged(OffbeatError):
 class SchemaError(OffbeatError):
     """A column of a payload violates the schema.
 
-    Fix: return the columns that the message wants; outside of user code, report it.
+    Fix: return the columns that the message names. If your code does not make them, report a bug.
     """
 
     column: str

@@ -1,7 +1,7 @@
 """Frames on a stream of bytes: a header with the length of the body, then the body.
 
-The plain header is only the length. The journal's files use other frames, because they distinguish
-a torn tail from damage.
+The plain header is only the length. The journal's files use different frames, because they
+distinguish a torn tail from damage.
 """
 
 import struct

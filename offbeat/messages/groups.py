@@ -42,7 +42,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
     # Scored and reported, never trained. Prompt indices refer to the evaluation's source
     evaluation: bool = False
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.mixture
-    min_valid_samples: int = 1  # with fewer samples that are not masked the group fails
+    min_valid_samples: int = 1  # the group fails with fewer unmasked samples
     eval_set: str = ""  # name of the evaluation's set; empty: the only set
     version: int = 0  # version that the engine had acked at dispatch
 

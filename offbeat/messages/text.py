@@ -12,7 +12,7 @@ COLUMNS: Final = 80
 """Columns of a page of text, on a terminal and in a pipe."""
 
 SAMPLE_CHARACTERS: Final = 4096
-"""Characters kept of a prompt, or a response, of an evaluation.
+"""Characters kept of a prompt or response in an evaluation.
 
 The controller holds all its samples in memory: thousands of them, and a model may write any length.
 """

@@ -64,7 +64,7 @@ class FullReason(enum.StrEnum):
     NO_BASE = "no_base"  # the trainer's process has published nothing since it started or rewound
     TOO_LARGE = "too_large"  # the changes are more than half of the full release
     UNKNOWN_BASE = "unknown_base"  # the controller does not know that the engine serves the base
-    REFUSED = "refused"  # the engine serves another release than the controller assumed
+    REFUSED = "refused"  # the engine serves a different release than the controller assumed
 
 
 class WeightDelta(msgspec.Struct, frozen=True):

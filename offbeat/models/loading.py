@@ -96,7 +96,7 @@ _log = structlog.stdlib.get_logger()
 class WeightsMismatch(FixableError):
     """The weight files of a directory do not fit the model that its config describes.
 
-    Fix: bring ``config.json`` and weight files of one model together.
+    Fix: put ``config.json`` and weight files of one model together.
     """
 
     missing: tuple[str, ...]
@@ -285,7 +285,10 @@ def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _hold_equal(files: Mapping[str, Path], *names: str) -> bool:
-    """Return whether two tensors of files are equal. Also true if one has another name there."""
+    """Return whether two tensors of files are equal.
+
+    Also true if one has a different name there.
+    """
     held = [each if each in files else each.partition(".")[2] for each in names]
     if not all(each in files for each in held):
         return True  # the start of a run compares the loaded weights
@@ -315,7 +318,7 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
     parts = (
         (missing, "lack {} of the model ({})"),
         (unexpected, "contain {} that the model lacks ({})"),
-        (reshaped, "contain {} with another shape than in the model ({})"),
+        (reshaped, "contain {} with a different shape than in the model ({})"),
     )
     problems = [
         said.format(_count(names), list_names(names, _NAMED)) for names, said in parts if names

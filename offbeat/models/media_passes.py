@@ -25,7 +25,7 @@ from offbeat.models.media_rules import MediaRules
 
 
 class FeaturesMismatch(RuntimeError):
-    """An encoder returned another number of features than its config requires."""
+    """An encoder returned a different number of features than its config requires."""
 
     def __init__(self, model: str, features: int, wanted: int) -> None:
         super().__init__(model, features, wanted)

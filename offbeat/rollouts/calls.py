@@ -100,7 +100,8 @@ class EngineClient:
 
         Raises:
             StrayMediaToken: It is a text with a token that represents media.
-            RolloutFailed: Its placeholders do not match its media, or the model reads other media.
+            RolloutFailed: Its placeholders do not match its media, or the model reads different
+                media.
         """
         problem = self.media_tokens.problem_of_prompt(prompt.token_ids, prompt.media)
         if problem and prompt.media is None:

@@ -44,7 +44,7 @@ class TextlessTokens:
                 tokens=count,
                 of=len(trained),
                 problem="the tokenizer has no such ids: they are trained, and no reward sees them",
-                fix="cut the model's embeddings to the tokenizer, or train it never to draw them",
+                fix="cut the model's embeddings to the tokenizer, or train it not to draw them",
                 metric="rollout/textless_fraction",
             )
         return count
@@ -71,8 +71,8 @@ def response_texts(
 ) -> tuple[str, ...]:
     """Return the text of each sample, with special tokens because they show turns and the end.
 
-    For a sample with several branches it is the text of the last branch, which its last turn ends.
-    A sample without any turn has an empty text.
+    For a sample with several branches, this is the text of the last branch, the one with the last
+    turn. A sample without any turn has an empty text.
     """
     ids, offsets = columns[RESPONSE_IDS], columns[RESPONSE_OFFSETS].tolist()
     turns = receipt.turns or (1,) * receipt.samples

@@ -89,7 +89,7 @@ class RolloutLog:
         file_waits_s: tuple[float, float] = FILE_WAITS_S,
         files: Files | None = None,
     ) -> None:
-        """Create the log. ``incarnation`` is unique to this process, also in a resumed run.
+        """Create the log. ``incarnation`` is unique to this process, even in a resumed run.
 
         File names begin with it. With ``files``, they are transferred to the run directory on
         another machine, and no file stays on this machine.

@@ -170,8 +170,8 @@ def pack_samples(
     ``media`` are the pictures of the prompt.
 
     Raises:
-        RolloutFailed: ``too_few_valid_samples``, also if no sample has a token; or ``schema``, as
-            ``pack_columns``.
+        RolloutFailed: ``too_few_valid_samples``, including the case that no sample has a token; or
+            ``schema``, as ``pack_columns``.
     """
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]
@@ -214,7 +214,7 @@ def pack_with_own_prompts(
         raise make_failure(task, FailureKind.DATA, "prompts_differ", detail)
     names = {frozenset(one.rewards_by_name) for one in valid}
     if len(names) > 1:
-        detail = f"samples returned rewards by other names: {[sorted(each) for each in names]}"
+        detail = f"samples returned rewards by different names: {[sorted(each) for each in names]}"
         raise make_failure(task, FailureKind.DATA, "reward_names_differ", detail)
     for each in samples:
         each.transcript.move_behind(prompt_ids)
@@ -222,7 +222,7 @@ def pack_with_own_prompts(
 
 
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
-    """Return the seed of a model call. A retry gets another seed, or it would fail again."""
+    """Return the seed of a model call. A retry gets a different seed, or it would fail again."""
     again = f":{retry}" if retry else ""
     return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
 

@@ -137,7 +137,7 @@ async def _score(task: RolloutTask, environment: SingleTurn, result: GenerateRes
     names = named[0].by_name.keys()
     if any(each.by_name.keys() != names for each in named):
         found = [sorted(each.by_name) for each in named]
-        detail = f"samples have rewards by other names: {found}"
+        detail = f"samples have rewards by different names: {found}"
         raise make_failure(task, FailureKind.DATA, "reward_names_differ", detail)
     for sample, each in enumerate(named):
         for value in each.by_name.values():

@@ -50,7 +50,7 @@ class BadName(OffbeatError):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.name!r} is no name of a file below {', '.join(FOLDERS)} of the run directory"
+        return f"{self.name!r} is not the name of a file below {', '.join(FOLDERS)} of the run directory"
 
 
 class TooMuch(OffbeatError):

@@ -49,13 +49,13 @@ CONFIG: Final = "config.yaml"
 SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
 RETRAINED: Final = "retrain.json"
-"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is no run."""
+"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is not a run."""
 
 
 class RunDirUnusable(FixableError):
     """The run directory cannot be used.
 
-    Fix: use another ``--run-dir``, bring ``journal/`` back, or resume with the old keys.
+    Fix: use another ``--run-dir``, restore ``journal/``, or resume with the old keys.
     """
 
     form = "run directory {}: {}. {}"
@@ -118,8 +118,8 @@ def make_run_dir(
     raise RunDirUnusable(
         str(wanted),
         "it holds another run",
-        f"{command}, or go on with it: offbeat train --resume {wanted}",
-        f"{call}, or go on with it: {_resume_call(wanted)}",
+        f"{command}, or resume it: offbeat train --resume {wanted}",
+        f"{call}, or resume it: {_resume_call(wanted)}",
     )
 
 
@@ -305,13 +305,13 @@ def _find_changed_inputs(
     now = input_digests(config, here, before)
     code = targets(config)
     problems = {
-        key: "has other prompts than those the run has drawn from"
+        key: "has different prompts from those the run has drawn from"
         + _commits(key, path, now, before, recipe)
         for key, path in prompt_paths(config).items()
     }
-    problems[MODEL] = "has another config, tokenizer or code than the run began with"
+    problems[MODEL] = "has a different config, tokenizer or code from the one the run began with"
     problems |= dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
-    scored = "has other prompts under the same name than those the run was scored on"
+    scored = "has different prompts under the same name from those the run was scored on"
     problems |= dict.fromkeys(evaluation_paths(config), scored)
     same = {key: before[key] == now[key] for key in before.keys() & now.keys()}
     if changed_code:
@@ -329,7 +329,7 @@ def _commits(
 
 
 def _other_code(before: str, here: Path) -> str:
-    problem = "leads to other source code than the run began with"
+    problem = "leads to different source code from the one the run began with"
     if before and before != str(here):
         return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
     return problem
@@ -400,8 +400,8 @@ def _check_fixed(
             f"{start_anew}"
         )
         if any(inputs.get(key) for key in code):
-            command += ". To go on with changed code, add --changed-code"
-            call += ". To go on with changed code, pass changed_code=True"
+            command += ". To continue with changed code, add --changed-code"
+            call += ". To continue with changed code, pass changed_code=True"
         raise RunDirUnusable(str(directory), "; ".join(changed), command, call)
 
 

@@ -56,7 +56,9 @@ class EvaluationUnreadable(OffbeatError):
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.path} is no evaluation that can be read: {self.problem}. Restore it, or move it away"
+        return (
+            f"{self.path} is not a readable evaluation: {self.problem}. Restore it, or move it away"
+        )
 
 
 class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ class NoRegularFile(OffbeatError):
     path: str
 
     def __str__(self) -> str:
-        return f"{self.path} is no regular file. Is it the file that the run wrote?"
+        return f"{self.path} is not a regular file. Is it the file that the run wrote?"
 
 
 def regular_bytes(path: Path) -> int:

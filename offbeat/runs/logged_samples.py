@@ -65,7 +65,7 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
         try:
             text = read_limited(path, TOKENIZER_BYTES).decode()
             return TokenText(Tokenizer.from_str(text))
-        except Exception:  # noqa: BLE001, S112  tokenizers raises Exception itself for what is no tokenizer
+        except Exception:  # noqa: BLE001, S112  tokenizers raises Exception itself for other files
             continue
     return TokenText(None)
 

@@ -86,7 +86,7 @@ def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
     Raises:
         NotARun: The directory contains no journal.
         JournalCorrupt: A file of the journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
     """
     return read_journal(find_journal(Path(run_dir)))
 

@@ -26,7 +26,7 @@ class RunJournal:
             NotARun: The journal is missing.
             NoRegularFile: A name in it is not a regular file.
             JournalCorrupt: A segment that had to be read is damaged.
-            JournalVersion: Another version of offbeat wrote it.
+            JournalVersion: A different version of offbeat wrote it.
         """
         journal = find_journal(run_dir)
         self._read: JournalParts = read_parts(journal)

@@ -127,7 +127,7 @@ def _given(config: CustomSamplerConfig, groups_per_step: int) -> dict[str, int]:
     given = {"groups_per_step": groups_per_step, "max_staleness": config.max_staleness}
     if twice := sorted(given.keys() & config.options.keys()):
         problem = f"sampler.options has {', '.join(twice)}, which the run passes already"
-        raise SamplerNotLoaded(config.target, problem, "Take it out of sampler.options")
+        raise SamplerNotLoaded(config.target, problem, "Remove it from sampler.options")
     return given
 
 

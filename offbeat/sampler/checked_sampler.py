@@ -135,6 +135,6 @@ def _short(value: object) -> str:
 def _is_int(value: object) -> bool:
     """Return whether this is a plain integer.
 
-    The journal cannot hold a numpy integer, and True is no prompt index.
+    The journal cannot hold a numpy integer, and True is not a prompt index.
     """
     return type(value) is int

@@ -23,7 +23,7 @@ class InOrder:
     1. With ``max_staleness`` 0 this is synchronous training.
 
     A batch holds exactly the prompts stamped for it. So a dropped prompt is replaced by a fresh
-    one, for whose rollout the step waits, and never by a group of a later step.
+    one, never by a group of a later step, and the step waits for its rollout.
 
     If a stop ends a step early, the step leaves groups behind. They go first in the following
     steps, and each group that they displace moves to the next step. Groups bound to no step are

@@ -47,7 +47,7 @@ Groups = Mapping[int, OutstandingGroup]
 
 
 class View(Protocol):
-    """Run as a policy sees it: live, and read only. Versions are weight versions.
+    """A run as a policy sees it: live and read-only. Versions are weight versions.
 
     Every value here is updated with each move of a group. So the cost of a policy that reads only
     the values it needs does not depend on the number of outstanding groups.
@@ -67,7 +67,7 @@ class View(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Return the number of admitted groups that are at no engine.
+        """Return the number of admitted groups that are not at any engine.
 
         They will be sampled at ``serving_version`` or later.
         """
@@ -90,7 +90,7 @@ class View(Protocol):
 
     @property
     def batch_deficits(self) -> Mapping[int, int]:
-        """Return how many groups a step goes without, by step."""
+        """Return how many groups each step trains without, by step."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class Sampler(Protocol):
     """Protocol of a staleness policy.
 
     It guarantees a bound, provided that every admitted group is claimed according to ``select`` or
-    leaves by a failure. Then every trained token is at most ``max_staleness`` versions old.
+    leaves because of a failure. Then every trained token is at most ``max_staleness`` versions old.
     """
 
     @property
@@ -126,7 +126,7 @@ class Sampler(Protocol):
 
     @property
     def max_outstanding_groups(self) -> int:
-        """Return the most groups that may be admitted and not yet trained."""
+        """Return the maximum number of groups that are admitted but not yet trained."""
         ...
 
     def admit(self, view: View) -> Admission | None:

@@ -60,8 +60,9 @@ starts with *None* says what offbeat does instead.
 _REPORTED: Final = """
 ## Please report
 
-These errors mean that two parts of offbeat disagree. The run ends instead of training on. Send the line, `config.yaml`,
-`journal/` and `logs/`. Secrets are redacted in config and logs, not in the reasons of rewinds in the journal.
+These errors mean that two parts of offbeat disagree. The run ends rather than train on. Send the
+line, `config.yaml`, `journal/` and `logs/`. Secrets are redacted in config and logs, not in the
+reasons of rewinds in the journal.
 
 | error | meaning |
 |---|---|
@@ -70,7 +71,7 @@ _REASONS: Final = """
 ## Reasons of failed rollouts
 
 *data*: retried `rollout.data_retries` times, then dropped. *infrastructure*: retried elsewhere. *bug*: ends the run.
-The name of another class is a bug, too.
+If the reason is the name of an exception class, that is a bug, too.
 
 | reason | kind | meaning | fix |
 |---|---|---|---|

@@ -22,7 +22,7 @@ from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
 FOLDER: Final = "evaluations"
-_PREVIEWS: Final = "previews"  # the column has another name than the sample's field
+_PREVIEWS: Final = "previews"  # the column has a different name than the sample's field
 _NAME: Final = re.compile(r"(\d{6,})\.parquet")
 log = structlog.stdlib.get_logger()
 

@@ -288,7 +288,7 @@ def dump_stacks_on_signal() -> None:
 def pause_collections() -> Generator[None]:
     """Disable garbage collection in the block, which imports large libraries.
 
-    An import creates a million objects that stay and are no garbage. Collections would search them
+    An import creates a million objects that stay and are not garbage. Collections would search them
     again and again. Later collections also skip all objects that exist at the end of the block;
     ``gc.unfreeze`` returns them to the collector.
     """

@@ -16,7 +16,7 @@ class MetricRecord(msgspec.Struct, frozen=True):
     version: int  # trainer version after the step; for an evaluation, the scored version
     time_s: float  # Unix time of the end of the step or evaluation
     metrics: dict[str, float]
-    samples: StepSamples | None = None  # of a step, if a sink wants them; no part of the line
+    samples: StepSamples | None = None  # of a step, if a sink wants them; not part of the line
 
 
 EVALUATION: Final = "eval/"
@@ -57,7 +57,7 @@ def decode_line(line: bytes) -> MetricRecord:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """Read every complete record of a ``metrics.jsonl``, also of a live or crashed run."""
+    """Read every complete record of a ``metrics.jsonl``, even of a live or crashed run."""
     lines = path.read_bytes().split(b"\n")
     return [decode_line(line) for line in lines[:-1]]  # the last item is a torn record
 

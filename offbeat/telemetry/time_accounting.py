@@ -188,9 +188,9 @@ def verdict(
         trainer: Seconds or shares by ``TrainerTime``.
         generators: Seconds or shares of all engines together, by ``GeneratorTime``.
         generate_s: Seconds that a group spends in the engine.
-        reward_s: Seconds that a group spends in environment and reward. If the trainer waits for
-            groups and this part is the longer one, or engines are idle for longer than they compute
-            while groups are out, the reward is the cause.
+        reward_s: Seconds that a group spends in environment and reward. The reward is the cause in
+            two cases: the trainer waits for groups and ``reward_s`` exceeds ``generate_s``; or,
+            while groups are out, engines are idle for longer than they compute.
 
     Returns:
         ``BALANCED`` if no wait exceeds a quarter of the time. Waiting that follows from an

@@ -144,7 +144,7 @@ class TraceJson:
     def open(self, unix_s: float) -> tuple[int, float]:
         """Create the file, or continue after its last whole event.
 
-        A file with other content is renamed to ``trace.json.unreadable``.
+        A file with different content is renamed to ``trace.json.unreadable``.
 
         Returns:
             The number of controllers that have written before, and the Unix time of the trace's 0.

@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and close. Called last, also after an ``open`` that raised."""
+        """Flush and close. Called last, even after an ``open`` that raised."""
         ...
 
 
@@ -54,7 +54,7 @@ class SampleSink(Sink, Protocol):
 
 
 class SinkUnusable(FixableError):
-    """Sink that can never work in this process, so a retry would not help.
+    """A sink can never work in this process, so a retry would not help.
 
     Fix: install or configure the tracker, or turn it off; metrics stay in ``metrics.jsonl``.
     """

@@ -12,8 +12,8 @@ def prove_loss(
 ) -> None:
     """Prove that a run can use a loss: on random tokens, in any division into calls.
 
-    The loss is finite, has a gradient, repeats and changes no input. A token's loss depends only on
-    its sequence.
+    The loss must be finite, have a gradient, be reproducible and change no input. A token's loss
+    depends only on its sequence.
 
     Args:
         loss: The function that ``algorithm.loss.target`` would name.
@@ -35,8 +35,8 @@ def prove_loss(
 def prove_advantage(advantage: Callable[..., Any]) -> None:
     """Prove that a run can use an advantage estimator: on the rewards of some groups.
 
-    The estimator returns one finite number per reward and repeats. It does not depend on the order
-    of samples.
+    The estimator must return one finite number per reward, be reproducible, and not depend on the
+    order of samples.
 
     Raises:
         AdvantageRefused: It lacks one of these properties.

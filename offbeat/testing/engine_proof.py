@@ -220,9 +220,10 @@ class _Proof:
             for seed in (7, 7, 8)
         ]
         if not np.array_equal(one.token_ids, again.token_ids):
-            problem, fix = "a seed brings other tokens the second time", "Draw each by the seed"
+            problem = "the same seed gives different tokens the second time"
+            fix = "Draw each by the seed"
         elif np.array_equal(one.token_ids, other.token_ids):
-            problem, fix = "two seeds bring the same tokens", "Draw by SamplingParams.seed"
+            problem, fix = "two seeds give the same tokens", "Draw by SamplingParams.seed"
         elif all(len({tuple(each) for each in _samples(drawn)}) == 1 for drawn in (one, other)):
             problem, fix = "all samples of a request are alike", "Draw each sample on its own"
         else:

@@ -31,10 +31,10 @@ def prove_engine(
     """Prove that engines serve exactly the weights of the version that they stamp.
 
     Loads releases of the model and of changed weights, a damaged release, and a release with the
-    canary of other weights. Each token's logprob is compared with a plain forward pass under the
-    weights of its version. Also tests seeds, stop tokens, cancelled requests and requests that are
-    open while a release fails. Then a second engine, with many end ids in its copy of the model,
-    tests end ids.
+    canary of different weights. Each token's logprob is compared with a plain forward pass under
+    the weights of its version. Also tests seeds, stop tokens, cancelled requests and requests that
+    are open while a release fails. Then a second engine, with many end ids in its copy of the
+    model, tests end ids.
 
     A step that never returns is reported after the deadline. It keeps its thread, and so its
     process, because nothing in a process can end a thread. A server that blocks its event loop also

@@ -51,7 +51,7 @@ ANSWERS: Final = ("", "0", "42", "The answer is 42.", "\n\n", '}{"', "ä漢🙂"
 
 
 class EnvironmentRefused(FixableError):
-    """An environment with groups that would fail, or rewards that are no function of the answer.
+    """An environment with groups that would fail, or rewards that are not a function of the answer.
 
     Fix: correct the environment as the message says.
     """

@@ -17,6 +17,6 @@ cpu_time              CPU seconds of a rank's process in a step
 memory                peak memory of a rank in each phase of a step
 no_trainer            trainer of an evaluation, which trains nothing
 sides                 the two sides of an image-text model: vision tower and language model
-trainer_plugin        interface of a backend that a plug-in brings
+trainer_plugin        interface of a backend that a plug-in provides
 movement              check that an optimizer step changed the weights
 """

@@ -285,7 +285,7 @@ class TrainerBackend(ABC):
     def save_state(self, directory: Path) -> None:
         """Write everything that ``load_state`` needs into an empty directory, without syncing it.
 
-        All ranks call it together, with the same directory.
+        All ranks must call it together, with the same directory.
 
         Raises:
             OSError: The disk is full or failed.
@@ -322,7 +322,7 @@ class TrainerBackend(ABC):
     def current_digest(self) -> str:
         """Return ``weights_digest()``, computed at the first call after the weights changed.
 
-        All ranks call it together.
+        All ranks must call it together.
         """
         if self._current_digest is None:
             self._current_digest = self.weights_digest()
@@ -398,7 +398,7 @@ class TrainerBackend(ABC):
         """Return the most probable next tokens after prompts of equal length.
 
         The current weights are used. ``quantize`` is a name of ``sync.quantize``: with it, each
-        matrix that it quantizes has the values that engines compute with. All ranks call it
+        matrix that it quantizes has the values that engines compute with. All ranks must call it
         together, and the result of rank 0 counts. Weights and gradients of an open step are
         unchanged.
         """

@@ -6,7 +6,7 @@ from offbeat.messages.failures import FixableError, OffbeatError
 class UntrainableModel(FixableError):
     """A model that this trainer cannot train correctly.
 
-    Fix: use another model, backend or parallel size (docs/model-proofs.md).
+    Fix: use a different model, backend or parallel size (docs/model-proofs.md).
     """
 
     form = "{} cannot be trained: it {}. {}"
@@ -82,6 +82,6 @@ class AbsentModule(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.module} was called, and this model holds the {self.side} side alone. "
+            f"{self.module} was called, and this model holds the {self.side} side only. "
             "Leave trainer.encoder out, or set trainer.backend to torch"
         )

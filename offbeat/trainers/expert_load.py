@@ -86,7 +86,7 @@ class ExpertLoad:
     def apply(self, biases: Sequence[tuple[int, Tensor]]) -> None:
         """End an applied optimizer step: set shares and metrics, and update biases.
 
-        All ranks call it.
+        All ranks must call it.
 
         Args:
             biases: Layer index and bias [E] of each router of this rank that has a bias.

@@ -220,7 +220,7 @@ class ModelTrainer(TrainerBackend):
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order, tied ones once.
 
-        All ranks call it together.
+        All ranks must call it together.
         """
         return self.model_state.iterate_weights()
 
@@ -229,7 +229,10 @@ class ModelTrainer(TrainerBackend):
         return self.model_state.held_regions()
 
     def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
-        """Write a Hugging Face directory as ``ModelState.export`` does. All ranks call it together."""
+        """Write a Hugging Face directory as ``ModelState.export`` does.
+
+        All ranks must call it together.
+        """
         self.model_state.export(Path(directory), file_bytes=file_bytes)
 
     def _save(self, directory: Path) -> None:
@@ -249,7 +252,10 @@ class ModelTrainer(TrainerBackend):
         return super().current_digest()
 
     def weights_digest(self) -> str:
-        """Compute one digest over names and bytes of all weights. All ranks call it together."""
+        """Compute one digest over names and bytes of all weights.
+
+        All ranks must call it together.
+        """
         return shared_digest(self.iterate_weights(), self.peers)
 
     # --- the step --------------------------------------------------------------------------------
@@ -286,7 +292,7 @@ class ModelTrainer(TrainerBackend):
     def _add_groups(
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> ChunkResult:
-        """Add gradients and sums of this rank's groups. All ranks call it together."""
+        """Add gradients and sums of this rank's groups. All ranks must call it together."""
 
         def compute_loss(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
             assert trained is not None  # noqa: S101 -- only groups have wanted tokens
@@ -359,7 +365,10 @@ class ModelTrainer(TrainerBackend):
         )
 
     def _sums_of_updates(self) -> Iterator[StepSums]:
-        """Yield the sums of each optimizer step while its gradients exist. All ranks call it."""
+        """Yield the sums of each optimizer step while its gradients exist.
+
+        All ranks must call it.
+        """
         step = self._step
         if step.loss.optimizer_steps == 1:
             yield step

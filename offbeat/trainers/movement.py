@@ -1,10 +1,10 @@
 """Check that an optimizer step changed some of the weights that it updates.
 
-The check finds an optimizer that updates other tensors than the model computes with. It also finds
-a learning rate below the resolution of float32. Such a run still looks like training: a finite
-loss, a gradient norm, new versions of the same weights. Up to 64 elements of each tensor are copied
-before the step and compared after it. So the check costs two small copies per step, for any model
-size.
+The check finds an optimizer that updates different tensors than the model computes with. It also
+finds a learning rate below the resolution of float32. Such a run still looks like training: a
+finite loss, a gradient norm, new versions of the same weights. Up to 64 elements of each tensor are
+copied before the step and compared after it. So the check costs two small copies per step, for any
+model size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ _SAMPLED: Final = 64  # elements per tensor
 class Movement(NamedTuple):
     """Comparison of one rank's sampled weights before and after a step."""
 
-    moved: bool  # a sampled element has another value than before the step
+    moved: bool  # a sampled element has a different value than before the step
     expected: int  # sampled elements that had a gradient; only counted when none moved
 
 
@@ -61,7 +61,9 @@ class MovementProbe:
 def check_moved(
     peers: Peers, movement: Movement, *, step: int, learning_rate: float, grad_norm: float
 ) -> None:
-    """Check that the weights changed on some rank, or that no change was due. All ranks call it.
+    """Check that the weights changed on some rank, or that no change was due.
+
+    All ranks must call it.
 
     Raises:
         WeightsUnmoved: The step had a learning rate and a gradient, and no sampled weight moved.

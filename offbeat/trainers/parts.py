@@ -55,7 +55,7 @@ class RankFacts:
 class Passes(ABC, Generic[M]):
     """Forward and backward passes of a rank over microbatches of type ``M``.
 
-    All ranks make the same calls together.
+    All ranks must make the same calls together.
     """
 
     facts: RankFacts
@@ -137,11 +137,11 @@ class Updates(Protocol):
 class ModelState(ABC):
     """Weights of a model and state of its optimizer. Each rank holds a part.
 
-    All ranks make the same calls together.
+    All ranks must make the same calls together.
     """
 
     identity: Identity
-    """Equal under every layout of ranks, because a state may be loaded under another layout."""
+    """Equal under every layout of ranks, because a state may be loaded under a different layout."""
 
     @property
     @abstractmethod
@@ -201,7 +201,7 @@ class TrainedWeights(Protocol):
     """Some weights of a model, in a fixed order. They may be sharded over several ranks."""
 
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by name. All ranks iterate together."""
+        """Yield whole weights by name. All ranks must iterate together."""
         ...
 
     def local_tensors(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""One trainer rank, of any backend: fence, classified failures, a log of trained groups.
+"""One trainer rank, for any backend: fence, classified failures, a log of trained groups.
 
 The log is independent of the ledger. The caller makes one call at a time, in the order of the
 controller's calls. The split step relies on that order.
@@ -353,7 +353,7 @@ class TrainerRank:
 
         Raises:
             CheckpointFailed: The disk refused a write.
-            TrainStepFailed: The weights have another version, because a rank was restarted.
+            TrainStepFailed: The weights have a different version, because a rank was restarted.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.CHECKPOINT)

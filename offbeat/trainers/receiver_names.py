@@ -122,6 +122,8 @@ def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
 
 def _make_unmapped_error(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
     some = list_names(names, _NAMED_IN_ERROR)
-    problem = f"has weights that {receiver} holds under other names or in other shapes: {some}"
-    fix = "Set generator.backend to the other engine, or use a model of another family"
+    problem = (
+        f"has weights that {receiver} holds under different names or in different shapes: {some}"
+    )
+    fix = "Set generator.backend to the other engine, or use a model of a different family"
     return UntrainableModel(str(path), problem, fix)

@@ -90,7 +90,7 @@ def open_saved_weights(path: Path) -> SavedWeights:
             lambda: file_shapes(path),
             lambda: ((name, read()) for name, read in readers(path).items()),
         )
-    raise NoSavedWeights(str(path), "holds no weights" if path.is_dir() else "is no directory")
+    raise NoSavedWeights(str(path), "holds no weights" if path.is_dir() else "is not a directory")
 
 
 def readers(path: Path) -> dict[str, Callable[[], Tensor]]:

@@ -62,7 +62,7 @@ class NullSender:
 class Canaries:
     """Adds a canary to the first and every ``sync.canary_interval``-th release of a process.
 
-    All ranks call ``add`` together, for every release that they publish.
+    All ranks must call ``add`` together, for every release that they publish.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -101,7 +101,7 @@ class Canaries:
 def make_sender(
     spec: TrainerSpec, source: WeightSource, host: Callable[[], str], incarnation: str, peers: Peers
 ) -> Sender:
-    """Create the sender of a rank. All ranks create theirs together.
+    """Create the sender of a rank. All ranks must create theirs together.
 
     Args:
         spec: Spec of the rank.

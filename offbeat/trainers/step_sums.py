@@ -192,7 +192,7 @@ class StepSums:
         self._passes.append((tokens, flops, seconds))
 
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
-        """Return the sums over all ranks that contribute. All ranks call it together, once.
+        """Return the sums over all ranks that contribute. All ranks must call it together, once.
 
         For other ranks, only the time of their passes counts.
         """

@@ -8,7 +8,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TeacherMismatch(OffbeatError):
-    """The teacher of a recipe has another tokenizer than the trained model.
+    """The teacher of a recipe has a different tokenizer than the trained model.
 
     Fix: use a teacher with the same tokenizer.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TrainerPlugin(ABC):
-    """Trains a model with another library than torch."""
+    """Trains a model with a library other than torch."""
 
     section: "type[ModelTrainerConfig]"
     """Model of section ``trainer`` with this backend."""

@@ -65,7 +65,7 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
 
     Raises:
         UnfitWeights, CheckpointCorrupt, CheckpointMismatch: ``found_weights`` refuses the
-            checkpoint, or a file has another digest.
+            checkpoint, or a file has a different digest.
         OSError: The disk failed, and no ``target`` was written.
     """
     found_weights(checkpoint, model)
@@ -95,7 +95,7 @@ def _is_instead(path: Path) -> tuple[str, str]:
         return "is a run, and no checkpoint of it", f"Name one: model.weights={states[-1]}"
     if (path / _CONFIG).is_file():
         return "is a model directory", f"Set model.path to it, and leave model.weights out: {path}"
-    problem = f"holds no {MANIFEST}" if path.is_dir() else "is no directory"
+    problem = f"holds no {MANIFEST}" if path.is_dir() else "is not a directory"
     return problem, "Name a checkpoint of a run, checkpoints/state_N"
 
 
@@ -103,7 +103,7 @@ def _open_saved(checkpoint: Path) -> SavedWeights:
     saved = open_saved_weights(checkpoint)
     if saved.has_adapters:
         fix = "Set model.path to the model that its run exported, checkpoints/step_N"
-        raise UnfitWeights(str(checkpoint), "holds adapters alone", fix)
+        raise UnfitWeights(str(checkpoint), "holds only adapters", fix)
     return saved
 
 

@@ -141,7 +141,7 @@ def read(directory: Path, place: Spooled) -> Columns:
     """Return the columns of a receipt, byte for byte.
 
     Raises:
-        NotInSpool: The segment is missing, cannot be read, or has other content.
+        NotInSpool: The segment is missing, cannot be read, or has different content.
     """
 
     def problem(text: str) -> NotInSpool:
@@ -165,7 +165,7 @@ def read(directory: Path, place: Spooled) -> Columns:
     except CorruptPayload as error:
         raise problem(str(error)) from error
     if read_digest(packed) != place.digest:
-        raise problem("another group than the receipt's")
+        raise problem("a different group than the receipt's")
     return columns
 
 

@@ -160,7 +160,7 @@ class SpoolReader(ABC, Generic[P]):
 
     @abstractmethod
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return the given groups, by prompt index, of which a payload is known to be lost."""
+        """Return the prompt indices of the given groups that are known to have lost a payload."""
 
     def readable(self, receipt: Receipt) -> P | None:
         """Return the payload of this receipt, now owned by this process, or None if it is lost."""

@@ -92,7 +92,7 @@ class CanaryChecks:
         """Return the largest gap over the prompts, in nats.
 
         Raises:
-            CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
+            CanaryFailed: It exceeds the tolerance: the engine computes with different weights.
         """
         tolerance = canary.tolerance
         if not canary.is_fixed:
@@ -123,7 +123,7 @@ def check(
     """Return the largest gap over the prompts in nats. ``tolerance`` replaces the canary's.
 
     Raises:
-        CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
+        CanaryFailed: It exceeds the tolerance: the engine computes with different weights.
     """
     allowed = canary.tolerance if tolerance is None else tolerance
     gaps = [gap(canary, place, answer) for place, answer in enumerate(answers)]

@@ -256,7 +256,7 @@ class GatheredSource:
 
         Args:
             metas: Name, shape and dtype of every weight, in the order of ``named``.
-            named: Iterates over the whole weights. All ranks iterate together.
+            named: Iterates over the whole weights. All ranks must iterate together.
             chunk_bytes: Maximum size of a chunk.
             policy: Wire formats of the tensors.
             adapter: How engines apply the tensors, if they are only adapters.

@@ -121,7 +121,7 @@ class CheckedBase(Protocol):
         """Verify the chunks of a delta and return the chunks of its release. Blocks.
 
         Raises:
-            TransferRefused: A part is missing or wrong, or the base has another layout.
+            TransferRefused: A part is missing or wrong, or the base has a different layout.
         """
         ...
 
@@ -138,7 +138,7 @@ class KeptRelease(Protocol):
             served: Digest of the served release, or None if it is not of this run.
 
         Raises:
-            BaseRefused: The engine serves another release, or has not kept it.
+            BaseRefused: The engine serves a different release, or has not kept it.
         """
         ...
 

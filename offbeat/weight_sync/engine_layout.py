@@ -98,7 +98,7 @@ LAYOUT_FILE: Final = "engine_layout.msgpack"
 
 
 class NoRecordedLayout(OffbeatError):
-    """Path without a layout of engines.
+    """A path has no layout of engines.
 
     Fix: pass a run with ``generator.backend=vllm`` and ``sync.transport=reshard``.
     """

@@ -8,7 +8,7 @@ _NAMED = 5  # tensor names listed in a message
 
 
 class TransferRefused(OffbeatError):
-    """Transfer that does not match the weights, or was altered on its way.
+    """A transfer does not match the weights, or was altered on its way.
 
     Fix: none: the engine is synced again.
     """
@@ -23,7 +23,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """Transfer that lacks tensors of the receiver, or has unknown tensors.
+    """A transfer lacks tensors of the receiver, or has unknown tensors.
 
     Fix: load trainer and engines from the same model.
     """
@@ -46,7 +46,7 @@ class CoverageRefused(TransferRefused):
 
 
 class TransferFailed(OffbeatError):
-    """Transfer that could not continue because a peer ended, hangs, or stopped.
+    """A transfer could not continue because a peer ended, hangs, or stopped.
 
     ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
 
@@ -62,14 +62,14 @@ class TransferFailed(OffbeatError):
 
 
 class SenderGone(TransferFailed):
-    """Transfer that no process sends any more: its sender ended, or sends another release.
+    """No process sends a transfer any more: its sender ended, or sends a different release.
 
     Fix: none: the weights are published again.
     """
 
 
 class IllegalTransactionMove(OffbeatError):
-    """Call that the state of a replica's transaction does not allow: a bug of the caller.
+    """The state of a replica's transaction does not allow a call: a bug in the caller.
 
     Fix: report it.
     """
@@ -84,7 +84,7 @@ class IllegalTransactionMove(OffbeatError):
 
 
 class WeightsNotCovered(OffbeatError):
-    """Tensor of a release that the trainer's ranks do not hold completely.
+    """The trainer's ranks together do not hold a tensor of a release completely.
 
     Fix: set ``sync.transport`` to ``object_store``.
     """
@@ -101,7 +101,7 @@ class WeightsNotCovered(OffbeatError):
 
 
 class ReplicasDiverged(OffbeatError):
-    """Trainer ranks that hold different values of the same weights.
+    """Trainer ranks hold different values of the same weights.
 
     Fix: resume from the last checkpoint.
     """
@@ -120,7 +120,7 @@ class ReplicasDiverged(OffbeatError):
 
 
 class PlansDiffer(OffbeatError):
-    """Trainer ranks with different transfer plans.
+    """Trainer ranks have different transfer plans.
 
     Fix: run the same recipe and version of offbeat everywhere.
     """
@@ -138,7 +138,7 @@ class PlansDiffer(OffbeatError):
 
 
 class PlanHasHole(OffbeatError):
-    """Region that a receiver needs but no sender holds.
+    """A receiver needs a region that no sender holds.
 
     Fix: describe the same model on both sides.
     """
@@ -178,7 +178,7 @@ class LayoutRefused(OffbeatError):
 
 
 class LayoutNotRecorded(OffbeatError):
-    """Loader that writes into a parameter in a way that forms no layout.
+    """A loader writes into a parameter in a way that no layout can describe.
 
     Fix: set ``sync.transport`` to ``object_store``.
     """

@@ -6,8 +6,8 @@ parameter and performs none. A view of a tensor without memory keeps storage, of
 strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.
 
     bulk    a box that lands unchanged, or cast: a sender may send only this box
-    misc    any other use of a tensor: arithmetic, packing, a shape that is no box. The whole tensor
-            is one more region of the same fetch, and goes through the engine's own loader
+    misc    any other use of a tensor: arithmetic, packing, a shape that is not a box. The whole
+            tensor is one more region of the same fetch, and goes through the engine's own loader
 
 The recording also proves coverage. Each element of each parameter is written exactly once, unless
 it is on a list of elements that the engine itself fills, ties or computes.
@@ -99,7 +99,7 @@ def record(
 
     Raises:
         LayoutNotRecorded: An element of a parameter is written twice, never, or by an operation
-            that is no copy.
+            that is not a copy.
     """
     sources = {
         name: torch.empty(shape, dtype=dtype, device="meta")
@@ -171,20 +171,22 @@ class _Recorder(TorchDispatchMode):
             self.filled.append(place)
             return
         if func is not _ATEN.copy_.default:
-            raise LayoutNotRecorded(name, f"is written by {func}, which is no copy")
+            raise LayoutNotRecorded(name, f"is written by {func}, which is not a copy")
         self.places.append(place)
         source = args[1]
         found = self._sources.get(_storage(source))
         if found is None:
             if not self._origins(source):
                 raise LayoutNotRecorded(
-                    name, "is copied from something that is no checkpoint tensor"
+                    name, "is copied from something that is not a checkpoint tensor"
                 )
             return  # misc already
         tensor, whole = found
         copy = _as_box(tensor, source.expand(target.shape), whole, place)
         if copy is None:
-            self.misc.setdefault(tensor, f"{tuple(source.shape)} of {tuple(whole.shape)} is no box")
+            self.misc.setdefault(
+                tensor, f"{tuple(source.shape)} of {tuple(whole.shape)} is not a box"
+            )
         else:
             self.copies.append(copy)
 
@@ -232,7 +234,7 @@ def _place(name: str, view: Tensor, parameter: Tensor) -> ParameterPlace:
 
 
 def _as_box(name: str, view: Tensor, whole: Tensor, place: ParameterPlace) -> RecordedCopy | None:
-    """Return a copy as a box of the whole tensor, axis by axis, or None if the view is no box."""
+    """Return a copy as a box of the whole tensor, axis by axis, or None if it is not a box."""
     start, left = list[int](), view.storage_offset()
     for stride, size in zip(whole.stride(), whole.shape, strict=True):
         start.append(min(left // stride, size - 1) if stride else 0)

@@ -58,7 +58,7 @@ class ReleaseReceiver(Protocol):
 
         Raises:
             TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
-            SenderGone: All holders of a bucket have ended, or send another release.
+            SenderGone: All holders of a bucket have ended, or send a different release.
         """
         ...
 
@@ -78,7 +78,7 @@ class TransportPlugin(ABC):
     """Section ``sync`` of a recipe with this transport."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield settings that clash, also in a dry run."""
+        """Yield settings that clash, even in a dry run."""
         del config
         yield from ()
 
@@ -120,7 +120,7 @@ class TransportPlugin(ABC):
         peers: Any,  # noqa: ANN401 -- Peers of a room above
         device: str,
     ) -> "Sender":
-        """Create the sender of a rank. All ranks call this together.
+        """Create the sender of a rank. All ranks must call this together.
 
         Args:
             section: Section ``sync`` of the recipe.

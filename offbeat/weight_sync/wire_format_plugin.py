@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class UnconvertibleWeights(OffbeatError):
-    """Weights with values that a wire format cannot represent.
+    """Weights have values that a wire format cannot represent.
 
     Fix: resume from the last checkpoint.
     """
@@ -117,7 +117,7 @@ class WireFormat(ABC):
     def trained_pass(self, model: "nn.Module") -> AbstractContextManager[None]:
         """Return a context in which a model computes with the engines' values.
 
-        It computes no gradients. All ranks enter it together.
+        It computes no gradients. All ranks must enter it together.
         """
 
     @abstractmethod

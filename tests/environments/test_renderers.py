@@ -168,7 +168,7 @@ def recipe(folder: Path, chat_template: str | None, **renderer: Any) -> RunConfi
     [
         (CHATML, {}, Level.OK, "by the chat template of"),
         (NO_END_TOKENS, {}, Level.OK, "named; it shows no tools"),
-        (CHATML, DROPS, Level.WARNING, "opens a conversation with a tool otherwise than"),
+        (CHATML, DROPS, Level.WARNING, "opens a conversation with a tool differently from"),
         (None, DROPS, Level.OK, "no chat template to compare it with"),
         (None, {}, Level.ERROR, "needs a tokenizer with a chat template"),
         (CHATML, {"name": "qwen4"}, Level.ERROR, "environment.renderer: "),

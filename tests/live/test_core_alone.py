@@ -68,7 +68,7 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(said: Said) -> None:
     assert (done.returncode, "{'mode': 'offline'}: unknown key" in done.stderr) == (2, True)
     done = said("dry-run", recipe, "sync.delta=true")
     assert done.returncode == 2
-    assert "sync.delta=true: release_form delta: there is none of this name" in done.stderr
+    assert "sync.delta=true: release_form delta: there is no plug-in with this name" in done.stderr
     assert "the entry point release_form.delta of offbeat.plugins" in done.stderr
     done = said("check", recipe, "sync.transport=reshard", "sync.wire=nccl")
     assert done.returncode == 2
@@ -94,7 +94,7 @@ def test_what_plugins_bring_is_unknown_and_nothing_else(said: Said) -> None:
     assert "This installation lacks the plug-in digits: reinstall offbeat." in done.stderr
     done = said("check", recipe, "generator.backend=vllm")
     assert done.returncode == 2
-    assert "engine vllm: there is none of this name" in done.stderr
+    assert "engine vllm: there is no plug-in with this name" in done.stderr
     assert (
         "Use one of embedded, stub, none, or install offbeat with its plug-in vllm" in done.stderr
     )

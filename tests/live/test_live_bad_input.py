@@ -58,7 +58,7 @@ class Exiting(SingleTurn):
 def test_a_missing_model_is_named_before_anything_starts(start: Start) -> None:
     with start("no-model", QUICKSTART, "model.path=/nowhere/model") as run:
         assert run.exit_code() == 2
-        assert "/nowhere/model is no directory" in run.err
+        assert "/nowhere/model is not a directory" in run.err
         assert "model.path" in run.err
 
 

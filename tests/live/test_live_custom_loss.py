@@ -68,7 +68,9 @@ def test_a_loss_by_value_trains_and_is_given_again_for_a_resume(tmp_path: Path) 
     run = offbeat.train(RECIPE, loss=scaled, run_dir=tmp_path / "run", **settings)
     assert run.config.algorithm.loss.name == "custom"
     assert run.config.algorithm.loss.normalize == "sequences"
-    with pytest.raises(offbeat.RunRefused, match=r"algorithm\.loss\.target leads to other source"):
+    with pytest.raises(
+        offbeat.RunRefused, match=r"algorithm\.loss\.target leads to different source"
+    ):
         offbeat.resume(run.directory, loss=lambda t, o: -scaled(t, o), steps=3, quiet=True)
     further = offbeat.resume(run.directory, loss=scaled, steps=3, quiet=True)
     assert further.summary["steps"] == 3
@@ -88,7 +90,7 @@ def test_an_advantage_by_value_trains_as_the_built_in_one(tmp_path: Path) -> Non
     for step in (1, 2):
         got, want = (run.samples(step)["advantage"].tolist() for run in (mine, built_in))
         assert got == pytest.approx(want)
-    with pytest.raises(offbeat.RunRefused, match=r"algorithm\.advantage leads to other source"):
+    with pytest.raises(offbeat.RunRefused, match=r"algorithm\.advantage leads to different source"):
         offbeat.resume(mine.directory, advantage=lambda rewards: [*rewards], steps=3, quiet=True)
     further = offbeat.resume(mine.directory, advantage=centred, steps=3, quiet=True)
     assert further.summary["steps"] == 3

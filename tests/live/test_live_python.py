@@ -107,7 +107,7 @@ def test_its_recipe_loads_as_the_same_configuration(run: offbeat.Run, tmp_path: 
 
 
 def test_a_resume_needs_the_same_code(run: offbeat.Run) -> None:
-    with pytest.raises(offbeat.RunRefused, match="leads to other source code"):
+    with pytest.raises(offbeat.RunRefused, match="leads to different source code"):
         offbeat.resume(run.directory, reward=lambda row, response: 0.0, steps=4, quiet=True)
     further = offbeat.resume(run.directory, reward=reward, steps=4, quiet=True)
     assert further.summary["steps"] == 4
@@ -264,7 +264,7 @@ def test_ctrl_c_ends_a_run_that_its_program_waits_for(tmp_path: Path) -> None:
     assert "continues" in line
     program.send_signal(signal.SIGINT)
     _, said = program.communicate()
-    assert "ended in order" in said and "Traceback" not in said
+    assert "ended cleanly" in said and "Traceback" not in said
     assert program.returncode == 128 + signal.SIGINT
     assert offbeat.open_run(tmp_path / "run").summary["ended_by"] == "SIGINT"
 
@@ -290,7 +290,7 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
     watching = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(offbeat.RunInterrupted, match="ended in order") as interrupted:
+    with pytest.raises(offbeat.RunInterrupted, match="ended cleanly") as interrupted:
         offbeat.train(quiet=True, **settings(tmp_path, steps=100_000))
     thread.join()
     assert interrupted.value.run.summary["outcome"] == "aborted"

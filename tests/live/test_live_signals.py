@@ -86,7 +86,7 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
         run.nothing_is_left()
     resume = ("--resume", str(run.run_dir), "steps=3", "runtime=local")
     with start("early", None, *resume, is_warm=False) as again:
-        assert again.exit_code() == 0, "a directory without a record is no dead end"
+        assert again.exit_code() == 0, "a directory without a record is not a dead end"
 
 
 def test_an_interrupt_while_user_code_is_checked_waits_for_nobody(

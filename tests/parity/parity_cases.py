@@ -154,8 +154,8 @@ TIED_LAYOUTS = {
     "tp2 x pp2, tied": MegatronCut(pipeline=2, tensor=2),
 }
 UNEVEN_LAYOUTS = {
-    "pp2 of 1 + 2 layers": MegatronCut(pipeline=2, stages=(1, 2)),
-    "pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
+    "pp2 with 1 + 2 layers": MegatronCut(pipeline=2, stages=(1, 2)),
+    "pp2 with 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
 }
 EXPERT_LAYOUTS = {
     "experts, one rank": MegatronCut(),
@@ -182,7 +182,7 @@ EXPERT_LAYOUTS = {
 SIGMOID_LAYOUTS = {
     "sigmoid router, one rank": MegatronCut(),
     "sigmoid router, ep2": MegatronCut(data=2, expert=2),
-    "sigmoid router, pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
+    "sigmoid router, pp2 with 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
     "sigmoid router, tp2, sequence": MegatronCut(tensor=2, sequence=True),
     "sigmoid router, tp2 x etp2, sequence": MegatronCut(tensor=2, expert_tensor=2, sequence=True),
     "sigmoid router, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
@@ -192,7 +192,7 @@ SHARED_LAYOUTS = {
     "shared experts, one rank": MegatronCut(),
     "shared experts, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
     "shared experts, ep2 of cp2": MegatronCut(context=2, expert=2),
-    "shared experts, pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
+    "shared experts, pp2 with 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
 }
 GROUP_LAYOUTS = {
     "best groups, one rank": MegatronCut(),
@@ -200,9 +200,9 @@ GROUP_LAYOUTS = {
     "best groups, tp2, sequence": MegatronCut(tensor=2, sequence=True),
 }
 FAMILY_CASES: list[tuple[str, str, str, MegatronCut]] = [
-    ("tp4 of 2 key-value heads", "packed", "qwen3", MegatronCut(tensor=4)),
+    ("tp4 with 2 key-value heads", "packed", "qwen3", MegatronCut(tensor=4)),
     (
-        "qwen2, tp4 of 2 key-value heads, sequence",
+        "qwen2, tp4 with 2 key-value heads, sequence",
         "padded",
         "qwen2",
         MegatronCut(tensor=4, sequence=True),

@@ -50,7 +50,7 @@ class ParityTable:
     ) -> None:
         """Add a measurement of a case of the page. The larger error of a repeated one counts."""
         case = backend, layout, rows, loss
-        assert case in PAGE_CASES, f"{case} is no case of the page"
+        assert case in PAGE_CASES, f"{case} is not a case of the page"
         self._worst[case, chunks] = max(error, self._worst.get((case, chunks), 0.0))
 
     def write(self, page: Path = PAGE) -> None:

@@ -109,7 +109,7 @@ def test_a_run_whose_raylet_is_gone_ends_and_says_so(start: Start) -> None:
         run.trained_steps(3)
         run.process("raylet/raylet ").kill()
         assert run.exit_code(within_s=300) == 1
-        assert "ClusterLost: this machine is no part of the Ray cluster any more" in run.err
+        assert "ClusterLost: this machine is no longer part of the Ray cluster" in run.err
         run.nothing_is_left()
 
 

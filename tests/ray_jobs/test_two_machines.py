@@ -141,4 +141,4 @@ def test_a_wrong_token_is_told_as_one(machines: Machines, tmp_path: Path) -> Non
     home = give_token(tmp_path / "home")
     refused = machines.train("steps=1", "--run-dir", str(tmp_path / "run"), home=home)
     assert refused.returncode == 1
-    assert "(InvalidAuthToken): the one here is another" in refused.stderr
+    assert "(InvalidAuthToken): the one here is different" in refused.stderr

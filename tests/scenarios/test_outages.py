@@ -106,7 +106,7 @@ def test_an_outage_costs_nothing_to_the_first_prompt_that_sees_it_without_a_retr
 
 
 def test_a_prompt_whose_own_environment_never_works_is_dropped() -> None:
-    """The others are answered in between, so its failures are no outage."""
+    """The others are answered in between, so its failures are not an outage."""
     world = World({"rollout": {"infrastructure_retries": 1, "infrastructure_drop_budget": 1}})
     down = RolloutFailed(
         FailureKind.INFRASTRUCTURE, 0, 1, "environment_unavailable", "down", Component.ENVIRONMENT

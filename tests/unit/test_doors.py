@@ -50,7 +50,7 @@ def test_an_unknown_name_lists_the_known_ones_and_how_a_package_brings_one() -> 
     with pytest.raises(PluginUnusable) as refused:
         find_plugin("tracker", "leaderboard")
     assert str(refused.value) == (
-        "tracker leaderboard: there is none of this name. Use one of wandb, tensorboard, or install "
+        "tracker leaderboard: there is no plug-in with this name. Use one of wandb, tensorboard, or install "
         "the package with the entry point tracker.leaderboard of offbeat.plugins"
     )
 
@@ -77,17 +77,17 @@ def test_a_plugin_whose_import_fails_is_named_with_its_error(install: Install) -
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
     install("one", {"tracker.board": "PLUGIN = 1"})
     install("two", {"tracker.board": "PLUGIN = 2"})
-    with pytest.raises(PluginUnusable, match="one and two each bring one"):
+    with pytest.raises(PluginUnusable, match="one and two each provide one"):
         find_plugin("tracker", "board")
     assert [str(each) for each in find_problems()] == [
-        "tracker board: one and two each bring one. Uninstall all but one, or ask for another name"
+        "tracker board: one and two each provide one. Uninstall all but one, or ask for another name"
     ]
 
 
 def test_a_package_that_repeats_a_name_of_ours_is_reported_and_not_used(install: Install) -> None:
     install("copy", {"tracker.wandb": "PLUGIN = 'not ours'"})
     assert isinstance(find_plugin("tracker", "wandb"), Tracker)
-    assert [each.problem for each in find_problems()] == ["copy and offbeat each bring one"]
+    assert [each.problem for each in find_problems()] == ["copy and offbeat each provide one"]
 
 
 def test_names_of_packages_are_listed_from_their_metadata(install: Install) -> None:
@@ -119,13 +119,13 @@ PLUGIN = Puzzles()
         (
             "tracker",
             "class Board:\n    section = 1\nPLUGIN = Board()",
-            "no Tracker: an object of Board that has no make_sink",
+            "not of type Tracker: an object of Board that has no make_sink",
             "Let it name an object of a class that derives from Tracker",
         ),
         (
             "tracker",
             f"{WITHOUT_SECTION}PLUGIN = Board",
-            "the class Board, no object of it",
+            "the class Board, not an object of it",
             "Let it name an object: PLUGIN = Board()",
         ),
         (
@@ -156,7 +156,7 @@ PLUGIN = Puzzles()
         (
             "command",
             "def PLUGIN(): ...",
-            "no Typer: an object of function",
+            "not of type Typer: an object of function",
             "derives from Typer",
         ),
     ],

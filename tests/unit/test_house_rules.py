@@ -58,7 +58,7 @@ LOADS_CODE_OF_ITS_PARENT = PACKAGE / "config/by_value.py"
 """Functions that a program gives by value: bytes of the parent process, which are never on disk."""
 
 FOREIGN_PATH = re.compile(r"(?<![\w.~$})/-])/(?:home|root|tmp|work|Users)/[\w.]")
-"""A path that exists on one machine only. Behind a word, as in a URL, it is no such path."""
+"""A path that exists on one machine only. Behind a word, as in a URL, it is not such a path."""
 
 WITHOUT_A_SUBJECT = re.compile(
     r"""

@@ -138,7 +138,7 @@ def test_an_engine_whose_layout_is_not_recorded_rebuilds_what_it_makes_whole_ten
     engine: Shared, trainer: ShardedTrainer, model: Path
 ) -> None:
     async def story(actor: Engine) -> None:
-        actor.updates.layout.give_up("w is written by an operation that is no copy")
+        actor.updates.layout.give_up("w is written by an operation that is not a copy")
         assert await actor.layout(FENCE) is None
         first = await asyncio.to_thread(trainer.publish, 4)
         await fetch(actor, 1, 4, first)

@@ -167,13 +167,13 @@ def test_an_engine_without_a_recorded_layout_makes_whole_tensors_and_says_why(
 ) -> None:
     async def story(actor: Engine) -> None:
         layout = await layout_of(actor)
-        actor.updates.layout.give_up("w is written by an operation that is no copy")
+        actor.updates.layout.give_up("w is written by an operation that is not a copy")
         assert await actor.layout(FENCE) is None
         release = await asyncio.to_thread(trainer.publish, 4, layout)
         with capture_logs() as log:
             await fetch(actor, 1, 4, release)
         (said,) = [each for each in log if each["event"] == "weights.whole_tensors"]
-        assert "w is written by an operation that is no copy" in said["reason"]
+        assert "w is written by an operation that is not a copy" in said["reason"]
         await is_exact(actor, model, 4)
 
     engine.play(story)

@@ -64,7 +64,7 @@ def test_the_recipe_sets_further_arguments_and_parallel_sizes(tmp_path: Path) ->
     ("name", "said"),
     [
         ("enforce_eagre", "Did you mean enforce_eager?"),
-        ("xyzzy", "is no argument of this vLLM"),
+        ("xyzzy", "is not an argument of this vLLM"),
         ("worker_extension_cls", "is set by this package"),
     ],
 )

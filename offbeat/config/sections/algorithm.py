@@ -24,7 +24,7 @@ class AlgorithmConfig(Config):
     """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm. It fills in the keys of this section that you omit. Naming another
+    """A published algorithm. It fills in the keys of this section that you omit. Naming a different
     preset in an override or extending recipe resets the section."""
 
     advantage: AdvantageName | AdvantageTarget = "grpo"
@@ -41,7 +41,7 @@ class AlgorithmConfig(Config):
     off-policy, within the clip range. Engines get only the last weights."""
 
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Times that a step trains each of its groups. 1 to 4 are usual."""
+    """Number of times that a step trains on each of its groups. 1 to 4 are usual."""
 
     loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""

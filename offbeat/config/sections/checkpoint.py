@@ -11,7 +11,7 @@ class CheckpointConfig(Config):
     """Checkpoints of the trainer's state, and the export of the model."""
 
     interval: Annotated[int, Field(ge=0)] = 100
-    """Steps between two checkpoints of the trainer's state. A run that ends in order also saves its
+    """Steps between two checkpoints of the trainer's state. A run that ends cleanly also saves its
     last step. 0: none; a lost trainer or a resumed run then starts over."""
 
     keep: Annotated[int, Field(ge=2)] = 2

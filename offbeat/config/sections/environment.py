@@ -285,7 +285,7 @@ class EnvironmentConfig(Config):
             yield self._reject_key(
                 "variables",
                 list(self.variables),
-                "only the processes of an agent are kept from the variables of the worker",
+                "only an agent's processes do not inherit the worker's variables",
                 "Leave environment.variables out.",
             )
 

@@ -56,8 +56,8 @@ class EvalConfig(Config):
     """Allow rows that are both trained and scored. Otherwise the run ends before its first step."""
 
     correct_from: float = 1.0
-    """Minimum reward of a correct sample, for pass@k and maj@k. Lower it if correct samples can
-    have less."""
+    """Minimum reward of a correct sample, for pass@k and maj@k. Lower it if correct samples can get
+    less."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for an evaluation, after which it is given up."""

@@ -20,16 +20,17 @@ class SamplingConfig(Config):
     """Divisor of the logits. The loss uses the same value."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw only the most probable tokens, up to this total probability. Logprobs are of the full
+    """Draw only the most probable tokens, up to this total probability. Logprobs refer to the full
     distribution, so below 1 the samples differ from the policy that the loss assumes."""
 
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Draw only this many most probable tokens, and ties of the last one. 0: all tokens. Logprobs
-    are of the full distribution, with the same effect as for `top_p`."""
+    """Draw only this many most probable tokens, and ties with the last one. 0: all tokens. Logprobs
+    refer to the full distribution, with the same effect as for `top_p`."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Draw only tokens with at least this fraction of the top token's probability. Logprobs are of
-    the full distribution, as for `top_p`. `min_p` is applied first, then `top_k`, then `top_p`."""
+    """Draw only tokens with at least this fraction of the top token's probability. Logprobs refer
+    to the full distribution, as for `top_p`. `min_p` is applied first, then `top_k`, then
+    `top_p`."""
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 16
     """Maximum tokens of one model call. Longer responses are truncated."""
@@ -107,7 +108,8 @@ class _Generator(Config):
             yield Clash(
                 ("generator.min_engines", "generator.engines"),
                 f"generator.min_engines={self.min_engines} is more than "
-                f"generator.engines={self.engines}: the run has fewer engines than it may go on with",
+                f"generator.engines={self.engines}: the run would start with fewer engines than "
+                "it needs to continue",
                 f"Set generator.min_engines to {self.engines} or less, or generator.engines to "
                 f"{self.min_engines} or more.",
             )
@@ -133,8 +135,8 @@ class ModelGeneratorConfig(_Generator):
     other down."""
 
     max_sequences: Annotated[int, Field(ge=1)] = 256
-    """Maximum samples decoded at once per engine. More raise throughput until compute or cache
-    memory runs out."""
+    """Maximum samples decoded at once per engine. A larger value raises throughput until compute or
+    cache memory runs out."""
 
 
 class EmbeddedGeneratorConfig(ModelGeneratorConfig):
@@ -153,7 +155,7 @@ class EmbeddedGeneratorConfig(ModelGeneratorConfig):
 
 
 class PluginGeneratorConfig(ModelGeneratorConfig):
-    """Engines that a plug-in brings: its section derives from this one, and adds ``backend``.
+    """Engines that a plug-in provides: its section derives from this one, and adds ``backend``.
 
     ``takes_quantized`` says whether engines compute with the quantized weights of ``sync.quantize``.
     ``has_layout`` says whether engines report which regions of the weights each worker loads: then

@@ -27,7 +27,7 @@ class AnyLossConfig(Config):
     each sequence. constant: `constant_tokens` per sequence."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: tokens that each sequence counts as. null:
+    """normalize=constant: token count used for every sequence, whatever its length. null:
     `generator.sampling.max_new_tokens`."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -204,7 +204,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
             yield Clash(
                 (f"{_LOSS}.tis_cap", f"{_LOSS}.icepop_band"),
                 f"{_LOSS}.tis_cap={cap:g} never caps anything: {_LOSS}.icepop_band={_written(band)} drops "
-                "a token before its weight gets there",
+                "a token before its weight reaches the cap",
                 f"Set {_LOSS}.tis_cap to less than {band[1]:g}, or leave it out.",
             )
 
@@ -244,7 +244,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
         if self.kl_gradient == "unbiased" and self.kl_coef and self.kl_kind == "k2":
             yield Clash(
                 (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_kind"),
-                f"{_LOSS}.kl_gradient=unbiased does not go with {_LOSS}.kl_kind=k2: the mean of k2 is "
+                f"{_LOSS}.kl_gradient=unbiased cannot be combined with {_LOSS}.kl_kind=k2: the mean of k2 is "
                 "not the KL, and its own gradient already pulls as the KL does",
                 f"Set {_LOSS}.kl_kind to k3, or {_LOSS}.kl_gradient to estimator.",
             )
@@ -349,7 +349,7 @@ class GspoLossConfig(PessimisticLossConfig):
 
 
 class CispoLossConfig(ClipRangeLossConfig):
-    """A bounded importance weight: every token keeps a gradient, also rare ones."""
+    """A bounded importance weight: every token keeps a gradient, even rare ones."""
 
     name: Literal["cispo"] = "cispo"
     """Loss of a step; docs/algorithms.md has the formulas."""

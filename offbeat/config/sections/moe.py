@@ -12,14 +12,14 @@ class MoeConfig(Config):
 
     load_balancing_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of Switch Transformer's load balancing loss. Too much costs reward; too little lets
-    experts die. Token shares are of the last applied step, so chunks and ranks do not change the
+    experts die. Token shares come from the last applied step, so chunks and ranks do not change the
     loss."""
 
     z_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of ST-MoE's router z-loss, which keeps router logits small."""
 
     bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
-    """Amount by which a step raises the router bias of underused experts and lowers that of
+    """Amount by which a step raises the router bias of underused experts and lowers the bias of
     overused ones (DeepSeek-V3: 0.001). Only for routers with such a bias. 0: off."""
 
     @property

@@ -28,7 +28,8 @@ class OptimizerConfig(Config):
     """Final rate of linear, cosine and wsd."""
 
     decay_steps: Annotated[int, Field(ge=1)] | None = None
-    """schedule=wsd: number of last steps in which the rate falls as 1 - sqrt."""
+    """schedule=wsd: number of last steps in which the rate falls, as 1 - sqrt(elapsed share of
+    them)."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0."""

@@ -15,8 +15,8 @@ class RolloutConfig(Config):
     """Dispatch of prompt groups, and the handling of failed ones."""
 
     max_in_flight: Annotated[int, Field(ge=1)] | None = None
-    """Maximum prompt groups generating at once. null: all that the sampler admits. Fewer give
-    fresher samples; more keep large fleets busy."""
+    """Maximum prompt groups generating at once. null: all that the sampler admits. Fewer groups
+    give fresher samples; more keep large fleets busy."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for a group's rollout. If the group is late because of its engine, this counts as a
@@ -51,7 +51,7 @@ class RolloutConfig(Config):
 
     branches: Literal["train", "mask"] = "train"
     """name=agent: samples whose history the agent or the chat template rewrote. train: each branch
-    is a row with the sample's reward, and together they count as one sample. mask: train nothing of
+    is a row with the sample's reward, and together they count as one sample. mask: train no part of
     the sample."""
 
     truncated_samples: Literal["train", "mask_loss"] = "train"
@@ -86,8 +86,8 @@ class RolloutConfig(Config):
 
     reward_call_budget: Annotated[int, Field(ge=1)] | None = None
     """Maximum calls of reward functions in the run, including retries, evaluations and resumes.
-    null: no limit. A group starts only if the rest covers its maximum and the next evaluation, so
-    the last calls may stay unused."""
+    null: no limit. A group starts only if the remaining calls cover its maximum and the next
+    evaluation, so the last calls may stay unused."""
 
     on_reward_budget_spent: Literal["fail", "stop"] = "fail"
     """What happens when `reward_call_budget` covers no further group. fail: end with

@@ -16,7 +16,7 @@ def _variables(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
     entries = cast("dict[object, object]", value)
     for name, text in entries.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise ValueError(f"{name!r} is no name for a variable")
+            raise ValueError(f"{name!r} is not a valid variable name")
         if isinstance(text, bool) or not isinstance(text, str | int | float) or "\0" in str(text):
             raise ValueError(f"{name} is neither text nor a number")
     return {name: str(text) for name, text in entries.items()}
@@ -53,7 +53,7 @@ class SupervisionConfig(Config):
     """Seconds for each actor to close before it is killed."""
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds to end in order after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
+    """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
     below the sender's kill time, often 30 s."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None

@@ -25,8 +25,8 @@ class InOrderConfig(Config):
     Higher values let engines run further ahead, so samples are more off-policy."""
 
     max_lookahead: Annotated[int, Field(ge=0)] | None = None
-    """Maximum batches generated ahead of the one in training. null: `max_staleness`. Fewer give
-    fresher samples; more hide longer rollouts."""
+    """Maximum batches generated ahead of the one in training. null: `max_staleness`. Fewer batches
+    give fresher samples; more hide longer rollouts."""
 
     def find_clashes(self) -> Iterator[Clash]:
         if self.max_lookahead is not None and self.max_lookahead > self.max_staleness:

@@ -97,7 +97,7 @@ class Segments:
             JournalTaken: Another controller began at the same moment.
             JournalFailed: The disk.
             JournalCorrupt: An earlier file cannot be read.
-            JournalVersion: Another version of offbeat wrote it.
+            JournalVersion: A different version of offbeat wrote it.
         """
         try:
             if not directory.exists():
@@ -291,7 +291,7 @@ def open_journal(
         JournalTaken: Another controller began at the same moment.
         JournalFailed: The disk refused an operation.
         JournalCorrupt: An existing file is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
     """
     segments, folded = Segments.begin(directory, disk)
     ledger = folded.ledger

@@ -32,14 +32,14 @@ class JournalFailed(OffbeatError):
     def __str__(self) -> str:
         return (
             f"journal {self.file} cannot be written: {self.problem}. Free or repair the disk, then "
-            "resume the run: everything before the last barrier is there"
+            "resume the run: everything before the last barrier is intact"
         )
 
 
 class JournalRemoved(JournalFailed):
     """Somebody has removed a file of the journal that its run still writes.
 
-    Fix: bring the directory back from a copy, or start a new run.
+    Fix: restore the directory from a copy, or start a new run.
     """
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class JournalCorrupt(OffbeatError):
 
 
 class JournalVersion(OffbeatError):
-    """The journal was written by another version of this package.
+    """The journal was written by a different version of this package.
 
     Fix: use the version of offbeat that wrote it.
     """
@@ -96,7 +96,7 @@ class JournalVersion(OffbeatError):
         newer = "a newer" if self.found > self.known else "an older"
         return (
             f"journal {self.file} has {self.what} {self.found}, this version of offbeat reads "
-            f"{self.known}. Go on with {newer} offbeat, the one that began the run, or start a new "
+            f"{self.known}. Continue with {newer} offbeat, the one that began the run, or start a new "
             "run from the last checkpoint's model"
         )
 
@@ -136,7 +136,7 @@ def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
         kind: Expected kind of the file.
 
     Raises:
-        JournalVersion: The file is of another format or schema.
+        JournalVersion: The file has a different format or schema.
         JournalCorrupt: The file does not begin with a header.
     """
     if len(data) < HEADER_BYTES:

@@ -89,7 +89,7 @@ def read_parts(directory: Path) -> JournalParts:
 
     Raises:
         JournalCorrupt: A segment that had to be read is damaged, or one is missing.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         FileNotFoundError: The directory does not exist.
     """
     folded = fold(directory)
@@ -144,7 +144,7 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
 
     Raises:
         JournalCorrupt: It is damaged, of another journal, or its columns do not fit each other.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         msgspec.DecodeError: It contains something else.
         OSError: It cannot be read or does not exist.
     """

@@ -66,7 +66,7 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         FileNotFoundError: The directory does not exist.
     """
     last = _newest(directory, numbers(directory, "events"))
@@ -82,7 +82,7 @@ def recover(directory: Path) -> Ledger:
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         FileNotFoundError: The directory does not exist.
     """
     return fold(directory).ledger
@@ -265,7 +265,7 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
 
     Raises:
         JournalCorrupt: It is damaged, or of another journal.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         OSError: It cannot be read.
     """
     data = path.read_bytes()
@@ -274,7 +274,9 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
         raise JournalCorrupt(str(path), 0, "it is empty")
     segment = _begun(directory, number)
     if segment is None or found != segment.header:
-        problem = f"it is of another journal than {segment_path(directory, number).name}"
+        problem = (
+            f"it does not belong to the same journal as {segment_path(directory, number).name}"
+        )
         raise JournalCorrupt(str(path), 0, problem)
     payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
     if payload is None:

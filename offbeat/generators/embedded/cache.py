@@ -302,6 +302,6 @@ def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tens
 
 
 def _gather_columns(prompts: Tensor, columns_BP: Tensor) -> Tensor:
-    """Return the columns of ``prompts`` [B, H, P, D] in another order, of the same shape."""
+    """Return the columns of ``prompts`` [B, H, P, D] in a different order, of the same shape."""
     index = columns_BP[:, None, :, None].expand(-1, prompts.shape[1], -1, prompts.shape[3])
     return prompts.gather(2, index)

@@ -185,7 +185,7 @@ def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
     """Check that a model's config allows decoding over a cache of all earlier tokens.
 
     Raises:
-        UndecodableModel: Its forward lacks an input, or a layer is of another kind.
+        UndecodableModel: Its forward lacks an input, or a layer is of an unsupported kind.
     """
     _check_inputs(model)
     _check_attention(model, max_model_len)

@@ -210,7 +210,7 @@ def check_teacher(config: RunConfig) -> Iterator[Finding]:
         return
     model, _ = read_model(Path(path))
     if model is None:
-        seen = f"{path} is no model directory with config, weights and tokenizer"
+        seen = f"{path} is not a model directory with config, weights and tokenizer"
         yield error(_TEACHER_SUBJECT, seen, "Point algorithm.loss.teacher at one.")
         return
     try:

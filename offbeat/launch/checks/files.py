@@ -64,10 +64,8 @@ def check_run_dir(
         )
     elif signs and requested:
         seen = f"{run_dir} holds another run ({', '.join(signs)})"
-        fix = f"Choose another with --run-dir, or go on with it: offbeat train --resume {run_dir}"
-        call = (
-            f"Choose another with run_dir=..., or go on with it: offbeat.resume({str(run_dir)!r})"
-        )
+        fix = f"Choose another with --run-dir, or resume it: offbeat train --resume {run_dir}"
+        call = f"Choose another with run_dir=..., or resume it: offbeat.resume({str(run_dir)!r})"
         yield error("run directory", seen, fix, call)
     elif signs:
         yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")

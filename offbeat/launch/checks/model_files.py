@@ -43,7 +43,7 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
     Return its facts, or None if unreadable, and the problems found.
     """
     if not folder.is_dir():
-        return None, [error(_SUBJECT, f"{folder} is no directory", f"{_FIX} {_DOWNLOAD}")]
+        return None, [error(_SUBJECT, f"{folder} is not a directory", f"{_FIX} {_DOWNLOAD}")]
     wrong = list(_missing_files(folder))
     settings, problem = _read_settings(folder / "config.json")
     wrong += [problem] if problem else []
@@ -57,7 +57,7 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
         except (OSError, ValueError) as broken:
             fix = "Copy or download it again; a file that Git LFS has not fetched is a text of 3 lines."
             wrong.append(
-                error(_SUBJECT, f"{file.name} is no whole safetensors file: {broken}", fix)
+                error(_SUBJECT, f"{file.name} is not a complete safetensors file: {broken}", fix)
             )
     if wrong:
         return None, wrong
@@ -129,7 +129,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:
     except (OSError, ValueError) as broken:
         return {}, error(_SUBJECT, f"{path} cannot be read: {broken}", "Copy or download it again.")
     if not isinstance(settings, dict):
-        return {}, error(_SUBJECT, f"{path} is no JSON object", "Copy or download it again.")
+        return {}, error(_SUBJECT, f"{path} is not a JSON object", "Copy or download it again.")
     return cast("dict[str, Any]", settings), None
 
 
@@ -145,7 +145,7 @@ def _parameters(file: Path) -> int:
             raise ValueError(f"its header would be {length} bytes long")
         header: object = json.loads(stream.read(length))
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")  # noqa: TRY004 - one error for any bad header
+        raise ValueError("its header is not a JSON object")  # noqa: TRY004 - one error for any bad header
     tensors = cast("dict[str, dict[str, Any]]", header)
     tensors.pop("__metadata__", None)
     last = max((tensor.get("data_offsets", (0, 0))[1] for tensor in tensors.values()), default=0)

@@ -82,9 +82,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         return
     yield from _values(config.model.path)
     if problem := generation_config_problem(config.model.path):
-        fix = (
-            "Repair it: this run does not read it but for its end tokens, and exports it as it is."
-        )
+        fix = "Repair it: this run reads only its end tokens, and exports it unchanged."
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
     yield from _vocabulary(config, model)

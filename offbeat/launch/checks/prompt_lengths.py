@@ -158,7 +158,7 @@ def _findings(
             f"{config.generator.max_model_len}, the longest has {seen.longest} tokens "
             f"(row {too_long[0]}, counted from 0)"
         )
-        fix = "Take them out, or raise generator.max_model_len: they fail their group."
+        fix = "Remove them, or raise generator.max_model_len: they fail their group."
         finding = error if ends_run(config, key, prompts.rows, len(too_long)) else warning
         yield finding("prompts", message, fix)
     elif seen.longest:
@@ -168,7 +168,7 @@ def _findings(
         bad = len(seen.with_media_token)
         message = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
         finding = error if ends_run(config, key, prompts.rows, bad) else warning
-        yield finding("prompts", message, "Take them out: they fail their group.")
+        yield finding("prompts", message, "Remove them: they fail their group.")
     if lossy := seen.lossy:
         message = (
             f"{summary}: {len(lossy)} have text that the tokenizer of model.path does not know, the "
@@ -185,7 +185,7 @@ def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Fi
             f"first is row {row}: token {token}, and config.json has vocab_size={texts.vocabulary}"
         )
         fix = (
-            "Resize the embeddings of the model to its tokenizer, or take the text out of the rows."
+            "Resize the embeddings of the model to its tokenizer, or remove the text from the rows."
         )
         yield error("prompts", message, fix)
     if twice := seen.begun_twice:
@@ -193,7 +193,7 @@ def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Fi
             f"{summary}: {len(twice)} begin with two tokens {texts.first}, which begins a text; the "
             f"first is row {twice[0]}"
         )
-        fix = "Take the text of that token out of the rows: the tokenizer adds it."
+        fix = "Remove the text of that token from the rows: the tokenizer adds it."
         yield warning("prompts", message, fix)
 
 

@@ -94,7 +94,7 @@ def check_ray_address(
         yield error(
             "ray cluster",
             f"RAY_ADDRESS={address}: {problem}",
-            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone.",
+            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run only on this machine.",
         )
     else:
         yield warning(
@@ -122,7 +122,7 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
         return ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        return "this is no address"
+        return "this is not an address"
     try:
         reach(host.strip("[]"), int(port))
     except (OSError, OverflowError) as failure:  # a port beyond 65535 overflows

@@ -194,7 +194,7 @@ def check_variables(config: RunConfig) -> Iterator[Finding]:
         yield warning(
             "environment",
             f"environment.variables: {', '.join(unset)} not set on this machine",
-            "Set them where the environment workers run, or take them out.",
+            "Set them where the environment workers run, or remove them.",
         )
 
 

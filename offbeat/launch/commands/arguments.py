@@ -35,7 +35,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return directories of runs that begin with a word of the command line, also in ``runs/``."""
+    """Return run directories, here or in ``runs/``, that begin with a word of the command line."""
     return [str(Path(each).parent) for each in _matches(incomplete, "runs/", "*/config.yaml")]
 
 

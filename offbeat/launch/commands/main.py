@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
     """The commands of this package, and the commands of plug-ins."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of typer's own click
-        """Write the commands under their headings, and the names that other packages bring."""
+        """Write the commands under their headings, and the names that other packages add."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         brought = names_of_packages("command")
         longest = max(map(len, [*commands, *brought]))
@@ -65,7 +65,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - of typer's own click
         """Return a command. If this package has none, search for a plug-in with its name."""
         found = super().get_command(ctx, cmd_name)
-        is_folder = cmd_name in find_plugins("command")  # its commands have other names
+        is_folder = cmd_name in find_plugins("command")  # its commands have different names
         if found is not None or is_folder or cmd_name.startswith("-"):
             return found
         try:
@@ -336,7 +336,10 @@ def init(
         ),
     ] = False,
 ) -> None:
-    """Create a directory that trains. It has a recipe, a tested reward, prompts and a tiny model."""
+    """Create a directory that is ready to train.
+
+    It has a recipe, a tested reward, prompts and a tiny model.
+    """
     if agent and loss:
         refuse("--agent and --loss: give one of them. An agent's recipe can also have a loss.")
 
@@ -447,7 +450,10 @@ def control(
         float, typer.Option("--wait", help="Seconds to wait until the run accepts it.")
     ] = 15.0,
 ) -> None:
-    """Pause, resume, stop or abort a live run. Exit code 1: not accepted, so withdrawn."""
+    """Pause, resume, stop or abort a live run.
+
+    Exit code 1: the run did not accept the command, so it was withdrawn.
+    """
     from offbeat.launch.control import COMMANDS, leave, was_taken
     from offbeat.runs.directory import RunDirUnusable
 

@@ -50,7 +50,7 @@ def why(
     if (group is None) == (of_eval is None):
         raise typer.BadParameter("name a GROUP, or --eval SET ROW, and not both")
     if due is not None and of_eval is None:
-        raise typer.BadParameter("--due goes with --eval SET ROW")
+        raise typer.BadParameter("--due needs --eval SET ROW")
     with error_in_one_line():
         if of_eval is not None:
             history = load_evaluated_row(run, *of_eval, due)

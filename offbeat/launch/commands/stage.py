@@ -38,7 +38,7 @@ def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:
         fix = f"Copy a directory to each machine with: rsync -a DIRECTORY/ MACHINE:{target}/"
         raise CannotStage(" ".join([what, *others]), problem, fix)
     if not target.is_absolute():
-        fix = "Write it from / on: each node has another working directory"
+        fix = "Write it from / on: each node has a different working directory"
         raise CannotStage(f"--to {target}", "it is relative", fix)
     return list_snapshot(*named)
 

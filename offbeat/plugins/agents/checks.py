@@ -67,7 +67,7 @@ def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     if resolve_program(name, working_dir) is None:
         yield error(
             "environment",
-            f"environment.command: {name} is no program, from {working_dir} or on the PATH",
+            f"environment.command: {name} is not a program, from {working_dir} or on the PATH",
             "Write its path from the directory in which offbeat is started, and make it executable.",
         )
     else:
@@ -104,7 +104,7 @@ def _bridge_finding(
             )
             return warning(
                 _SUBJECT,
-                f"{named}; it opens a conversation {'with' if tools else 'without'} a tool otherwise than "
+                f"{named}; it opens a conversation {'with' if tools else 'without'} a tool differently from "
                 f"the chat template of {path} from token {at} on: {seen!r} and {expected!r}",
                 "Name the renderer of the model's family, or leave environment.renderer out.",
             )

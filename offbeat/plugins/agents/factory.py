@@ -127,7 +127,7 @@ def make_own_agent(
     if config.command:
         program = resolve_program(config.command[0], working_dir)
         if program is None:
-            problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
+            problem = f"{config.command[0]!r} is not a program, from {working_dir} or on the PATH"
             raise BadEnvironment("environment.command", problem)
         options = {"command": [program, *config.command[1:]]}
         return make_agent_function(config, agent_program.TARGET, working_dir, "", options)

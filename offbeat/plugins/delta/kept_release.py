@@ -92,7 +92,7 @@ class KeptBase:
                 run.
 
         Raises:
-            BaseRefused: The engine serves another release, or has not kept it.
+            BaseRefused: The engine serves a different release, or has not kept it.
         """
         check_base(self._engine, version, base, served)
         held = self._held
@@ -113,7 +113,7 @@ class CheckedRelease(NamedTuple):
         """Verify the chunks of a delta and return the chunks of its release.
 
         Raises:
-            TransferRefused: A part is missing or wrong, or the base has another layout.
+            TransferRefused: A part is missing or wrong, or the base has a different layout.
         """
         check_delta(epoch, delta, parts)
         return rebuilt(epoch, self.held, release.manifest, parts, self.lend)
@@ -123,7 +123,7 @@ def check_base(engine: str, version: int, base: str, served: str | None) -> None
     """Check that an engine serves the base of a delta.
 
     Raises:
-        BaseRefused: It serves another release, or none.
+        BaseRefused: It serves a different release, or none.
     """
     if served != base:
         raise BaseRefused(engine, version, base, served)
@@ -163,7 +163,7 @@ def rebuilt(
         lend: Returns memory of the given size. Default: new memory.
 
     Raises:
-        TransferRefused: The base has another layout, or a part does not encode changes of its
+        TransferRefused: The base has a different layout, or a part does not encode changes of its
             chunk.
     """
     if not base.manifest.describes_as(manifest) or len(base.chunks) != len(parts):

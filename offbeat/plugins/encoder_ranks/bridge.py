@@ -233,7 +233,7 @@ _TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
 
 
 def prove_sides(peers: Peers, model: str, prove: Callable[[], tuple[float, str]]) -> None:
-    """Prove the cut models of both sides. All ranks call it together.
+    """Prove the cut models of both sides. All ranks must call it together.
 
     Args:
         peers: The ranks of the world.
@@ -270,7 +270,7 @@ class Exchange:
         self.bridge.traffic = Traffic()
 
     def measure(self) -> dict[str, float]:
-        """Return metrics of the traffic of a step. All ranks call it together."""
+        """Return metrics of the traffic of a step. All ranks must call it together."""
         traffic = self.bridge.traffic
         seen = self.peers.all_gather((traffic.nbytes, traffic.seconds), _TRAFFIC)
         return {

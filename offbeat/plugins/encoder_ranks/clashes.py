@@ -43,7 +43,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     if model_is_frozen(config):
         yield Clash(
             ("trainer.encoder", "trainer.lora"),
-            "trainer.encoder does not go with trainer.lora, whose adapters are on modules of both sides",
+            "trainer.encoder cannot be combined with trainer.lora, whose adapters are on modules of both sides",
             "Leave one of them out.",
         )
     if config.algorithm.loss.teacher_path is not None:

@@ -1,4 +1,4 @@
-"""Passes of encoder ranks, of any backend: media of lanes, and their gradients."""
+"""Passes of encoder ranks, on any backend: media of lanes, and their gradients."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
@@ -121,7 +121,7 @@ class TowerModel(Protocol):
         ...
 
     def load(self, column: str, teacher: str | None) -> PreTrainedModel:
-        """Return the model for a column of logprobs. All ranks load it together."""
+        """Return the model for a column of logprobs. All ranks must load it together."""
         ...
 
 

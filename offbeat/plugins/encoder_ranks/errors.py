@@ -17,8 +17,8 @@ class ProvenanceMismatch(OffbeatError):
         return (
             f"trainer rank {self.rank} encodes for lanes that need the pictures of "
             f"{self.missing} groups which it did not get, and it got pictures of {self.surplus} "
-            "groups that none needs. The groups were sent to other ranks than trainer.encoder "
-            "says"
+            "groups that none needs. The groups were sent to ranks other than the ones that "
+            "trainer.encoder says"
         )
 
 

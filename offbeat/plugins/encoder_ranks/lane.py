@@ -1,4 +1,4 @@
-"""Passes of language ranks, of any backend: receive features, send their gradients back."""
+"""Passes of language ranks, on any backend: receive features, send their gradients back."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
@@ -169,7 +169,7 @@ class LanePasses(Passes[PackedRows]):
     def _exchange(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
         """Receive features for the passes inside the block, then send their gradients.
 
-        All ranks of the world enter together. The yielded value is whether any lane sends
+        All ranks of the world must enter together. The yielded value is whether any lane sends
         gradients. If so, the passes must end on all ranks before gradients are sent.
         """
         self._received = None

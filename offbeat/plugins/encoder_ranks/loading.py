@@ -36,7 +36,7 @@ _FIRST: Final = 0
 
 
 def side_mesh(device: str, grid: Grid, timeout_s: float) -> RankMesh:
-    """Return the axes of the ranks that hold this rank's side. All ranks call it together.
+    """Return the axes of the ranks that hold this rank's side. All ranks must call it together.
 
     ``timeout_s``: timeout of a side's collectives. torch's own default, half an hour, ignores the
     world's timeout.
@@ -55,7 +55,7 @@ class GridWeights(Weights):
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights on rank 0. On other ranks, the other side's weights have no memory.
 
-        All ranks iterate together and to the end.
+        All ranks must iterate together and to the end.
         """
         side, speaker = self._grid.find_side(self._rank), self._grid.list_ranks(Side.TOWER)[0]
         mine, parts = self._held.iterate(), self.local_tensors().values()
@@ -101,7 +101,7 @@ class GridLoader(ModelLoader):
     Every rank creates the shell of the whole model, so that layout of rows, identity and names are
     the same as on a rank with both sides. Then it drops the other side. The constructor raises
     ``UntrainableModel`` as ``ModelLoader`` does. It also raises if the model has no separable
-    tower, or if the tower computes other features than in the whole model.
+    tower, or if the tower computes different features than in the whole model.
     """
 
     def __init__(self, path: Path, trainer: TorchTrainerConfig, *given: Any, **named: Any) -> None:  # noqa: ANN401 -- of ``ModelLoader``

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EncoderRanks(TrainerPart):
-    """Trains the vision tower on other ranks than the language model."""
+    """Trains the vision tower on different ranks than the language model."""
 
     key = "encoder"
     section = EncoderConfig

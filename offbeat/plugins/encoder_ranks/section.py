@@ -19,8 +19,8 @@ class EncoderConfig(Config):
 
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     """Maximum picture tokens that the tower computes at once. null: a whole chunk. It bounds memory
-    and keeps the gradient, but all except the last microbatch are recomputed in the backward pass.
-    Pictures are never split."""
+    and does not change the gradient, but all except the last microbatch are recomputed in the
+    backward pass. Pictures are never split."""
 
     threads: Annotated[int, Field(ge=1)] = 1
     """CPU threads per encoder rank."""

@@ -42,7 +42,7 @@ def prove_tower(
 ) -> tuple[float, str]:
     """Prove that a cut tower computes the whole tower's features. Return a ``copies_gap`` result.
 
-    All ranks of the mesh call it together, before the optimizer exists. It leaves no gradient.
+    All ranks of the mesh must call it together, before the optimizer exists. It leaves no gradient.
 
     Args:
         model: The tower, cut over the ranks.

@@ -146,7 +146,7 @@ class StepRecords:
 
         Raises:
             NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
-            NoRegularFile: ``metrics.jsonl`` is no file.
+            NoRegularFile: ``metrics.jsonl`` is not a file.
         """
         self._path = run_dir / METRICS
         journal = RunJournal(run_dir)
@@ -325,11 +325,11 @@ def _table(where: str, tool: str) -> Path:
     path = Path(where)
     if path.suffix != f".{tool}" or (path.exists() and not path.is_file()):
         raise NotExported(
-            f"--output {where} is no name for a {tool} file",
-            f"Name a file that ends in .{tool}: one that is there is replaced",
+            f"--output {where} is not a valid name for a {tool} file",
+            f"Name a file that ends in .{tool}: an existing file is replaced",
         )
     if not path.parent.is_dir():
-        raise NotExported(f"--output {where}: {path.parent} is no directory", "Make it first")
+        raise NotExported(f"--output {where}: {path.parent} is not a directory", "Make it first")
     return path
 
 

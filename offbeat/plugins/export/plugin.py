@@ -43,7 +43,7 @@ def export(
     typer.echo(f"{written.where}  {written.steps:,} steps of {written.metrics} metrics")
     if written.unreadable_lines:
         typer.echo(
-            f"left out: {written.unreadable_lines} lines of metrics.jsonl that are no records"
+            f"left out: {written.unreadable_lines} lines of metrics.jsonl that are not records"
         )
     if written.look:
-        typer.echo(f"look at it: {written.look}")
+        typer.echo(f"to see it: {written.look}")

@@ -39,7 +39,7 @@ _TOWER: Final = re.compile(r"(?:^|\.)(?:vision|visual|audio)[^.]*\.")
 
 
 class UnalignedBlocks(OffbeatError):
-    """Regions that cut blocks of 128 x 128 in two, so that no single rank knows their scale.
+    """Regions cut blocks of 128 x 128 in two, so no single rank can compute their scale.
 
     Fix: set ``sync.transport`` to ``object_store``.
     """
@@ -73,7 +73,7 @@ class RefusedPair(NamedTuple):
 
 
 class PrecisionRefused(OffbeatError):
-    """All tensors of a model with incompatible formats in trainer and engine.
+    """Tensors have formats in trainer and engine that are incompatible.
 
     Fix: change the formats that the message names; ``offbeat check`` finds them.
     """

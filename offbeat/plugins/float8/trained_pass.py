@@ -38,7 +38,7 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
 def quantize_matrices(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which a model computes like engines with quantized matrices.
 
-    Gradients are off. All ranks enter it together.
+    Gradients are off. All ranks must enter it together.
     """
     return exchange_weights(
         (module, module, key, partial(as_quantized, f"{prefix}.{key}"))

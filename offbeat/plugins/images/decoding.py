@@ -19,7 +19,7 @@ def decode_picture(name: str, content: bytes, max_pixels: int) -> Image.Image:
     """Return an upright RGB picture, the same as transformers loads from a file.
 
     Raises:
-        BadPicture: It is no PNG, JPEG or WebP, or is damaged. Or its header shows that it is
+        BadPicture: It is not a PNG, JPEG or WebP, or is damaged. Or its header shows that it is
             animated, too large, too elongated or has more than 8 bits. Or it is blank without its
             transparency.
     """
@@ -34,7 +34,7 @@ def decode_picture(name: str, content: bytes, max_pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         problem = f"has too many pixels: {first_line(error)}"
     except Image.UnidentifiedImageError:
-        problem = f"is none of {', '.join(_FORMATS)}, by its {len(content)} bytes"
+        problem = f"is not one of {', '.join(_FORMATS)}, by its {len(content)} bytes"
     except Exception as error:  # noqa: BLE001 - damaged bytes can make a decoder raise any error
         problem = f"is damaged: {type(error).__name__}: {first_line(error)}"
     raise BadPicture(name, problem)

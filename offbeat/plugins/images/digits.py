@@ -107,7 +107,7 @@ def drawn(named: object) -> "Image":
         case {"seed": int(seed), "index": int(index)} if seed >= 0 and index >= 0:
             return Image.fromarray(picture(seed, index).pixels).convert("RGB")
         case _:
-            raise BadPicture(f"{named!r:.80}", "is no drawn picture: give its seed and index")
+            raise BadPicture(f"{named!r:.80}", "is not a drawn picture: give its seed and index")
 
 
 _PICTURE: Final = (3, 32, 32)

@@ -17,7 +17,7 @@ UNUSABLE: Final = "picture_unusable"
 
 
 class BadPicture(MediaError):
-    """Picture of a prompt with an unusable file, content or size.
+    """A picture of a prompt has an unusable file, content or size.
 
     Fix: repair or shrink the picture, or raise the limit in ``environment.images``.
     """
@@ -34,7 +34,7 @@ class BadPicture(MediaError):
 
 
 class NoPictures(OffbeatError):
-    """Model that cannot read pictures, or has a processor that cannot be loaded here.
+    """The model cannot read pictures, or its processor cannot be loaded here.
 
     Fix: use a model with pictures, and run ``pip install 'offbeat[vision]'``.
     """
@@ -47,7 +47,7 @@ class NoPictures(OffbeatError):
 
 
 class StrayPlaceholder(MediaError):
-    """Text of a prompt with a picture token outside the places of its pictures.
+    """The text of a prompt has a picture token where no picture belongs.
 
     Fix: remove the picture token from the text (docs/images.md).
     """
@@ -66,7 +66,7 @@ class StrayPlaceholder(MediaError):
 
 
 class WrongPlaces(MediaError):
-    """Text of a prompt that does not have one place for each of its pictures.
+    """The text of a prompt does not have one place for each of its pictures.
 
     Fix: give the text one place per picture (docs/images.md).
     """

@@ -48,7 +48,8 @@ class Pictures(msgspec.Struct, frozen=True, eq=False):
         """Return the pictures as views of their columns.
 
         Raises:
-            SchemaError: A column is missing, has another type or shape, or contradicts the others.
+            SchemaError: A column is missing, has a different type or shape, or contradicts the
+                others.
         """
         for name, dtype in _DTYPES.items():
             if name not in media:

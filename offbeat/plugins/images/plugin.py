@@ -164,7 +164,7 @@ class Digits(PluginOfEnvironments):
     traits = EnvironmentTraits(
         "read a digit in a picture.",
         makes_prompts=True,
-        held_out="digits of other pictures than those of training",
+        held_out="digits of different pictures than those of training",
         listed_after="arithmetic",
     )
 
@@ -184,7 +184,7 @@ class Digits(PluginOfEnvironments):
         """Return the prompts of training.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
         """
         from offbeat.environments.factory import read_options
         from offbeat.plugins.images.digits import DigitPrompts, DigitsOptions
@@ -197,7 +197,7 @@ class Digits(PluginOfEnvironments):
         """Return prompts with pictures that follow the training pictures.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
         """
         from offbeat.environments.factory import read_options
         from offbeat.plugins.images.digits import DigitPrompts, DigitsOptions

@@ -64,7 +64,7 @@ def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
     if several is not None and not isinstance(several, list):
-        return f"'images' is {several!r:.80}; it is a list of pictures"
+        return f"'images' is {several!r:.80}; it must be a list of pictures"
     pictures = get_pictures(row)
     if len(pictures) > most:
         return f"has {len(pictures)} pictures; environment.images.max_pictures is {most}"
@@ -136,8 +136,8 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     """Return the content of a picture, from its file or from the row itself.
 
     Raises:
-        BadPicture: The bytes in the row are no base64 or too many. Or the path leads out of the
-            data file's folder. Or the file is missing, is no regular file, or is too large.
+        BadPicture: The bytes in the row are not base64 or too many. Or the path leads out of the
+            data file's folder. Or the file is missing, is not a regular file, or is too large.
         OSError: The file system failed, not the file.
     """
     name = shown(picture)
@@ -155,7 +155,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
         with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise BadPicture(name, "is no regular file")
+                raise BadPicture(name, "is not a regular file")
             if found.st_size > max_bytes:
                 raise BadPicture(name, f"has {found.st_size} bytes; at most {max_bytes} are read")
             content = file.read(max_bytes + 1)
@@ -214,7 +214,7 @@ def _decode_base64(name: str, content: str, max_bytes: int) -> bytes:
     try:
         return base64.b64decode(content, validate=True)
     except ValueError as error:
-        raise BadPicture(name, f"is no base64: {error}") from error
+        raise BadPicture(name, f"is not base64: {error}") from error
 
 
 def _open(path: str, flags: int) -> int:
@@ -228,7 +228,7 @@ def _problem_of_name(picture: object) -> str | None:
         return None
     path = _path(picture)
     if not isinstance(path, str) or not path or _UNNAMEABLE.search(path):
-        return "is no path of a file"
+        return "is not a file path"
     if _ADDRESS.match(path):
         return "is an address, and nothing is fetched: download it to the folder of the data file"
     if Path(path).is_absolute() or ".." in Path(path).parts:
@@ -251,7 +251,7 @@ def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | N
         return pictures_problem(row, images.max_pictures)
     if reads_any_key(config):
         return None
-    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
+    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads only text"
     return (
         f"names a picture under 'image' or 'images', which environment.name={config.name} would not "
         f"show to the model: {fix}, or name the columns that are needed in data.columns"

@@ -64,7 +64,7 @@ def _pixels(pictures: Pictures) -> Iterator[NDArray[Any]]:
 
 
 def _join_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
-    """Yield the first frame of each picture, or nothing if the patches have another layout."""
+    """Yield the first frame of each picture, or nothing if the patches have a different layout."""
     grids = pictures.sizes.tolist()
     length = len(pictures.values) // sum(map(math.prod, grids))
     frames = next((f for f in (2, 1) if _side(length, f)), 0)

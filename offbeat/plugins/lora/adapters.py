@@ -48,7 +48,7 @@ from offbeat.weight_sync.wire_format import make_policy
 def merge_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
     """Compute inside the block with ``W + scaling * B A``, rounded once to the dtype of ``W``.
 
-    Gradients are off. All ranks enter it together.
+    Gradients are off. All ranks must enter it together.
     """
 
     def exchange(path: str) -> tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]:
@@ -87,7 +87,7 @@ class Adapters(TrainedParameters):
 
     @cached_property
     def adapter(self) -> Adapter:
-        """Return base and scale of the adapters. All ranks make the first call together."""
+        """Return base and scale of the adapters. All ranks must make the first call together."""
         path, is_first = str(self.model_path), self.peers.rank == 0
         mine = run_on_all_ranks(
             self.peers, "the model's digest", lambda: digest_loaded(path) if is_first else ""
@@ -147,11 +147,11 @@ class Adapters(TrainedParameters):
             self._fill(self._initial)
 
     def as_served(self) -> AbstractContextManager[None]:
-        """Return a context in which the model computes as engines do. All ranks enter it together.
+        """Return a context in which the model computes as engines do.
 
-        In 16 bits it computes with the rounded sums of matrices and adapters, which differ by more
-        than kernels do. In wider types it computes the adapters next to their matrices, as in
-        training. So a wrong sum in an engine shows.
+        All ranks must enter it together. In 16 bits it computes with the rounded sums of matrices
+        and adapters, which differ by more than kernels do. In wider types it computes the adapters
+        next to their matrices, as in training. So a wrong sum in an engine shows.
         """
         dtypes = [torch_dtype(dtype) for _, _, dtype in self.weights.metas()]
         if all(each.itemsize >= torch.float32.itemsize for each in dtypes):
@@ -174,7 +174,7 @@ class Adapters(TrainedParameters):
 
 
 def make_source(spec: TrainerSpec, adapters: Adapters) -> GatheredSource:
-    """Build one rank's weight source, of the adapters or of the model with the adapters added."""
+    """Build one rank's weight source: the adapters, or the model with the adapters added."""
     sync = spec.config.sync
     if sync.adapter == "merged":
         whole = adapters.merged

@@ -80,7 +80,7 @@ def _experts_are_left_out(
     yield warning(
         _SUBJECT,
         f"matrices of {weights:,} weights are adapted ({kinds}), and {experts:,} weights of experts are "
-        "not: experts in one tensor per layer, and their routers, are no linear modules",
+        "not: experts in one tensor per layer, and their routers, are not linear modules",
         "Leave trainer.lora out to train the experts; name the modules in trainer.lora.target_modules to say "
         "that these are meant.",
     )

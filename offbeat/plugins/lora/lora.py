@@ -127,7 +127,7 @@ class AdapterWeights:
         self._dtypes = {name: getattr(torch, dtype) for name, _, dtype in every.metas()}
 
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole matrices by name. All ranks iterate together."""
+        """Yield whole matrices by name. All ranks must iterate together."""
         for name, each in self.local_tensors().items():
             whole = each.full_tensor() if isinstance(each, DTensor) else each
             yield self._parts[name].file_name, whole.to(self._dtypes[name])
@@ -163,7 +163,10 @@ class MergedWeights:
                 yield name.replace(_BASE, "."), shape, dtype
 
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by name, in the order of ``metas``. All ranks iterate together."""
+        """Yield whole weights by name, in the order of ``metas``.
+
+        All ranks must iterate together.
+        """
         held = list[tuple[str, Tensor]]()  # a matrix, awaiting its adapter, and later ones
         sides = dict[str, Tensor]()
         for name, each in self._every.iterate():
@@ -213,7 +216,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
         for path in sorted(found):
             module = modules[path]
             if not _is_plain(module):
-                problem = f"has {path}, which is no linear module but {type(module).__name__}"
+                problem = f"has {path}, which is not a linear module but {type(module).__name__}"
                 raise UntrainableModel(name, problem, _NAME_OTHERS)
             if module.weight is embedding:
                 problem = f"has {path}, whose matrix is tied to the embeddings"

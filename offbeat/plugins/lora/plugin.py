@@ -1,4 +1,4 @@
-"""Adapters next to a frozen model, of the torch trainer: ``trainer.lora``."""
+"""Adapters next to a frozen model, for the torch trainer: ``trainer.lora``."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

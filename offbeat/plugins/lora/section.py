@@ -11,7 +11,7 @@ KIND: Final = "lora"
 
 
 class LoraConfig(Config):
-    """Low-rank adapters beside frozen matrices (extra ``lora``), the only weights that are trained."""
+    """Low-rank adapters next to frozen matrices (extra ``lora``). Only the adapters are trained."""
 
     rank: Annotated[int, Field(ge=1)] = 16
     """Rank of each adapter. A higher rank can learn more, but weights, moments, checkpoints and

@@ -194,7 +194,7 @@ def read_architecture(path: str | Path) -> Architecture:
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
     if family not in _FAMILIES and not (parts is not None and family in _DECODERS):
-        problem = f"is of family {family}{_why_unmapped(values)}, none of {_EVERY}"
+        problem = f"is of family {family}{_why_unmapped(values)}, not one of {_EVERY}"
         raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
@@ -248,7 +248,7 @@ def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
     if "vision_config" not in config.sub_configs:
         return None
     if config.model_type not in IMAGE_TEXT_FAMILIES:
-        problem = f"is of family {config.model_type} (it reads media), none of {_EVERY}"
+        problem = f"is of family {config.model_type} (it reads media), not one of {_EVERY}"
         raise UntrainableModel(name, problem, _TORCH)
     return image_text_parts(config)
 

@@ -27,7 +27,7 @@ from offbeat.trainers.torch.logprobs import AddedUp, sum_over
 
 
 def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum over ranks of partial values, of which every rank then reads the whole.
+    """Return the sum over ranks of partial values. Every rank then reads the whole sum.
 
     Every rank computes the same result from the sum. So the gradient of its own part is the gradient of
     the sum, and is not summed again.

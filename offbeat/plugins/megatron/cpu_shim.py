@@ -37,7 +37,7 @@ def cpu_stands_in(device: str) -> Generator[None]:
         UnsupportedLayout: It is another device, or this process sees CUDA.
     """
     if device != "cpu":
-        raise UnsupportedLayout("trainer.device", device, "cpu, where the CPU is to stand in")
+        raise UnsupportedLayout("trainer.device", device, "cpu, if the CPU is to stand in for CUDA")
     if torch.cuda.is_available():
         fix = "cuda: this process sees CUDA devices. To test without them, hide them"
         raise UnsupportedLayout("trainer.device", device, fix)

@@ -33,7 +33,7 @@ class _Piece:
 class TensorGather:
     """Gathers tensors from the boxes of all ranks.
 
-    All ranks create one together, with their boxes.
+    All ranks must create one together, with their boxes.
     """
 
     def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
@@ -75,7 +75,7 @@ class TensorGather:
         return whole, cut
 
     def tensors(self, names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors by name, on every rank. All ranks pass the same names.
+        """Return whole tensors by name, on every rank. All ranks must pass the same names.
 
         Args:
             names: Hugging Face names.

@@ -56,7 +56,7 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
 def _limit_world(ranks: int) -> Generator[None]:
     """Hide all but the first ranks from the library, which asks torch and uses all ranks.
 
-    All ranks of the world create every group, including ranks that are in none.
+    All ranks of the world must create every group, including ranks that are in none.
     """
     of_world = dist.get_world_size
 
@@ -76,7 +76,7 @@ def layout_group() -> ProcessGroup:
 
 
 def embedding_ranks_group() -> ProcessGroup:
-    """Return the group of the ranks that share each row of tokens, or matrices, of a stage."""
+    """Return the group of the ranks that share a stage's rows of tokens, or its matrices."""
     return cast("ProcessGroup", megatron_groups.get_tensor_and_context_parallel_group())
 
 

@@ -116,7 +116,7 @@ class HfWeights:
         """Return the elements of a box, on the CPU, in the file's dtype.
 
         Raises:
-            IncompleteWeights: The tensor is missing or has another shape.
+            IncompleteWeights: The tensor is missing or has a different shape.
         """
         name = self._file_names.get(box.tensor, box.tensor)
         fused = find_fused_place(name, box.whole, box.region, self._fused)
@@ -135,7 +135,7 @@ class HfWeights:
 def hf_weights(path: Path, file_names: Mapping[str, str] = NO_NAMES) -> Generator[HfWeights]:
     """Yield the weights of a directory while its files are open.
 
-    ``file_names``: names in the files of tensors that have other names in the model.
+    ``file_names``: names in the files of tensors that have different names in the model.
     """
     index = path / INDEX
     files = [SINGLE]
@@ -161,7 +161,7 @@ def load_boxes(
     """Fill parameters from a Hugging Face directory. Rows that pad the vocabulary become zero.
 
     Raises:
-        IncompleteWeights: A tensor is missing or has another shape.
+        IncompleteWeights: A tensor is missing or has a different shape.
         WeightsNotFinite: A weight is NaN or infinite.
     """
     for each in parameters.values():

@@ -81,7 +81,7 @@ class ModelSide:
         return read_architecture(model_path)
 
     def start_groups(self, frozen: FrozenWeights) -> ParallelLayout:
-        """Create the process groups. All ranks of the world call it together."""
+        """Create the process groups. All ranks of the world must call it together."""
         del frozen
         return start_groups(self.trainer, self.peers)
 

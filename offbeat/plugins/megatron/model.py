@@ -238,7 +238,7 @@ def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
         "moe_router_pre_softmax": True,  # required with one expert per token
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        # As in transformers. A 16-bit router would choose other experts than an engine's.
+        # As in transformers. A 16-bit router would choose different experts than an engine's.
         "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
     }
 

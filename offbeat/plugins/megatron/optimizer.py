@@ -60,7 +60,7 @@ class RankState(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return moments, and masters if there are any. All ranks call it."""
+        """Return moments, and masters if there are any. All ranks must call it."""
 
     @abstractmethod
     def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
@@ -114,7 +114,7 @@ class RankOptimizer(RankState):
 
     @abstractmethod
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, which is finite, and update the weights. All ranks call it.
+        """Clip by this norm, which is finite, and update the weights. All ranks must call it.
 
         Returns:
             Whether this rank's part of the float32 weights moved.
@@ -361,7 +361,7 @@ class ShardedAdamW(RankOptimizer):
         self._places = dict(self._all_places())
 
     def grad_norm(self) -> float:
-        """Return the norm of the whole model's reduced gradients. All ranks call it.
+        """Return the norm of the whole model's reduced gradients. All ranks must call it.
 
         Every element counts on one rank. Parts do not overlap. If a parameter is replicated on
         tensor-parallel ranks or on two stages, the library counts one copy.
@@ -371,7 +371,7 @@ class ShardedAdamW(RankOptimizer):
         return norm_over_layout(parts, torch.device("cuda"))
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, the result of ``grad_norm``, and update. All ranks call it."""
+        """Clip by this norm, the result of ``grad_norm``, and update. All ranks must call it."""
         if (limit := self._config.max_grad_norm) is not None:
             for each in self._chained:
                 parts = cast("list[Tensor]", each.get_parameters())

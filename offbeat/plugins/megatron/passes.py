@@ -145,7 +145,7 @@ class MegatronPasses(Passes[PackedRows]):
     forward: Forward  # of the share that is trained
     gradients: Gradients  # buffers to which passes add
     routers: Sequence[tuple[int, ExpertRouter]]  # with their index among all layers of experts
-    load_reference: Callable[[], Forward]  # all ranks call it together
+    load_reference: Callable[[], Forward]  # all ranks must call it together
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool

@@ -20,8 +20,8 @@ class MegatronTrainerConfig(ModelTrainerConfig):
     layers_per_stage: (
         Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None
     ) = None
-    """Layers of each pipeline stage, as in `[11, 12, 12, 11]`. null: equal. The first stage also
-    has the embedding, the last one the head."""
+    """Layers of each pipeline stage, as in `[11, 12, 12, 11]`. null: equal numbers. The first stage
+    also has the embedding, and the last one has the head."""
 
     context_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each row of tokens. Together they hold this many times

@@ -1,7 +1,7 @@
 """A rank's share of a trainer's state in one file, in Hugging Face's coordinates.
 
 The files of all ranks are in one directory. A reader loads the boxes that overlap its own, so a
-state can be loaded under another layout than it was written under.
+state can be loaded under a different layout than it was written under.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -43,7 +43,7 @@ def make_unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Return the tower of a directory's model. The caller loads its weights.
 
     Raises:
-        UntrainableModel: Some weights of the tower are of another dtype.
+        UntrainableModel: Some weights of the tower have a different dtype.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     tower = make_unfilled_model(config, dtype, trust_remote_code=False)
@@ -60,7 +60,7 @@ def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
     """Add the tower of a directory's model to a first stage. The caller loads its weights.
 
     Raises:
-        UntrainableModel: Some weights of the tower are of another dtype.
+        UntrainableModel: Some weights of the tower have a different dtype.
     """
     model.add_module(_ATTRIBUTE, make_unfilled_tower(path, dtype))
 
@@ -109,7 +109,7 @@ def _gradients(tower: PreTrainedModel) -> Iterator[Tensor]:
 
 
 def names_in_files(path: Path) -> dict[str, str]:
-    """Return the names in a directory's files of weights that have other names in its model.
+    """Return the names in a directory's files of weights that have different names in its model.
 
     transformers renames the weights of some image-text models when it loads them.
     """

@@ -1,6 +1,6 @@
 """Plans and measurements of settings before their use, without Ray.
 
-run_plan      predicts a run with other settings (``offbeat plan``): ``measure_run`` reads its
+run_plan      predicts a run with different settings (``offbeat plan``): ``measure_run`` reads its
               times, ``prediction`` drives the production controller with them on ``virtual_ports``
 sync_plan     counts the bytes of a weight sync (``offbeat plan-sync``): ``grid_text``,
               ``model_tensors``

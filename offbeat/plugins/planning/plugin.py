@@ -90,7 +90,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict a run's speed with other settings. Uses its measured times."""
+    """Predict a run's speed with different settings. Uses its measured times."""
     from offbeat.plugins.planning.run_plan import plan_run
 
     with error_in_one_line():

@@ -50,7 +50,7 @@ PLANNED_KEYS: Final = (
     "generator.engines",
     "trainer.min_tokens_per_chunk",
 )
-"""Keys, and sections, of a recipe that a virtual run uses. It depends on no others."""
+"""Keys and sections that a virtual run uses. It depends on no others."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Pace(msgspec.Struct, frozen=True):
 class NotPlanned(OffbeatError):
     """A recipe or a run that the planner cannot imitate.
 
-    Fix: plan with another setting; the last change is the likely cause.
+    Fix: plan with a different setting; the last change is the likely cause.
     """
 
     problem: str
@@ -90,7 +90,7 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
         with quiet_log():
             part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work)))
     except OffbeatError as error:
-        fix = "Plan with another setting; the last change is the likely cause"
+        fix = "Plan with a different setting; the last change is the likely cause"
         raise NotPlanned(f"the virtual run does not end: {error}", fix) from error
     finally:
         loop.close()
@@ -98,7 +98,7 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
 
 
 def measure_pace(parts: Sequence[Aggregates], first: int, last: int) -> Pace:
-    """Return the pace of the steps after ``first`` up to ``last``, of a real or virtual run."""
+    """Return the pace of a real or virtual run in the steps after ``first`` up to ``last``."""
     steps = AppliedSteps(parts)
     columns, count = steps.columns(), last - first
     elapsed_s = columns["time"][last - 1] - columns["time"][first - 1]

@@ -1,4 +1,4 @@
-"""``offbeat plan``: predicts a run with other settings, from the run's own times.
+"""``offbeat plan``: predicts a run with different settings, from the run's own times.
 
 Reads the times of a run from its directory. The planner starts from them.
 
@@ -89,7 +89,9 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         found = {name: [each[name] for each in records if name in each] for name in _CPU}
         if missing := [name for name, values in found.items() if not values]:
             fix = "Plan without --cores, or record some steps again"
-            raise NotPlanned(f"--cores needs {', '.join(missing)}, which the run has not", fix)
+            raise NotPlanned(
+                f"--cores needs {', '.join(missing)}, which the run does not have", fix
+            )
         cpu_s = {name: float(np.mean(values)) for name, values in found.items()}
         step_s, engines = self.pace.step_s, self.config.generator.engines
         wall_s = WallSeconds(step_s, compute_s, step_s * engines * (1 - self.pace.engines_idle))
@@ -129,7 +131,7 @@ def measure_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     steps = AppliedSteps(journal.aggregates)
     if len(steps) < _LEAST_STEPS:
         problem = f"{run_dir} has trained {len(steps)} steps; at least {_LEAST_STEPS} are needed"
-        raise NotPlanned(problem, "Let it go on for some steps, or name another run")
+        raise NotPlanned(problem, "Let it train some more steps, or name another run")
     first = max(1, int(_SETTLED * len(steps)))
     pace = measure_pace(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
@@ -289,13 +291,13 @@ Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
 _STALENESS: Final = (0, 1, 2, 4)
 _NEAR_BEST: Final = 0.03  # prefer a smaller staleness if it costs at most this share of the speed
 _BESIDE_OTHERS: Final = (
-    "Rows assume other processes than the run had: compare them with their first one."
+    "Rows assume different processes than the run had: compare them with their first one."
 )
 _UNSURE: Final = 0.15  # of a step's time; a larger prediction error makes the plan unreliable
 
 
 class PlannedChange(msgspec.Struct, frozen=True):
-    """Predicted pace of the run with other settings, corrected by the error for the run itself."""
+    """Predicted pace of the run with different settings, corrected by the error for the run itself."""
 
     overrides: list[str]
     pace: Pace
@@ -303,7 +305,7 @@ class PlannedChange(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """A run, its prediction, and the predictions with other settings."""
+    """A run, its prediction, and the predictions with different settings."""
 
     run: str
     measured: Pace
@@ -382,11 +384,15 @@ def plan_run(
 def _check_cores(cores: float | None, others: float | None) -> None:
     """Raise NotPlanned if the number of cores or of other processes is invalid."""
     if cores is not None and not 1 <= cores < math.inf:
-        raise NotPlanned(f"--cores {cores:g} is no number of cores", "Use a number of at least 1")
+        raise NotPlanned(
+            f"--cores {cores:g} is not a number of cores", "Use a number of at least 1"
+        )
     if others is not None and cores is None:
         raise NotPlanned(f"--others {others:g} says nothing without --cores", "Add --cores")
     if others is not None and not 0 <= others < math.inf:
-        raise NotPlanned(f"--others {others:g} is no number of processes", "Use a number from 0 on")
+        raise NotPlanned(
+            f"--others {others:g} is not a number of processes", "Use a number from 0 on"
+        )
 
 
 def _beside(costs: Costs, others: float | None) -> Costs:
@@ -505,12 +511,12 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     if use is not None:
         yield (
             f"Cores: what the trainer computed took {use.slowdown:.1f} times its CPU seconds, as if "
-            f"{use.others:.1f} processes of others had shared {use.cores:g} cores."
+            f"{use.others:.1f} other processes had shared {use.cores:g} cores."
         )
     elif run.shares_cores:
         yield (
-            "Trainer and engines compute on cores: where these are the same ones, what overlaps takes "
-            "longer, and a change of staleness, engines or groups brings less than its row says: --cores."
+            "Trainer and engines compute on cores. If they share these, overlapping work takes "
+            "longer, and changing staleness, engines or groups gains less than its row says: --cores."
         )
     if run.explained:
         yield (

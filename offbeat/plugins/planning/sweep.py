@@ -423,7 +423,7 @@ def combine_replies(
         if isinstance(reply, int):
             kind = "killed" if reply < 0 else "failed"
             what = f"signal {-reply}" if reply < 0 else f"exit code {reply}"
-            return SweepPoint(settings, kind, f"a rank ended by {what} without a word")
+            return SweepPoint(settings, kind, f"a rank ended by {what} without a message")
     return SweepPoint(settings, "hung", f"no answer within {deadline_s:g} s")
 
 

@@ -80,7 +80,7 @@ def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
         try:
             listed = yaml.safe_load(f"[{values}]")
         except yaml.YAMLError:
-            raise UnusableSweep(f"--over {axis}: the values are no YAML list") from None
+            raise UnusableSweep(f"--over {axis}: the values are not a YAML list") from None
         axes.append([f"{key}={_written(value)}" for value in listed])
     return list(itertools.product(*axes))
 
@@ -114,7 +114,7 @@ class SweepFile:
                 self._found[point.settings] = point
         except msgspec.DecodeError as error:
             raise UnusableSweep(
-                f"{path} is no file of a sweep ({error}): name another one"
+                f"{path} is not a file of a sweep ({error}): name another one"
             ) from error
         if header is None or header.sweep != identity:
             raise UnusableSweep(

@@ -239,7 +239,7 @@ class SyncPlanReport:
         yield f"{self.model}: {said(found.model)} in {self.tensors:,} tensors"
         yield f"senders    {self.senders}"
         yield f"receivers  {self.receivers}"
-        yield f"{self.ranks_per_machine} ranks on a machine, none of both sides"
+        yield f"{self.ranks_per_machine} ranks on a machine, none on both sides"
         yield (
             "receivers as their loaders were recorded, senders declared"
             if self.recorded
@@ -249,7 +249,7 @@ class SyncPlanReport:
             sender, receiver = said(max(found.held)), said(max(found.received))
             apart = "" if self.wire == "nccl" else " All of it stays within one GPU."
             yield (
-                f"sync.wire {self.wire}: in device memory besides, up to {sender} on a sender and {receiver} on "
+                f"sync.wire {self.wire}: in addition in device memory, up to {sender} on a sender and {receiver} on "
                 f"a receiver.{apart}"
             )
         yield ""
@@ -275,7 +275,7 @@ class SyncPlanReport:
         yield f"{self.transfers:,} transfers of {self.pieces:,} pieces, planned in {self.seconds:.1f} s of CPU"
         yield f"plan {self.digest}"
         yield ""
-        yield "beside it, whole weights through rank 0:"
+        yield "for comparison, whole weights through rank 0:"
         into = "the model into each other rank"
         if self.encoders and not self.gathered_everywhere:
             into = "each side into the ranks that hold it, the tower into rank 0"
@@ -348,7 +348,7 @@ def make_plan(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
         names=layouts.names,
     )
     if source.encoders and sizes.experts and not everywhere:
-        want = "0 for a model with experts beside the torch trainer"
+        want = "0 for a model with experts and the torch trainer"
         raise LayoutRefused("encoders", str(source.encoders), want).of("senders")
     heads = sizes.key_value_heads
     cuts_heads = layouts.trainer is not None and layouts.trainer.cuts_heads
@@ -416,13 +416,13 @@ def _as_recorded(
     """Return the tensors with the recorded placement, copied for each of ``engines`` engines.
 
     Raises:
-        NothingToPlan: The recording is of another model.
+        NothingToPlan: The recording is of a different model.
     """
     metas = [TensorMeta(each.name, each.shape, "") for each in tensors]
     known = set(recorded.tensors)
     for each in metas:
         if each.name not in known:
-            raise NothingToPlan(f"the recorded engine loads another model, without {each.name}")
+            raise NothingToPlan(f"the recorded engine loads a different model, without {each.name}")
     found, ranks = recorded.placement(metas), len(recorded.ranks)
     copies = {
         id(placement): Placement(

@@ -252,8 +252,8 @@ def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
     drawn, listed = story.ledger.totals.drawn, facts["groups"]["count"]
     if listed < drawn:
         yield (
-            f"Of {drawn:,} groups the table lists {listed:,}: the last ones, and some of earlier "
-            "parts of the run. offbeat why RUN GROUP knows them all."
+            f"Of {drawn:,} groups, the table lists {listed:,}: the last ones, and some from earlier "
+            "parts of the run. offbeat why RUN GROUP shows any of them."
         )
     if facts["steps_per_point"] > 1:
         yield f"A point of a curve is the mean of {facts['steps_per_point']:,.1f} steps."
@@ -361,7 +361,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None) -> WrittenReport
     Raises:
         NotARun: A directory has no journal.
         JournalCorrupt: A file of a journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
         LinkRefused: A file of a run is a symbolic link.
         ImpossibleEvent: An event of a journal does not fit the events before it.
         OSError: The file cannot be written.

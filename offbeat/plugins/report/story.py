@@ -51,7 +51,7 @@ class RunStory:
         Raises:
             NotARun: The directory has no journal.
             JournalCorrupt: A file of the journal is damaged.
-            JournalVersion: Another version of offbeat wrote it.
+            JournalVersion: A different version of offbeat wrote it.
             NoRegularFile: A name in the journal is not of a regular file.
             ImpossibleEvent: An event does not fit the events before it.
         """
@@ -151,9 +151,9 @@ class RunStory:
         if metrics.problem:
             self.problems.append(f"{METRICS} cannot be read: {metrics.problem}")
         if metrics.unreadable:
-            self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are no records")
+            self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are not records")
         if metrics.sampled:
-            self.problems.append(f"{METRICS} is long: of its steps only some were read")
+            self.problems.append(f"{METRICS} is long: only some of its steps were read")
 
     def _read_groups(self, journal: RunJournal, example_groups: int) -> None:
         """Read the groups of some stretches of the journal, or of all of a short one."""

@@ -107,7 +107,7 @@ class IncidentKind(enum.StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Return whether a process failed. A rewind, a resume and a pause are no failures."""
+        """Return whether a process failed. A rewind, a resume and a pause are not failures."""
         return self not in _NO_FAILURES
 
 

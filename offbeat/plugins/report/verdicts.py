@@ -97,7 +97,7 @@ def _alarm(waits: Sequence[NamedWait]) -> str:
         return ""
     return (
         f"{wait.waiter} has waited {duration(wait.for_s)} for {wait.target}, "
-        f"of {duration(wait.deadline_s or 0.0)} that it may."
+        f"of at most {duration(wait.deadline_s or 0.0)}."
     )
 
 
@@ -115,7 +115,7 @@ def _advice(
             "offbeat train --resume RUN finds out: it refuses if the run is alive, else continues."
         )
     if down and state == "running":
-        return f"{down[-1].who} is not back since {down[-1].at_s:,.0f} s: see logs/controller.log."
+        return f"{down[-1].who} has been down since {down[-1].at_s:,.0f} s into the run: see logs/controller.log."
     if not summary.verdict:
         return "No step has been trained yet."
     cause = {str(each): text for each, text in _CAUSES.items()}.get(summary.verdict)

@@ -11,7 +11,7 @@ from offbeat.plugins.reshard.section import find_wire
 
 
 class MachinesApart(FixableError):
-    """Wire for one machine in a cluster that may place its ends on two machines.
+    """A wire works only within one machine, but its ends may be on two.
 
     Fix: set ``sync.wire`` to ``nccl`` or ``tcp``.
     """

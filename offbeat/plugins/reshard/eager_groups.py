@@ -72,7 +72,7 @@ class EagerGroups:
 
         Raises:
             BrokenLink: The other rank has not connected in time.
-            RuntimeError: The store or the library has detected this itself.
+            RuntimeError: The store or the library has reported the failure itself.
         """
         place.store.set(f"ready/{place.rank}", "1")
         place.store.wait([f"ready/{1 - place.rank}"], timedelta(seconds=self._limit_s))

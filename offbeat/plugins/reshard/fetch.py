@@ -87,7 +87,7 @@ class BucketFetch:
     def fail(self, sender: int, why: str, *, gone: bool = False) -> None:
         """Record that a sender has failed, and assign its buckets to the other holders.
 
-        ``gone``: whether it has ended, or sends another release.
+        ``gone``: whether it has ended, or sends a different release.
         """
         self.failed[sender] = why
         if gone:

@@ -8,7 +8,7 @@ Handles are in the store because only holders of the run's key can read and writ
 are sent over gloo, which detects immediately that the other end has closed.
 
 A sender that gives up on a receiver may pack into memory that is still being copied. Such a copy
-has another digest, and never reaches a parameter.
+has a different digest, and never reaches a parameter.
 """
 
 import threading

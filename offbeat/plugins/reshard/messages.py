@@ -80,4 +80,4 @@ class Answer(msgspec.Struct, frozen=True):
     """Answer of a sender to a join."""
 
     error: str = ""  # why the sender refuses; empty: the member may connect
-    gone: bool = False  # whether it refuses because it has another release
+    gone: bool = False  # whether it refuses because it has a different release

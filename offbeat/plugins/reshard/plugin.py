@@ -67,7 +67,10 @@ class Reshard(TransportPlugin):
         peers: "Peers",
         device: str,
     ) -> "ReshardSender":
-        """Create the sender of a rank, and the server for engines. All ranks call it together."""
+        """Create the sender of a rank, and the server for engines.
+
+        All ranks must call it together.
+        """
         from offbeat.plugins.reshard.sender import make_reshard_sender
 
         own = of_kind(ReshardSyncConfig, section)

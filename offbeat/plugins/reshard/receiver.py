@@ -86,7 +86,7 @@ class ReshardReceiver:
 
         Raises:
             TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
-            SenderGone: All holders of a bucket have ended, or send another release.
+            SenderGone: All holders of a bucket have ended, or send a different release.
         """
         if needed is None:
             needed = find_needed(route.buckets, self.rank)
@@ -114,7 +114,7 @@ class ReshardReceiver:
             return self._wires[name]
 
     def _go_by(self, plan: str) -> None:
-        """Free the memory of the previous plan, because its buckets have other sizes."""
+        """Free the memory of the previous plan, because its buckets have different sizes."""
         with self._lock:
             if plan != self._plan:
                 for each in self._wires.values():

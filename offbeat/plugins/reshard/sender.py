@@ -28,7 +28,7 @@ _CHANGES: Final = msgspec.msgpack.Decoder(ShardChanges)
 
 
 class ReshardSender:
-    """Publishes this rank's shard. All ranks create a sender together, and publish together.
+    """Publishes this rank's shard. All ranks must create a sender together, and publish together.
 
     For a release, ranks exchange digests and sizes of buckets, never weights.
     """
@@ -58,7 +58,7 @@ class ReshardSender:
         before = self._source.manifest.digest
         run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
         self._compare_plans()
-        if self._source.manifest.digest != before:  # the new buckets have other sizes
+        if self._source.manifest.digest != before:  # the new buckets have different sizes
             self._server.wire.release_memory()
             self._packer.forget()
 
@@ -140,7 +140,7 @@ def make_reshard_sender(
     peers: Peers,
     device: str,
 ) -> ReshardSender:
-    """Create the sender of a rank, and the server for engines. All ranks call it together."""
+    """Create the sender of a rank, and the server for engines. All ranks must call it together."""
     shards = source if isinstance(source, ShardSource) else WholeShards(source)
     timeouts = TransferTimeouts(config.slowest_mib_s * 2**20, config.slack_s)
     wire = make_wire(config.wire, device)

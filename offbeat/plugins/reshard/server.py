@@ -153,9 +153,11 @@ class ReshardServer:
         if release is None:
             return f"the sender holds no release, and {join.digest} is asked for"
         if join.digest != release.digest:
-            return f"the sender holds another release by now: {release.digest}, not {join.digest}"
+            return f"the sender now holds a different release: {release.digest}, not {join.digest}"
         if join.layout != release.layout:
-            return f"the sender goes by another plan: {release.layout[:8]}, not {join.layout[:8]}"
+            return (
+                f"the sender follows a different plan: {release.layout[:8]}, not {join.layout[:8]}"
+            )
         if missing := [each for each in join.buckets if each not in release.buckets]:
             return f"the sender does not hold bucket {missing[0]}"
         return ""

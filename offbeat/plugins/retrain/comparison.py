@@ -61,7 +61,7 @@ def _hint(name: str) -> str:
     if name != "train/learning_rate":
         return ""
     return (
-        " (a resume with other steps or optimizer settings changes the rate: add the former "
+        " (a resume with different steps or optimizer settings changes the rate: add the former "
         "settings, or name a later --from)"
     )
 

@@ -37,8 +37,9 @@ def retrain(
 ) -> None:
     """Train recorded groups of a run again, without engines and environments.
 
-    Without settings, it compares with the record bit for bit. 1: a step differs. With settings of
-    the loss or the optimizer, it shows both side by side.
+    Without settings, it compares each step with the record bit for bit; exit code 1: a step
+    differs. With settings for the loss or the optimizer, it shows recorded and new values side by
+    side.
     """
     from offbeat.config.problems import ConfigError
 

@@ -91,7 +91,7 @@ class RecordedSteps:
         if self.after < event.version <= self.last:
             step = RecordedStep(event.step, event.version, tuple(self._chunks))
             if {each.prompt_index for each in step.receipts} != set(event.prompt_indices):
-                raise AssertionError(f"step {event.step} trained other groups than it claimed")
+                raise AssertionError(f"step {event.step} trained different groups than it claimed")
             self.steps[event.version] = step
         for prompt_index in event.prompt_indices:
             self._ready.pop(prompt_index, None)
@@ -110,7 +110,7 @@ def read_steps(run_dir: Path, after: int, last: float) -> RecordedSteps:
     Raises:
         NotARun: The directory contains no journal.
         JournalCorrupt: A file of the journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
+        JournalVersion: A different version of offbeat wrote it.
     """
     return fold_steps(read_events(run_dir), after, last)
 

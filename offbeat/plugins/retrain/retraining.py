@@ -183,7 +183,7 @@ class _Trainer:
         named = targets(config)
         for key in (LOSS, ADVANTAGE):
             if f"{key}" in settings.changed or key not in named:
-                inputs.pop(key, None)  # of other code than the run's
+                inputs.pop(key, None)  # of different code than the run's
         torch.set_num_threads(of_kind(TorchTrainerConfig, config.trainer).threads)
         spec = TrainerSpec(config, str(out), working_dir=str(working_dir), inputs=inputs)
         made: tuple[TorchTrainer, WeightSource] = make_torch_rank(spec, SingleRank())
@@ -196,7 +196,7 @@ class _Trainer:
         """Load the state of the start, and compare its weights with the journal.
 
         Raises:
-            InitialWeightsChanged: ``model.path`` holds other weights than the run began with.
+            InitialWeightsChanged: ``model.path`` holds different weights than the run began with.
             CheckpointCorrupt, CheckpointMismatch: The checkpoint does not fit.
         """
         trainer, wanted = self._trainer, recorded.initial_weights

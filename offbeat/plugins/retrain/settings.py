@@ -54,7 +54,7 @@ class Settings:
     config: RunConfig
     overrides: Sequence[str]
     changed: frozenset[str]
-    """Keys with another value than in the run. Empty: the record has to be reproduced."""
+    """Keys with a different value than in the run. Empty: the record has to be reproduced."""
 
     @property
     def reproduces(self) -> bool:

@@ -89,7 +89,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     try:
         planned_faults = None if schedule is None else schedules.read(schedule)
     except (OSError, msgspec.DecodeError) as problem:
-        write(f"{schedule} is no schedule of faults: {problem}\n")
+        write(f"{schedule} is not a schedule of faults: {problem}\n")
         return BAD_ARGUMENTS
     if unknown := sorted({strike.action for strike in planned_faults or ()} - KINDS.keys()):
         write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")

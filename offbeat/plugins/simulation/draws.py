@@ -118,7 +118,7 @@ BUDGET_SHARE: Final = 0.1
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
 IMAGES_SHARE: Final = 0.2
-"""Share of the episodes with pictures in the prompts, and a buffer that holds few of them."""
+"""Share of the episodes whose prompts have pictures and whose buffer holds only a few of them."""
 _TRANSFER: Final = ("transport", "chunk_mib", "slowest_mib_s", "slack_s", "delta")
 """Keys that determine how weights travel."""
 UPDATES_SHARE: Final = 0.25

@@ -73,7 +73,7 @@ def _kinds() -> dict[str, FaultKind]:
         "load_torn": FaultKind("engines", "engine", load, "part of the weights never came", retry),
         "load_wrong_digest": FaultKind("engines", "engine", load, "what came is not what was sent", retry),
         "load_hangs": FaultKind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
-        "load_computes_other": FaultKind("engines", "engine", load, "takes the bytes, computes other weights", retry),
+        "load_computes_other": FaultKind("engines", "engine", load, "takes the bytes, computes with wrong weights", retry),
         "load_kills": FaultKind("engines", "engine", load, "dies in mid-transfer", restart),
         "ack_lies": FaultKind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
         "ack_lost": FaultKind("engines", "engine", FaultMoment.ACK, "serves, and its ack is lost", retry),

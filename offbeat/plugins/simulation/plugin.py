@@ -36,7 +36,7 @@ def simulate(
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="Also failed episodes, outcomes, counts of each fault."
+            "--verbose", "-v", help="Also print failed episodes, outcomes and counts of each fault."
         ),
     ] = False,
 ) -> None:

@@ -60,7 +60,7 @@ def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         yield warning(
             _SUBJECT,
             f"renderers knows no model by the name {config.model.path}: its {_GENERIC} takes no tools "
-            "and renders each turn anew, as a branch where the tokens differ",
+            "and renders each turn again, as a branch if the tokens differ",
             "Name the model's own in environment.renderer, as in {name: qwen3}.",
         )
         return

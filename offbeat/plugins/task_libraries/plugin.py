@@ -31,7 +31,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
         """Return prompts that identify an item of the task.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
         """
         from offbeat.environments.factory import read_options
         from offbeat.plugins.task_libraries.gym_tasks import GymOptions, GymPrompts
@@ -46,7 +46,7 @@ class ReasoningGymPlugin(PluginOfEnvironments):
         """Return the environment of one worker, not started.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
         """
         from offbeat.environments.factory import make_reward_target, read_options
         from offbeat.plugins.task_libraries.gym_tasks import REWARD, GymOptions, ReasoningGym
@@ -85,7 +85,7 @@ class VerifiersPlugin(PluginOfAgents):
         """Return the tasks as prompts.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
             InputChanged: The tasks have changed since the run began.
             PromptFileError: They cannot be read.
         """
@@ -100,7 +100,7 @@ class VerifiersPlugin(PluginOfAgents):
         """Return the episodes of an environment, without starting their processes.
 
         Raises:
-            BadEnvironment: The options have other keys, or wrong types.
+            BadEnvironment: The options have unknown keys or wrong types.
         """
         import msgspec
 

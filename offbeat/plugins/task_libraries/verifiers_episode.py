@@ -36,7 +36,7 @@ _SERVER_ERROR: Final = 500  # minimum HTTP status of a failed service
 _ENDED_BY_LIMIT: Final = "agent_timeout"  # limit of the environment's author: score the work so far
 _TOTAL: Final = "reward"
 _TAKEN: Final = (_TOTAL, "answer")
-"""Names with another meaning in an agent's result: the trained value, and the final answer."""
+"""Names with a different meaning in an agent's result: the trained value, and the final answer."""
 
 
 async def play(
@@ -79,7 +79,7 @@ def _environment(encoded_options: bytes) -> Any:  # noqa: ANN401 - an Env of the
 
 
 def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the library
-    """Return the rewards and metrics of a finished episode, or why they are no reward."""
+    """Return the rewards and metrics of a finished episode, or why they are not a reward."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
         return _failure(errors)
@@ -92,7 +92,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
         return unavailable(f"verifiers ended the episode: {trace.stop_condition}")
     if unscored or not trace.rewards:
         detail = f"of the rewards of the task, {', '.join(unscored) or 'none'}"
-        detail += " was not scored" if unscored else " is there: add one with @vf.reward"
+        detail += " was not scored" if unscored else " exists: add one with @vf.reward"
         return BadReward("reward_none", detail)
     named = {name: each.score for name, each in trace.rewards.items()}
     for name, each in trace.metrics.items():
@@ -105,7 +105,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
 
 
 def _failure(errors: Iterable[Any]) -> BadReward:
-    """Return why an episode failed: its first error outside of the model, else its first."""
+    """Return why an episode failed: its first infrastructure error or 5xx, else its first error."""
     found = list(errors)
     said = [printable(f"{each.type}: {each.message}") for each in found]
     for each, text in zip(found, said, strict=True):

@@ -141,11 +141,12 @@ def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
 
 
 def divide(model: PreTrainedModel, mesh: DeviceMesh | None, plan: Mapping[str, str]) -> None:
-    """Divide the matrices of a plan over the ranks of a mesh, in place. All of its ranks call it.
+    """Divide the matrices of a plan over the ranks of a mesh, in place.
 
-    Divided matrices become DTensors. The input and output of a pair of ``COLUMNS`` and ``ROWS``,
-    and their gradients, are whole and equal on all ranks. The same holds for a matrix of
-    ``GATHERED`` or ``SPLIT``. Call it before the model is sharded over data ranks.
+    All of its ranks must call it. Divided matrices become DTensors. The input and output of a pair
+    of ``COLUMNS`` and ``ROWS``, and their gradients, are whole and equal on all ranks. The same
+    holds for a matrix of ``GATHERED`` or ``SPLIT``. Call it before the model is sharded over data
+    ranks.
 
     Args:
         model: Its weights are without memory, or whole and equal on all ranks.

@@ -49,15 +49,18 @@ class ReplicaRowsDiffer(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"trainer ranks {self.first} and {self.second} share one replica and read other rows in "
-            f"{self.during}: nothing was computed. Fix: groups are assigned to replicas, not to ranks"
+            f"trainer ranks {self.first} and {self.second} share one replica but read "
+            f"different rows in {self.during}: nothing was computed. Fix: groups are assigned to "
+            "replicas, not to ranks"
         )
 
 
 def check_same_rows(
     peers: Peers, tensor: int, during: str, microbatches: Sequence[PackedRows]
 ) -> None:
-    """Check that the tensor ranks of each replica read the same microbatches. All ranks call it.
+    """Check that the tensor ranks of each replica read the same microbatches.
+
+    All ranks must call it.
 
     Raises:
         ReplicaRowsDiffer: Ranks of a replica read different ones. Raised on all ranks.
@@ -79,7 +82,7 @@ def prove_copies(
 ) -> None:
     """Prove that all tensor ranks get the whole gradient of the weights that each of them holds.
 
-    All ranks call it together, before the optimizer is created. It leaves no gradient.
+    All ranks must call it together, before the optimizer is created. It leaves no gradient.
 
     Raises:
         UntrainableModel: The gradients of a weight's copies differ. Raised on all ranks.
@@ -91,7 +94,8 @@ def prove_copies(
 def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[float, str]:
     """Return the largest gap between a gradient's copies, over its largest value, and its name.
 
-    All ranks of the mesh call it together, before the optimizer is created. It leaves no gradient.
+    All ranks of the mesh must call it together, before the optimizer is created. It leaves no
+    gradient.
 
     Args:
         model: Divided over the tensor ranks of ``mesh``.
@@ -117,7 +121,9 @@ def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[f
 def check_copies(
     model: str, worst: tuple[float, str], peers: Peers, setting: str = "trainer.tensor_parallel"
 ) -> None:
-    """Check the result of ``copies_gap`` on every rank. All ranks of the world call it together.
+    """Check the result of ``copies_gap`` on every rank.
+
+    All ranks of the world must call it together.
 
     Args:
         model: Name of the model's class.
@@ -131,7 +137,7 @@ def check_copies(
     gap, name = max(peers.all_gather(worst, _GAPS))
     if not gap <= _TOLERANCE:
         problem = (
-            f"is divided by a plan that gives tensor ranks other gradients of {name}, {gap:.2g} of its "
+            f"is divided by a plan that gives tensor ranks different gradients of {name}, {gap:.2g} of its "
             "largest value apart"
         )
         raise UntrainableModel(model, problem, f"Set {setting} to 1")

@@ -17,7 +17,7 @@ _FOLDER: Final = "tensorboard"
 class EventsThere(FixableError):
     """A directory already has event files, and TensorBoard would show both.
 
-    Fix: use another directory, or remove the files.
+    Fix: use a different directory, or remove the files.
     """
 
 

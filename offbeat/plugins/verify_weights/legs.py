@@ -429,7 +429,7 @@ def legs_or_exit(
 ) -> list[LegResult]:
     """Compare weights over every leg. If nothing can be compared, end the command with code 2.
 
-    With ``engine`` an export is compared if it exists. A missing export is no failure then.
+    With ``engine`` an export is compared if it exists. A missing export is not a failure then.
     """
     results = list[LegResult]()
     try:

@@ -97,7 +97,7 @@ def check_engine_args(given: Mapping[str, Any], known: Mapping[str, object]) -> 
                 if near
                 else "See vllm serve --help=all, with underscores"
             )
-            raise EngineArgsRefused(name, "is no argument of this vLLM's AsyncEngineArgs", fix)
+            raise EngineArgsRefused(name, "is not an argument of this vLLM's AsyncEngineArgs", fix)
 
 
 def collect_fields(arguments: type[Any]) -> dict[str, object]:

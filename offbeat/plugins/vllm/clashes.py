@@ -159,7 +159,7 @@ def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> I
         yield Clash(
             ("generator.sampling.temperature", "generator.backend"),
             f"generator.sampling.temperature={sampling.temperature:g} is below {_LEAST_TEMPERATURE:g}, "
-            "at which vLLM samples instead, and the loss would use another temperature",
+            "at which vLLM samples instead, and the loss would use a different temperature",
             f"Set it to {_LEAST_TEMPERATURE:g} or more.",
         )
     if sampling.temperature == 1:

@@ -238,7 +238,7 @@ class VllmEngine:
         """Return the most probable next token after each prompt under the current weights.
 
         The calls bypass the gate and run ahead of waiting samples. They do not read the prefix
-        cache, which may hold keys of other weights.
+        cache, which may hold keys of different weights.
         """
         params = self._params(
             n=1,

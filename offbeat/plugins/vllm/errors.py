@@ -41,7 +41,7 @@ class RopeDiffers(OffbeatError):
         return (
             f"rope_type=dynamic with generator.max_model_len={self.max_model_len}, "
             f"max_position_embeddings={self.bound} and an original length of {self.original}: vLLM would "
-            f"compute other frequencies than the trainer. {fix}"
+            f"compute different frequencies than the trainer. {fix}"
         )
 
 
@@ -57,7 +57,7 @@ class PicturesUnserved(OffbeatError):
     def __str__(self) -> str:
         return (
             f"model_type={self.model_type}: vLLM serves image-text models of {', '.join(self.served)} "
-            "here, and the pictures of another family were never compared with the trainer's. Use "
+            "here, and the pictures of a different family were never compared with the trainer's. Use "
             "generator.backend=embedded"
         )
 

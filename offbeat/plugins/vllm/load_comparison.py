@@ -27,7 +27,7 @@ Comparison = list[str]
 
 
 class NotCompared(OffbeatError):
-    """Weights of an engine that cannot be compared with its release.
+    """The weights of an engine cannot be compared with its release.
 
     Fix: follow the message.
     """

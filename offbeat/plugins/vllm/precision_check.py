@@ -52,7 +52,7 @@ def check_precision(config: RunConfig) -> list[Finding]:
     count = sum(is_quantized(name, shape) for name, shape, _ in tensors)
     if not count:
         text = f"{scheme} knows none of the {len(tensors)} tensors of this model as a matrix of a layer"
-        return [error(_SUBJECT, text, f"Leave {where} out: every tensor would be sent as it is.")]
+        return [error(_SUBJECT, text, f"Leave {where} out: every tensor would be sent unchanged.")]
     findings = [ok(_SUBJECT, f"{count} of {len(tensors)} tensors are sent as {scheme}")]
     if generator.device == "cpu":
         findings.append(

@@ -13,7 +13,7 @@ from offbeat.plugins.vllm.errors import RopeDiffers
 
 
 def check_rope(model_path: str | Path, max_model_len: int) -> None:
-    """Refuse a model for which vLLM would use other rotary frequencies than the trainer.
+    """Refuse a model for which vLLM would use different rotary frequencies than the trainer.
 
     Raises:
         RopeDiffers: The frequencies differ.

@@ -251,7 +251,7 @@ def start(spec: EngineSpec) -> Started:
     Raises:
         VllmMissing: vLLM is not installed.
         EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
-        RopeDiffers: vLLM would use other rotary frequencies than the trainer.
+        RopeDiffers: vLLM would use different rotary frequencies than the trainer.
         PicturesUnserved: The model reads pictures, and vLLM does not serve its family here.
     """
     config = of_kind(VllmGeneratorConfig, spec.generator)

@@ -120,7 +120,7 @@ class WeightUpdates:
             TransferRefused: It does not fit the model, arrived damaged, or is older than another
                 release.
             TransferFailed: No trainer rank that holds a part could send it.
-            SenderGone: All ranks that hold a part have ended, or send another release.
+            SenderGone: All ranks that hold a part have ended, or send a different release.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
             EngineUnavailable: The engine's processes have ended.

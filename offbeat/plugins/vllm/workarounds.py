@@ -56,7 +56,7 @@ ABORT_UPDATE: Final = Workaround(
 )
 SILENT_COVERAGE: Final = Workaround(
     "silent_coverage",
-    "a tensor missing from an update is no error: it stays stale, or becomes unwritten memory",
+    "a tensor missing from an update is not an error: it stays stale, or becomes unwritten memory",
     "a release is compared with the checkpoint's tensors before anything moves",
     "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
     "0.31..0.32",

@@ -179,7 +179,7 @@ class WorkerFetch:
         Raises:
             TransferRefused: The last fetch did not bring the base.
             TransferFailed: No rank that holds a bucket could send it.
-            SenderGone: All ranks that hold a bucket have ended, or send another release.
+            SenderGone: All ranks that hold a bucket have ended, or send a different release.
         """
         known, receiver = self._introduced, self._receiver
         if known is None or receiver is None:

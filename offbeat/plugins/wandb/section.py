@@ -33,8 +33,8 @@ class WandbConfig(Config):
     """Text on the run's page."""
 
     samples_interval: Annotated[int, Field(ge=0)] = 50
-    """Steps between two tables of samples, besides the one of step 1. 0: no table, no text of a
-    sample leaves the run directory. Needs `rollout.log`."""
+    """Steps between two tables of samples, besides the one of step 1. 0: no table is sent, so no
+    sample text leaves the run directory. Needs `rollout.log`."""
 
     samples_rows: Annotated[int, Field(ge=1, le=64)] = 16
     """Samples in a table, four per prompt at most. Longer texts are cut to 2,000 characters."""

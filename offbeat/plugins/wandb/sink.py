@@ -71,7 +71,7 @@ def git_commit(folder: Path | None) -> str | None:
 
 @contextlib.contextmanager
 def _copies_in(folder: Path) -> Generator[None]:
-    """Let W&B copy tables into ``folder`` in the block, unless the user names another folder."""
+    """Let W&B copy tables into ``folder`` in the block, unless the user names a different folder."""
     if _DATA_DIR in os.environ:
         yield
         return

@@ -244,7 +244,7 @@ def sample_rewards(path: Path) -> list[float | None]:
 
 
 def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
-    """Decode a JSON file of a run; return None if it is missing or has other content."""
+    """Decode a JSON file of a run; return None if it is missing or has different content."""
     try:
         return msgspec.json.decode(read_limited(path, nbytes), type=kind)
     except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError, UnicodeDecodeError):

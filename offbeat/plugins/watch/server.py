@@ -6,7 +6,7 @@ Another user of the machine can reach a port on loopback, and any web page can m
 it requests. So loopback requires a random token too. The requested host name must be ours, against
 rebinding of DNS names. A request from a foreign page is refused by its origin.
 
-A browser sends a cookie to every port of a host, also to a server of another user of the machine.
+A browser sends a cookie to every port of a host, even to another user's server on the machine.
 So our cookie belongs to a path that only this server and its browser know.
 
 Also writes the last metrics of each run as Prometheus text.
@@ -402,7 +402,7 @@ _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
 class CannotWatch(FixableError):
     """The live page cannot be served.
 
-    Fix: use another address of this machine, or a directory of runs.
+    Fix: use a different address of this machine, or a directory of runs.
     """
 
 
@@ -410,7 +410,7 @@ def check_runs_are_here(directory: Path) -> None:
     """Check that a directory is a run, holds runs, or may receive its first run.
 
     Raises:
-        CannotWatch: It is no directory, it is inside a run, or only its subfolders hold runs.
+        CannotWatch: It is not a directory, it is inside a run, or only its subfolders hold runs.
     """
     if not directory.is_dir():
         problem = "a file" if directory.exists() else "no such directory"

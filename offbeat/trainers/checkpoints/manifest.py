@@ -21,7 +21,7 @@ _BLOCK_BYTES: Final = 4 * 2**20
 
 
 class CheckpointCorrupt(OffbeatError):
-    """A file of a checkpoint differs from the written file.
+    """A file of a checkpoint differs from the file that was written.
 
     Fix: none: an older checkpoint is restored.
     """
@@ -99,7 +99,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
 
     Raises:
         CheckpointCorrupt: The manifest or a file is missing or damaged.
-        CheckpointMismatch: It has another schema.
+        CheckpointMismatch: It has a different schema.
         OSError: The disk cannot read.
     """
     file = directory / MANIFEST
@@ -121,7 +121,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
         raise CheckpointCorrupt(str(file), str(error)) from None
     for each in manifest.files:
         if Path(each.name).name != each.name:
-            raise CheckpointCorrupt(str(file), f"{each.name!r} is no file of its directory")
+            raise CheckpointCorrupt(str(file), f"{each.name!r} is not a file of its directory")
         path = directory / each.name
         nbytes = path.stat().st_size if path.exists() else None
         if nbytes != each.nbytes:

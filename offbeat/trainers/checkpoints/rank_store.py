@@ -63,7 +63,7 @@ _OUTCOMES: Final = msgspec.msgpack.Decoder(_Outcome)
 
 
 class RankCheckpoints:
-    """One rank's access to the shared store. All ranks make the same calls together."""
+    """One rank's access to the shared store. All ranks must make the same calls together."""
 
     def __init__(
         self,

@@ -80,8 +80,8 @@ def build_shards(
 ) -> HeldShards | None:
     """Build the weight source of a rank that sends its own shards, or None if rank 0 sends for all.
 
-    All ranks call it together. They exchange names and regions of their shards, and each makes the
-    same plan from them. They make another plan once the layout of the engines is known.
+    All ranks must call it together. They exchange names and regions of their shards, and each makes
+    the same plan from them. They make another plan once the layout of the engines is known.
 
     Args:
         spec: The rank's spec.

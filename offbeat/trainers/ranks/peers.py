@@ -107,9 +107,10 @@ class SingleRank:
 def all_reduce_max_or_fail(
     peers: Peers, during: str, values: Sequence[int], failure: Exception | None
 ) -> list[int]:
-    """Return the elementwise maximum over all ranks, if none of them failed. All ranks call it.
+    """Return the elementwise maximum over all ranks, if none of them failed.
 
-    A rank that cannot continue reports it here, before the others wait for it.
+    All ranks must call it. A rank that cannot continue reports it here, before the others wait for
+    it.
 
     Raises:
         Exception: ``failure``, on the rank that has it.
@@ -124,7 +125,9 @@ def all_reduce_max_or_fail(
 
 
 def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
-    """Run ``work``, which may fail on any rank. Either all continue or none. All ranks call it.
+    """Run ``work``, which may fail on any rank.
+
+    Either all continue or none. All ranks must call it.
 
     Raises:
         Exception: The error of ``work``, on the rank that raised it.
@@ -151,7 +154,7 @@ def run_and_reduce_max(
 def write_on_first_rank(
     peers: Peers, during: str, values: Iterable[T], write: Callable[[Iterator[T]], None]
 ) -> None:
-    """Write values on rank 0 while all ranks gather them. All ranks call it.
+    """Write values on rank 0 while all ranks gather them. All ranks must call it.
 
     If ``write`` stops early, the remaining values are gathered and dropped, because the other ranks
     wait in their collectives.

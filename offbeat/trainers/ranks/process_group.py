@@ -58,7 +58,7 @@ def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "Proc
 
     Raises:
         WorldBroken: Not all ranks joined before the timeout.
-        AddressNotLocal: This machine has another address.
+        AddressNotLocal: This machine has a different address.
     """
     bind_collectives(own_address, os.environ)
     try:

@@ -1,4 +1,4 @@
-"""Forward passes with other weights than the trained ones, exchanged while a module computes."""
+"""Forward passes with weights other than the trained ones, exchanged while a module computes."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false

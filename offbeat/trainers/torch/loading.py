@@ -56,7 +56,7 @@ def make_shell(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool)
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:
-    """Allocate this rank's part, and all buffers, of a model that was sharded without memory.
+    """Allocate this rank's part of a model that was sharded without memory, and all buffers.
 
     Raises:
         UntrainableModel: The model keeps a tensor elsewhere, which would not be filled.
@@ -74,7 +74,7 @@ def make_room(model: PreTrainedModel, device: str) -> None:
 def spread(
     source: PreTrainedModel | None, model: PreTrainedModel, weights: Weights, device: torch.device
 ) -> None:
-    """Fill this rank's weights and buffers of a sharded model. All ranks call it together.
+    """Fill this rank's weights and buffers of a sharded model. All ranks must call it together.
 
     Args:
         source: The whole model on rank 0, None on other ranks.
@@ -197,7 +197,7 @@ class ModelLoader:
         return weights
 
     def prove_shards(self, model: PreTrainedModel, witness: Witness) -> None:
-        """Prove that the ranks together compute the whole model's results. All ranks call it.
+        """Prove that the ranks together compute the whole model's results. All ranks must call it.
 
         Raises:
             UntrainableModel: The results differ.
@@ -223,7 +223,7 @@ class ModelLoader:
         """Load a frozen model of another directory. It must be exact in the trained model's rows.
 
         Raises:
-            UntrainableModel: It is not exact, or it has another vocabulary.
+            UntrainableModel: It is not exact, or it has a different vocabulary.
         """
         teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(
@@ -259,7 +259,7 @@ class ModelLoader:
         return shell
 
     def cut(self, model: PreTrainedModel) -> Weights:
-        """Shard a model without memory, and allocate this rank's part. All ranks call it."""
+        """Shard a model without memory, and allocate this rank's part. All ranks must call it."""
         if self.axes is None:
             ranks, tensor = self.peers.size, self.trainer.tensor_parallel
             self.axes = rank_mesh(self.trainer.device, ranks, tensor, self.peers.timeout_s)

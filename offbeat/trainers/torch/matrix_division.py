@@ -53,7 +53,10 @@ class MatrixDivision(Protocol):
         ...
 
     def divide(self, model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
-        """Divide a plan's matrices over the ranks of a mesh, in place. All of its ranks call it."""
+        """Divide a plan's matrices over the ranks of a mesh, in place.
+
+        All of its ranks must call it.
+        """
         ...
 
     def check_same_rows(
@@ -61,7 +64,7 @@ class MatrixDivision(Protocol):
     ) -> None:
         """Check that the tensor ranks of each replica read the same microbatches.
 
-        All ranks call it.
+        All ranks must call it.
 
         Raises:
             OffbeatError: Ranks of a replica read different microbatches. All ranks raise it.
@@ -78,7 +81,7 @@ class MatrixDivision(Protocol):
     ) -> None:
         """Prove that tensor ranks get the whole gradient of each weight that all of them hold.
 
-        All ranks call it together, before an optimizer exists. It leaves no gradient.
+        All ranks must call it together, before an optimizer exists. It leaves no gradient.
 
         Raises:
             UntrainableModel: The gradients of a weight's copies differ. All ranks raise it.

@@ -81,7 +81,7 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 class Optimizer:
     """AdamW of the trainable parameters of a module. Weight decay applies to matrices only.
 
-    If the module is sharded, all ranks create one and make the same calls.
+    If the module is sharded, all ranks must create one and make the same calls.
     """
 
     def __init__(

@@ -396,9 +396,10 @@ def prove_sharding(
     dtype: torch.dtype,
     features_of: FeaturesOf | None = None,
 ) -> None:
-    """Prove that a sharded model computes the whole model's results. All ranks call it together.
+    """Prove that a sharded model computes the whole model's results.
 
-    ``features_of`` is set for a model without its vision tower, which these rows do not need.
+    All ranks must call it together. ``features_of`` is set for a model without its vision tower,
+    which these rows do not need.
 
     Raises:
         UntrainableModel: The results differ.

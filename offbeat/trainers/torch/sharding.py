@@ -137,7 +137,7 @@ class Weights:
         self._dtypes = {name: each.dtype for name, each in iterate_weights(model)}
 
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by name. All ranks iterate together."""
+        """Yield whole weights by name. All ranks must iterate together."""
         return iterate_weights(self._model)
 
     def local_tensors(self) -> dict[str, Tensor]:
@@ -224,7 +224,7 @@ def _part_with(weight: str, parts: Collection[str]) -> str:
 def _copy_whole(parameter: Tensor) -> Tensor:
     """Return a whole copy of a parameter that its data ranks have gathered.
 
-    Tensor ranks call it together.
+    Tensor ranks must call it together.
     """
     if isinstance(parameter, DTensor):
         parameter = parameter.full_tensor()
@@ -255,7 +255,7 @@ def local_region(tensor: Tensor) -> Region:
     mesh = tensor.device_mesh
     for axis in reversed(range(mesh.ndim)):
         placement: Any = tensor.placements[axis]
-        if not placement.is_replicate():  # FSDP2 marks rows cut on both axes by what is no Shard
+        if not placement.is_replicate():  # rows cut on both axes are not a Shard for FSDP2
             cuts = chunk_cuts(region.shape[placement.dim], mesh.size(axis))
             part = part_of_region(region.shape, placement.dim, cuts, mesh.get_local_rank(axis))
             start = tuple(map(sum, zip(region.start, part.start, strict=True)))
@@ -313,7 +313,7 @@ class RankMesh:
 
 
 def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMesh:
-    """Return the axes of a world. All of its ranks call it together.
+    """Return the axes of a world. All of its ranks must call it together.
 
     Args:
         device: Device of the ranks, such as ``cuda``.
@@ -330,7 +330,9 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
 def mesh_of_side(
     device: str, sides: Sequence[tuple[Sequence[int], int]], timeout_s: float
 ) -> RankMesh:
-    """Return the axes of the side that holds this rank. All ranks of the world call it together.
+    """Return the axes of the side that holds this rank.
+
+    All ranks of the world must call it together.
 
     Args:
         device: Device of the ranks.

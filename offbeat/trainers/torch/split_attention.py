@@ -32,7 +32,7 @@ SPLIT: Final = "offbeat_split"
 """Name of the attention implementation in transformers. Without trees it is ``sdpa``."""
 
 _REFUSED: Final = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""Arguments of models that need other scores than plain softmax attention."""
+"""Arguments of models that need different scores than plain softmax attention."""
 
 _flash: Final[Callable[..., tuple[Tensor, Tensor]]] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the public function hides the log-sums

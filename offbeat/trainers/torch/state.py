@@ -74,13 +74,15 @@ def save_model(
     file_bytes: int = FILE_BYTES,
     beside: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Write weights, config and ``like``'s tokenizer to ``target``, atomically. All ranks call it.
+    """Write weights, config and ``like``'s tokenizer to ``target``, atomically.
 
-    The files equal the files of ``save_pretrained``. Rank 0 writes them. It holds the tensors of
-    one file, and the tensors that it gathers next. An existing directory is replaced.
+    All ranks must call it. The files equal the files of ``save_pretrained``. Rank 0 writes them. It
+    holds the tensors of one file, and the tensors that it gathers next. An existing directory is
+    replaced.
 
     Args:
-        weights: Whole weights by name, in the order of ``iterate_weights``. All ranks gather them.
+        weights: Whole weights by name, in the order of ``iterate_weights``. All ranks must gather
+            them.
         model: The trained model. This rank may hold only a part, and it may have adapters.
         dtype: Dtype of the model.
         target: The written directory.
@@ -201,7 +203,7 @@ _PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decode_value)
 
 
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
-    """Write tensors from any device. All ranks call it together.
+    """Write tensors from any device. All ranks must call it together.
 
     Each rank passes its part of each tensor, or all of it. The written files are synced.
 
@@ -247,7 +249,7 @@ def _gather(own: Sequence[object], decoder: msgspec.msgpack.Decoder[T], peers: P
 
 
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
-    """Fill tensors with the values saved under their names. All ranks call it together.
+    """Fill tensors with the values saved under their names. All ranks must call it together.
 
     They may have been saved by another number of ranks, with another sharding.
 

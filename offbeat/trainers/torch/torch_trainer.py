@@ -83,7 +83,7 @@ class TrainedParameters(ABC):
     def base(self) -> str:
         """Return the digest of the frozen model below the trained weights, or empty without one.
 
-        All ranks call it together for the first time.
+        All ranks must call it together for the first time.
         """
         return ""
 
@@ -97,7 +97,10 @@ class TrainedParameters(ABC):
 
     @abstractmethod
     def identify(self, model: PreTrainedModel) -> Identity:
-        """Return the identity of the state, equal for any number of ranks. All ranks call it."""
+        """Return the identity of the state, equal for any number of ranks.
+
+        All ranks must call it.
+        """
 
     @abstractmethod
     def hold(self, model: PreTrainedModel, every: Weights) -> None:
@@ -265,7 +268,7 @@ class TorchTrainer(ModelTrainer):
     def weights_digest(self) -> str:
         """Compute one digest over the trained weights and their base.
 
-        All ranks call it together.
+        All ranks must call it together.
         """
         return shared_digest(self.iterate_weights(), self.peers, self.trained.base)
 

@@ -35,7 +35,7 @@ from offbeat.weight_sync.rendezvous.frames import (
 STRANGER_S: Final = 10.0
 """Seconds a connection may stay without a valid request. Clients send their first one at once."""
 MOST_STRANGERS: Final = 64
-"""Maximum connections without a valid request. Beyond it the oldest is closed. This is no client,
+"""Maximum connections without a valid request. Beyond it the oldest is closed. It is not a client,
 because clients have sent their first request when they are accepted."""
 _ACCEPTED_AT_ONCE: Final = 8
 """Connections accepted per turn of the loop. A client's request is read some turns later, before

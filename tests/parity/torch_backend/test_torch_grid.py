@@ -167,7 +167,7 @@ def test_a_gradient_that_ranks_with_shares_of_a_matrix_do_not_sum_is_refused_at_
 ) -> None:
     given = {"path": model, "step": random_step(MIXED), "kind": "KeepsParts"}
     with pytest.raises(
-        WorkerFailed, match=r"tensor ranks other gradients of model\.vision_model\."
+        WorkerFailed, match=r"tensor ranks different gradients of model\.vision_model\."
     ):
         TOWER_DIVIDED.run(world, "stepped", **given)
 

@@ -172,15 +172,17 @@ def test_a_norm_that_counts_copies_and_a_step_that_counts_a_replica_twice_are_se
 def test_groups_scattered_over_the_ranks_of_a_replica_are_refused(
     world: World, models: Models, step: Step
 ) -> None:
-    with pytest.raises(WorkerFailed, match="ranks 0 and 1 share one replica and read other rows"):
+    with pytest.raises(
+        WorkerFailed, match="ranks 0 and 1 share one replica but read different rows"
+    ):
         norm_and_tokens(world, models, step, "Scattered")
 
 
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("KeepsPartsOfNorms", r"tensor ranks other gradients of model\.layers\.\d+\."),
-        ("KeepsPartsOfHidden", r"tensor ranks other gradients of model\."),
+        ("KeepsPartsOfNorms", r"tensor ranks different gradients of model\.layers\.\d+\."),
+        ("KeepsPartsOfHidden", r"tensor ranks different gradients of model\."),
         (
             "KeepsPartsOfTotals",
             r"log-probabilities when it is cut over ranks that are off by",

@@ -96,7 +96,7 @@ def test_a_program_inherits_no_variable_that_is_not_named() -> None:
 
 def test_a_program_that_is_not_there_is_refused_before_anything_starts() -> None:
     for name in ("./no-such-program", "no-such-program"):
-        with pytest.raises(BadEnvironment, match="no-such-program' is no program, from "):
+        with pytest.raises(BadEnvironment, match="no-such-program' is not a program, from "):
             make_agent(EnvironmentConfig(name="agent", command=(name,)), HERE)
 
 

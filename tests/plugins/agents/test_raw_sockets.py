@@ -35,7 +35,7 @@ class Attack:
     name: str
     sent: str
     statuses: tuple[int, ...] = (400,)
-    code: str | None = "malformed_request"  # of the last answer; None: it is no refusal
+    code: str | None = "malformed_request"  # of the last answer; None: it is not a refusal
     stays_open: bool = field(default=False, kw_only=True)  # for another request
     turns: int = field(default=0, kw_only=True)  # that the sample then has
 

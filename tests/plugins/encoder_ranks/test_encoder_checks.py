@@ -77,7 +77,7 @@ def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
         (
             {"encoder": {}, "optimizer": {"rounding": "stochastic"}},
             {"model": {"path": "tiny", "dtype": "bfloat16"}},
-            "does not go with 2 trainer ranks",
+            "cannot be combined with 2 trainer ranks",
             "train on one rank, without trainer.encoder",
         ),
         (
@@ -86,7 +86,12 @@ def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
             "environment.images is not set",
             "Leave trainer.encoder out",
         ),
-        ({"encoder": {}, "lora": {}}, {}, "does not go with trainer.lora", "one of them out"),
+        (
+            {"encoder": {}, "lora": {}},
+            {},
+            "cannot be combined with trainer.lora",
+            "one of them out",
+        ),
         (
             {"encoder": {"gpus": 1}},
             {},

@@ -144,7 +144,7 @@ def test_numbers_that_are_none_and_a_run_without_steps_are_exported(tmp_path: Pa
         (("--to", "csv", "--x-axis", "samples"), "--x-axis samples needs --to tensorboard"),
         (("--to", "tensorboard", "--x-axis", "days"), "Use steps or samples."),
         (("--to", "tensorboard", "--x-axis", "samples"), "does not say how many samples"),
-        (("--to", "csv", "-o", "/dev/null/metrics.csv"), "/dev/null is no directory. Make it"),
+        (("--to", "csv", "-o", "/dev/null/metrics.csv"), "/dev/null is not a directory. Make it"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_one_line(

@@ -69,11 +69,11 @@ def test_a_camera_that_was_turned_gives_an_upright_picture() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (lambda: b"", "is none of PNG, JPEG, WEBP, by its 0 bytes"),
-        (lambda: b"<svg onload='alert(1)'/>", "is none of PNG, JPEG, WEBP"),
-        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0", "is none of PNG, JPEG, WEBP"),
-        (lambda: written(noise(), "GIF"), "is none of PNG, JPEG, WEBP"),
-        (lambda: written(noise(), "TIFF"), "is none of PNG, JPEG, WEBP"),
+        (lambda: b"", "is not one of PNG, JPEG, WEBP, by its 0 bytes"),
+        (lambda: b"<svg onload='alert(1)'/>", "is not one of PNG, JPEG, WEBP"),
+        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0", "is not one of PNG, JPEG, WEBP"),
+        (lambda: written(noise(), "GIF"), "is not one of PNG, JPEG, WEBP"),
+        (lambda: written(noise(), "TIFF"), "is not one of PNG, JPEG, WEBP"),
         (lambda: written(noise())[:-40], "is damaged"),
         (lambda: written(noise(), "JPEG")[:-40], "is damaged"),
         (lambda: png(20, 10), "is damaged"),

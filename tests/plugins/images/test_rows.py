@@ -75,12 +75,12 @@ def test_a_link_that_stays_in_the_folder_is_followed(folder: Path) -> None:
         ("file:///etc/passwd", "nothing is fetched"),
         ("data:image/png;base64,AAAA", "nothing is fetched"),
         ("hf://datasets/a/b/c.png", "nothing is fetched"),
-        ("", "is no path"),
-        ("a\0.png", "is no path"),
-        ("\ud800.png", "is no path"),
-        (7, "is no path"),
-        ({"url": "http://example.org"}, "is no path"),
-        (b"a.png", "is no path"),
+        ("", "is not a file path"),
+        ("a\0.png", "is not a file path"),
+        ("\ud800.png", "is not a file path"),
+        (7, "is not a file path"),
+        ({"url": "http://example.org"}, "is not a file path"),
+        (b"a.png", "is not a file path"),
     ],
 )
 def test_a_name_that_leads_elsewhere_is_refused_with_its_row_and_again_when_it_is_read(
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_or_no_file_is_a_problem_of_the_row(folder: Pat
         ("b.png", "cannot be read from"),
         ("pictures/a.png/b.png", "cannot be read from"),
         ("pictures", "Is a directory"),
-        ("pipe.png", "no regular file"),
+        ("pipe.png", "not a regular file"),
     ):
         with pytest.raises(BadPicture, match=told):
             content(folder, name)
@@ -148,8 +148,8 @@ PART = {"type": "image"}
     ("row", "told"),
     [
         ({"image": "a", "images": ["b"]}, "both 'image' and 'images'"),
-        ({"images": {}}, "it is a list of pictures"),
-        ({"images": "a.png"}, "it is a list of pictures"),
+        ({"images": {}}, "it must be a list of pictures"),
+        ({"images": "a.png"}, "it must be a list of pictures"),
         ({"images": ["a", "b", "c"]}, "has 3 pictures; environment.images.max_pictures is 2"),
         (
             {"image": "a", "messages": [{"role": "user", "content": [PART | {"url": "http://x"}]}]},
@@ -238,7 +238,7 @@ def test_a_row_may_hold_a_picture_itself(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("A" * 4096, "is too large; at most 1024 bytes"), ("no base64!", "is no base64")],
+    [("A" * 4096, "is too large; at most 1024 bytes"), ("no base64!", "is not base64")],
 )
 def test_a_picture_in_its_row_has_the_limits_of_a_file(folder: Path, text: str, told: str) -> None:
     with pytest.raises(BadPicture, match=f"bytes in its row' {told}"):
@@ -269,9 +269,9 @@ def test_of_bytes_and_a_path_the_bytes_count_and_the_path_leads_nowhere(folder: 
     [
         ({"path": "../secret.png"}, "leads out of the folder"),
         ({"path": "https://x/a.png", "bytes": None}, "is an address"),
-        ({"path": None, "bytes": None}, "is no path of a file"),
-        ({"path": {"path": "pictures/a.png"}}, "is no path of a file"),
-        ({"file": "pictures/a.png"}, "is no path of a file"),
+        ({"path": None, "bytes": None}, "is not a file path"),
+        ({"path": {"path": "pictures/a.png"}}, "is not a file path"),
+        ({"file": "pictures/a.png"}, "is not a file path"),
     ],
 )
 def test_a_struct_that_names_no_file_of_the_folder_is_refused_as_a_path_is(

@@ -240,8 +240,8 @@ def test_a_resume_recognises_the_base_and_leaves_adapters_to_their_checkpoint(
     ("targets", "named"),
     [
         (["q_proj", "w_proj"], "no module w_proj"),
-        (["layers"], "is no linear module but ModuleList"),
-        (["embed_tokens"], "embed_tokens, which is no linear module but Embedding"),
+        (["layers"], "is not a linear module but ModuleList"),
+        (["embed_tokens"], "embed_tokens, which is not a linear module but Embedding"),
     ],
 )
 def test_a_target_that_cannot_be_adapted_is_refused_by_name(
@@ -261,7 +261,7 @@ def test_a_router_that_answers_with_more_than_logits_gets_no_adapter(
 ) -> None:
     family_model("Phimoe").save_pretrained(tmp_path)
     assert not [name for name in lora_of(tmp_path).weights.local_tensors() if "router" in name]
-    with pytest.raises(UntrainableModel, match="no linear module but PhimoeTopKRouter"):
+    with pytest.raises(UntrainableModel, match="not a linear module but PhimoeTopKRouter"):
         lora_of(tmp_path, lora={**SMALL, "target_modules": ["router"]})
 
 

@@ -157,7 +157,7 @@ def test_latent_attention_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
     GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
-    with pytest.raises(UntrainableModel, match="is of family gpt2, none of qwen2, qwen3, llama"):
+    with pytest.raises(UntrainableModel, match="is of family gpt2, not one of qwen2, qwen3, llama"):
         read_architecture(tmp_path)
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_decoder_or_head_of_an_image_text_model_is_its_tower(
 
 def test_a_model_whose_pictures_are_not_computed_here_is_refused_by_name(tmp_path: Path) -> None:
     make("gemma3").save_pretrained(tmp_path)
-    named = r"is of family gemma3 \(it reads media\), none of qwen2, .*, idefics3, smolvlm"
+    named = r"is of family gemma3 \(it reads media\), not one of qwen2, .*, idefics3, smolvlm"
     with pytest.raises(UntrainableModel, match=named) as refused:
         read_architecture(tmp_path)
     assert refused.value.fix == "Train it with trainer.backend: torch"

@@ -97,7 +97,9 @@ def test_a_wire_between_devices_is_planned_with_the_device_memory_that_it_takes(
     done = plan_sync(QUICKSTART, "sync.transport=reshard", "sync.wire=nccl", *own)
     assert done.exit_code == 0, done.output
     moved = next(line.split()[2] for line in done.stdout.splitlines() if line.startswith("in all"))
-    assert f"sync.wire nccl: in device memory besides, up to {moved} MB on a sender" in done.stdout
+    assert (
+        f"sync.wire nccl: in addition in device memory, up to {moved} MB on a sender" in done.stdout
+    )
     assert "sync.wire" not in plan_sync(QUICKSTART, "sync.transport=reshard").stdout
 
 
@@ -284,7 +286,7 @@ def test_a_recording_of_another_model_or_none_is_refused(tmp_path: Path) -> None
     assert "--recorded gives the receivers: leave --receivers out" in done.stderr
     done = plan_sync(QUICKSTART, "--model", model, "--recorded", str(tmp_path))
     assert done.exit_code == 2
-    assert "the recorded engine loads another model, without model.layers." in done.stderr
+    assert "the recorded engine loads a different model, without model.layers." in done.stderr
 
 
 def test_sizes_are_read_and_told_in_the_same_words() -> None:

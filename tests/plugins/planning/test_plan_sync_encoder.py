@@ -218,7 +218,7 @@ def test_experts_beside_encoder_ranks_of_the_torch_trainer_are_refused(
     pictured_experts: Path, senders: ModelGrid
 ) -> None:
     layouts = replace(on_one_rank(pictured_experts), senders=senders)
-    with pytest.raises(LayoutRefused, match="with experts beside the torch trainer") as refused:
+    with pytest.raises(LayoutRefused, match="with experts and the torch trainer") as refused:
         make_plan(layouts)
     assert (refused.value.where, refused.value.what) == ("senders", "encoders")
 

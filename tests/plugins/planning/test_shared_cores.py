@@ -129,7 +129,7 @@ def planned(run: Path, *arguments: str) -> tuple[int, str]:
 def test_a_plan_says_how_many_others_shared_the_cores(run_dir: Path) -> None:
     code, text = planned(run_dir, "--cores", "2", "--others", "0")
     assert code == 0, text
-    assert "processes of others had shared 2 cores" in text
+    assert "other processes had shared 2 cores" in text
     named = [line.split("  ")[0] for line in text.splitlines() if " others 0" in f" {line}"]
     assert named == ["others 0", "sampler.max_staleness=0 others 0"], "the run itself comes first"
 
@@ -137,9 +137,9 @@ def test_a_plan_says_how_many_others_shared_the_cores(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cores", "0"], "--cores 0 is no number of cores"),
+        (["--cores", "0"], "--cores 0 is not a number of cores"),
         (["--others", "1"], "--others 1 says nothing without --cores"),
-        (["--cores", "2", "--others", "-1"], "--others -1 is no number of processes"),
+        (["--cores", "2", "--others", "-1"], "--others -1 is not a number of processes"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(

@@ -197,7 +197,7 @@ def test_the_estimate_stands_beside_the_measurement_also_of_a_point_that_did_not
     ("kind", "ranks", "deadline_s", "outcome", "detail"),
     [
         ("measures", 2, 60, "ok", ""),
-        ("second_is_killed", 2, 60, "killed", "ended by signal 9 without a word"),
+        ("second_is_killed", 2, 60, "killed", "ended by signal 9 without a message"),
         ("second_is_full", 2, 60, "out_of_memory", "4 GiB"),
         ("is_killed_in_the_middle_of_a_word", 1, 60, "killed", "ended by signal 9"),
         ("hangs", 1, 0.5, "hung", "no answer within 0.5 s"),

@@ -359,7 +359,7 @@ def test_a_pause_without_any_record_is_a_quiet_spell_if_steps_have_none_like_it(
     assert (quiet.what, quiet.at_s, quiet.back_s) == ("quiet", pytest.approx(6.9), 20.0)
     slow: list[tuple[float, AnyEvent]] = [(0.0, opened()), (5.0, served())]
     slow += [(5.0 + 30.0 * step, applied(step)) for step in range(1, 20)]
-    assert timeline_of(*slow).all_incidents() == [], "steps of half a minute are no incident"
+    assert timeline_of(*slow).all_incidents() == [], "steps of half a minute are not an incident"
 
 
 def test_attributed_time_adds_up_to_the_time_that_a_controller_was_up() -> None:

@@ -243,7 +243,7 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun)
     os.mkfifo(run_dir / "journal" / "events-000009.bin")
     refused = offbeat("report", run_dir)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "events-000009.bin is no regular file" in refused.stderr
+    assert "events-000009.bin is not a regular file" in refused.stderr
 
 
 def test_a_journal_that_lost_its_end_is_told_beside_a_summary_that_counts_more(
@@ -306,7 +306,7 @@ def test_a_wait_near_its_deadline_comes_before_any_advice(tmp_path: Path) -> Non
     early = NamedWait("microbatch 1", "the trainer", 3.0, 600.0)
     unlimited = NamedWait("train pump", "ready groups", 400.0, None)
     assert advice(early, late, unlimited) == (
-        "probe of generator-1 has waited 1 min 10 s for generator-1, of 1 min 30 s that it may."
+        "probe of generator-1 has waited 1 min 10 s for generator-1, of at most 1 min 30 s."
     )
     assert advice(early, unlimited) == advice()
 
@@ -352,5 +352,8 @@ def test_the_advice_names_the_process_that_was_lost_and_is_not_back(tmp_path: Pa
     def advice(*incidents: Incident) -> str:
         return verdict_of("running", story.summary, 1, list(incidents)).advice
 
-    assert advice(lost, rewound) == "environment-0 is not back since 4 s: see logs/controller.log."
+    assert (
+        advice(lost, rewound)
+        == "environment-0 has been down since 4 s into the run: see logs/controller.log."
+    )
     assert advice(msgspec.structs.replace(lost, back_s=6.0), rewound) == advice()

@@ -219,14 +219,14 @@ def test_a_rank_of_another_process_release_or_plan_refuses_by_name(bench_of: Mad
             msgspec.structs.replace(route, senders=(route.senders[0], foreign)),
             "has taken its place",
         ),
-        (msgspec.structs.replace(route, digest="0" * 32), "another release by now"),
+        (msgspec.structs.replace(route, digest="0" * 32), "now holds a different release"),
     ):
         receiver.take(published._replace(handles=(given,)), 1)
         assert why in str(receiver.outcome)
         assert isinstance(receiver.outcome, SenderGone)
     other = msgspec.structs.replace(manifest, digest="f" * 32)
     receiver.take(published._replace(manifest=other), 3)
-    assert "goes by another plan" in str(receiver.outcome)
+    assert "follows a different plan" in str(receiver.outcome)
     assert type(receiver.outcome) is TransferFailed, "no sender has ended"
     assert equal(weights(models[0]), before)
     assert changed is bench.models[0]

@@ -203,7 +203,7 @@ def test_the_steps_after_one_that_is_not_applied_train_the_batches_that_were_bou
         assert without_versions(found) == without_versions(expected), f"seed {seed}"
 
 
-# --- the reference is no mirror --------------------------------------------------------------------
+# --- the reference is not a mirror ------------------------------------------------------------------
 
 
 class _Reseeding(RolloutPump):

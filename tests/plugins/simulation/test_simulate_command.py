@@ -147,7 +147,7 @@ def test_a_schedule_is_played_instead_of_drawn_faults(tmp_path: Path) -> None:
     ("text", "told"),
     [
         (None, "No such file or directory"),
-        ("[", "is no schedule of faults"),
+        ("[", "is not a schedule of faults"),
         ('[{"action": "engine_killed"}]', "engine_killed needs exactly one of at_step"),
         ('[{"action": "rain", "at_step": 1}]', "no fault is named rain"),
     ],

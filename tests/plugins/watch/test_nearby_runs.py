@@ -1,4 +1,4 @@
-"""What a reader of runs says of a path that is no run."""
+"""What a reader of runs says of a path that is not a run."""
 
 from pathlib import Path
 

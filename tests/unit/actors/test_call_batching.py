@@ -256,7 +256,7 @@ async def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost(
     await asyncio.sleep(0.5)
     wire.callee, old = Callee(), wire.callee  # between two exchanges: none fails
     assert await quick == "quick"
-    with pytest.raises(ActorLost, match="knows nothing of this question"):
+    with pytest.raises(ActorLost, match="no longer has this request"):
         await forgotten
     old.outbox.cancel_all()
 
@@ -271,7 +271,7 @@ async def test_a_call_whose_loss_is_never_reported_fails_all_the_same(*, others_
     wire.replace_callee_unreported()
     if others_call:
         assert await calls.call(("other", 5.0)) == "other"
-    with pytest.raises(ActorLost, match="knows nothing of this question"):
+    with pytest.raises(ActorLost, match="no longer has this request"):
         await lost
     assert clock.time() < 100.0
     assert len(wire.sent) < 8, "an exchange that returns nothing is not repeated at once"
@@ -292,7 +292,7 @@ async def test_neither_do_calls_that_go_on_without_a_pause_hide_a_lost_one() -> 
         if lost.done():
             break
     assert clock.time() < 100.0
-    with pytest.raises(ActorLost, match="knows nothing of this question"):
+    with pytest.raises(ActorLost, match="no longer has this request"):
         await lost
     assert await together(*others) == [str(number) for number in range(len(others))]
     assert wire.callee.cancelled == []

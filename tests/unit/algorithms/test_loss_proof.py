@@ -146,7 +146,7 @@ def test_a_loss_that_depends_on_the_order_of_sequences_is_refused() -> None:
         is_turned = tokens.sequences > 1 and tokens.advantages_N[-1] < tokens.advantages_N[0]
         return plain(tokens, options) * (1 + is_turned)
 
-    with pytest.raises(LossRefused, match=r"in one call, and .* in another order"):
+    with pytest.raises(LossRefused, match=r"in one call, and .* in a different order"):
         prove(by_last)
 
 

@@ -448,7 +448,7 @@ def test_a_reward_function_needs_prompts() -> None:
         ({"device": "cuda"}, "Ray hides the GPUs from an actor that reserves none"),
         ({"device": "cuda:0"}, "Ray hides the GPUs"),
         ({"gpus": 1}, "the GPU would be reserved and left idle"),
-        ({"device": "gpu"}, "is no device this version runs on"),
+        ({"device": "gpu"}, "is not a device that this version runs on"),
     ],
 )
 def test_devices_and_reserved_gpus_agree(
@@ -556,7 +556,7 @@ def test_one_rank_of_torch_in_bfloat16_rounds_at_random() -> None:
     text = only({"trainer": {"optimizer": optimizer}})
     assert "rounding=stochastic does nothing with model.dtype=float32" in text
     text = only(short, {"trainer": {"optimizer": optimizer, "data_parallel": 2}})
-    assert "rounding=stochastic does not go with 2 trainer ranks" in text
+    assert "rounding=stochastic cannot be combined with 2 trainer ranks" in text
     assert "trainer.data_parallel and trainer.tensor_parallel of 1" in text
     text = only(short, {"trainer": {"optimizer": optimizer, "backend": "megatron"}})
     assert "megatron rounds weights itself" in text

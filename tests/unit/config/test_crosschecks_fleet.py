@@ -13,8 +13,9 @@ def found(**sections: object) -> list[str]:
 
 def test_a_run_that_requires_more_engines_than_it_has_is_refused() -> None:
     assert found(generator={"engines": 2, "min_engines": 3})[0] == (
-        "generator.min_engines=3 is more than generator.engines=2: the run has fewer engines than it "
-        "may go on with. Set generator.min_engines to 2 or less, or generator.engines to 3 or more."
+        "generator.min_engines=3 is more than generator.engines=2: the run would start with fewer "
+        "engines than it needs to continue. Set generator.min_engines to 2 or less, or "
+        "generator.engines to 3 or more."
     )
 
 

@@ -196,4 +196,7 @@ def test_an_entry_point_that_is_no_engine_is_named(tmp_path: Path) -> None:
     sys.path.append("a third path")
     (told,) = problems("generator.backend=three")
     named = "engine three: the entry point engine.three of the package other names 3"
-    assert f"{named}, no EnginePlugin: an object of int that has no section, server_class" in told
+    assert (
+        f"{named}, not of type EnginePlugin: an object of int that has no section, server_class"
+        in told
+    )

@@ -62,7 +62,7 @@ def test_an_unknown_section_is_told_where_the_key_belongs() -> None:
         ("samplr.nonsense", "Did you mean `sampler`?"),
         ("trainer.optimzer.nonsense", "Did you mean `optimizer`?"),
         ("trainer..nonsense", "`trainer` has: activation_checkpointing, "),
-        ("sampler.max_staleness.nonsense", "`sampler.max_staleness` is no section."),
+        ("sampler.max_staleness.nonsense", "`sampler.max_staleness` is not a section."),
     ],
 )
 def test_a_key_below_what_is_no_section_is_told_about_that(key: str, hint: str) -> None:
@@ -99,7 +99,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
         ("deepspeed", "It has no key here: the torch backend shards"),
         ("gradient_accumulation_steps", "Not needed"),
         ("actor_rollout_ref.rollout.val_kwargs.n", "is `eval.samples` here"),
-        ("per_device_train_batch_size", "divided by num_generations, it is `groups_per_step`"),
+        ("per_device_train_batch_size", "divide by num_generations to get `groups_per_step`"),
         ("loss_type", "is `algorithm.loss.name` or `algorithm.loss.normalize` here"),
         ("scale_rewards", "is `algorithm.advantage` here"),
         ("bf16", "is `model.dtype` here"),
@@ -109,7 +109,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
         ("log_completions", "every sample is in the run directory's `rollouts/`"),
         ("peft_config", "is `trainer.lora.rank` here"),
         ("actor_rollout_ref.actor.use_kl_loss", "is `algorithm.loss.kl_coef` here"),
-        ("importance_sampling_level", "Its `sequence` is `algorithm.preset=gspo`"),
+        ("importance_sampling_level", "Its `sequence` corresponds to `algorithm.preset=gspo`"),
     ],
 )
 def test_a_key_of_another_library_is_not_answered_with_one_that_is_spelt_alike(
@@ -144,8 +144,8 @@ def test_the_page_has_each_key_of_another_library() -> None:
     [
         ("async_grpo.enabled", "engines always sample while the trainer trains"),
         ("trainer.fully_async.enabled", "engines always sample while the trainer trains"),
-        ("data.max_prompt_length", "Plus the longest response, it is `generator.max_model_len`"),
-        ("trainer.max_prompt_length", "Plus the longest response, it is `generator.max_model_len`"),
+        ("data.max_prompt_length", "Add the longest response to get `generator.max_model_len`"),
+        ("trainer.max_prompt_length", "Add the longest response to get `generator.max_model_len`"),
         ("valid_dataset.num_workers", "no process is started to read rows"),
         ("logger.mlflow_enabled", "`offbeat export`"),
         ("actor_rollout_ref.ref.strategy", "the trainer's ranks also compute the reference"),

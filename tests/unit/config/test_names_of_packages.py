@@ -70,5 +70,5 @@ def test_an_unknown_name_gets_the_usual_answer() -> None:
 
 def test_two_packages_with_one_name_are_a_problem_of_the_recipe(packages: Path) -> None:
     install_package(packages, "other", {"sampler.freshest": "PLUGIN = 2"})
-    with pytest.raises(ConfigError, match=r"'freshest': lab and other each bring one"):
+    with pytest.raises(ConfigError, match=r"'freshest': lab and other each provide one"):
         load("sampler.name=freshest")

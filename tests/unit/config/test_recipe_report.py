@@ -30,7 +30,7 @@ def test_all_problems_come_in_one_report(report: Report) -> None:
         "recipe.yaml:3: seed = true: has to be: integer",
         "recipe.yaml:4: sampler.max_staleness=1 is impossible with sync.interval=9",
         "recipe.yaml:5: foo = 1: unknown key",
-        "override 'bar': this is no override",
+        "override 'bar': this is not an override",
         "override 'trainer.threads=0': trainer.threads = 0: has to be: integer, at least 1",
     ):
         assert part in text

@@ -21,7 +21,7 @@ def test_a_step_has_what_each_process_took_since_the_step_before() -> None:
     cpu = CpuSeconds(itertools.count(10.0, 0.5).__next__)
     cpu.worker_reported("a", 5.0)
     engine.account(state_of("x", 7.0))
-    assert cpu.lap([engine]) == {}, "their starts are no part of a step"
+    assert cpu.lap([engine]) == {}, "their starts are not part of a step"
     for process, cpu_s in (("a", 5.25), ("b", 1.0), ("a", 5.125)):  # the last one is late
         cpu.worker_reported(process, cpu_s)
     engine.account(state_of("x", 8.0))

@@ -41,7 +41,7 @@ async def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_re
         seen[at] = (len(world.trainer.steps), len(world.rollouts.started))
 
     loop.call_later(12, controller.control, Pause())
-    for at in (30, 500):  # longer than the stall limit: an operator's pause is no stall
+    for at in (30, 500):  # longer than the stall limit: an operator's pause is not a stall
         loop.call_later(at, look, at)
     loop.call_later(600, controller.control, Resume())
     await controller.run()

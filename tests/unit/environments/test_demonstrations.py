@@ -97,7 +97,7 @@ def test_texts_reach_a_template_in_the_form_that_it_reads() -> None:
     parts = [{"type": "text", "text": "3+"}, {"type": "text", "text": "4?"}]
     wanted = demonstrated({"messages": [said(USER, "3+4?"), said(ASSISTANT, "7")]})
     mixed = {"messages": [{"role": USER, "content": parts}, said(ASSISTANT, "7")]}
-    assert demonstrated(mixed, PartsTokenizer()) == wanted, "it leaves out what is no list"
+    assert demonstrated(mixed, PartsTokenizer()) == wanted, "it leaves out what is not a list"
     assert demonstrated(mixed, CharTokenizer()) == wanted, "it prints a list as Python writes it"
 
 

@@ -66,7 +66,7 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         ('{"prompt": "a"}', "has no 'gold'"),
         ('{"gold": 5}', "has neither of 'prompt' and 'messages'"),
         ('{"prompt": "a", "gold": " "}', "'gold' is empty"),
-        ('{"prompt": "a", "gold": true}', "'gold' is True; it is a string or a number"),
+        ('{"prompt": "a", "gold": true}', "'gold' is True; it must be a string or a number"),
     ],
 )
 def test_each_row_that_math_verify_compares_with_has_an_answer(

@@ -143,11 +143,11 @@ def test_rows_are_questions_in_training_and_evaluation(tmp_path: Path) -> None:
     [
         ({"prompt": "a"}, r"has no 'question' and no 'answer' \(keys: prompt\)"),
         ({"question": "a"}, r"has no 'answer' \(keys: question\)"),
-        ({"question": " ", "answer": "1"}, "'question' is ' '; it is a string"),
-        ({"question": 1, "answer": "1"}, "'question' is 1; it is a string"),
-        ({"question": "a", "answer": 1.5}, "'answer' is 1.5; it is a string or an integer"),
-        ({"question": "a", "answer": True}, "'answer' is True; it is a string or an integer"),
-        ({"question": "a", "answer": "none"}, "'answer' is 'none'; it holds no number"),
+        ({"question": " ", "answer": "1"}, "'question' is ' '; it must be a string"),
+        ({"question": 1, "answer": "1"}, "'question' is 1; it must be a string"),
+        ({"question": "a", "answer": 1.5}, "'answer' is 1.5; it must be a string or an integer"),
+        ({"question": "a", "answer": True}, "'answer' is True; it must be a string or an integer"),
+        ({"question": "a", "answer": "none"}, "'answer' is 'none'; it must hold a number"),
     ],
 )
 def test_a_row_that_cannot_be_graded_is_named(

@@ -69,13 +69,13 @@ def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> No
         ('{"prompt": "a", "n": -Infinity}', "holds -Infinity, which JSON does not have"),
         ('{"prompt": "a", "n": 1e999}', "holds a number that is too large"),
         ('{"prompt": "a", "n": "\\ud83d"}', r"holds \\ud83d, a lone surrogate"),
-        ('"a"', "is a JSON str; a row is an object"),
+        ('"a"', "is a JSON str; a row must be an object"),
         (
             '{"text": "a"}',
             r"neither of 'prompt' and 'messages' \(keys: text\); give one, or .* columns",
         ),
         ('{"prompt": "a", "messages": []}', "both of 'prompt' and 'messages'"),
-        ('{"prompt": 3}', "'prompt' is 3; it is a string"),
+        ('{"prompt": 3}', "'prompt' is 3; it must be a string"),
         ('{"prompt": ""}', "'prompt' is empty"),
         (
             '{"prompt": [{"role": "user", "content": "?"}]}',
@@ -121,7 +121,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PromptFileError, match="is no regular file"):
+    with pytest.raises(PromptFileError, match="is not a regular file"):
         prompts(tmp_path / "pipe")
 
 
@@ -226,7 +226,7 @@ def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
 def test_a_damaged_parquet_file_is_refused(tmp_path: Path, damage: slice) -> None:
     file = parquet(tmp_path, {"prompt": ["a", "b"]})
     file.write_bytes(file.read_bytes()[damage])
-    with pytest.raises(PromptFileError, match=r"prompts\.parquet: is no readable Parquet file"):
+    with pytest.raises(PromptFileError, match=r"prompts\.parquet: is not a readable Parquet file"):
         prompts(file)
 
 

@@ -48,19 +48,19 @@ def train(tmp_path: Path) -> Callable[..., Any]:
         ({"reward": 3}, "the type int", "Give a function"),
         ({"reward": []}, "reward: it is empty", "Give a function, a list or a dict"),
         ({"reward": {}}, "reward: it is empty", "Give a function, a list or a dict"),
-        ({"reward": None, "rewards": [right]}, "rewards: it is no argument", "`reward`"),
-        ({"reward": None, "rewrad": right}, "rewrad: it is no argument", "`reward`"),
+        ({"reward": None, "rewards": [right]}, "rewards: it is not an argument", "`reward`"),
+        ({"reward": None, "rewrad": right}, "rewrad: it is not an argument", "`reward`"),
         ({"prompts": None}, "prompts: it is missing", "Pass prompts=ROWS"),
-        ({"prompts": None, "promts": ROWS}, "promts: it is no argument", "`prompts`"),
-        ({"quite": True}, "quite: it is no argument", "Did you mean `quiet`?"),
-        ({"dryrun": True}, "dryrun: it is no argument", "Did you mean `dry_run`?"),
+        ({"prompts": None, "promts": ROWS}, "promts: it is not an argument", "`prompts`"),
+        ({"quite": True}, "quite: it is not an argument", "Did you mean `quiet`?"),
+        ({"dryrun": True}, "dryrun: it is not an argument", "Did you mean `dry_run`?"),
         ({"changed_code": True}, "offbeat.train does not have it", "offbeat.resume"),
         ({"resume": True}, "unknown key", "`offbeat.resume(RUN)`"),
         ({"model": object()}, "model: it has the type object", "OWNER/NAME"),
-        ({"args": object()}, "args: it is no key", "write each setting as an argument"),
-        ({"processing_class": object()}, "it is no key", "the tokenizer is the one"),
-        ({"callbacks": [object()]}, "it is no key", "`run.metrics()`"),
-        ({"peft_config": object()}, "it is no key", "`trainer.lora.rank`"),
+        ({"args": object()}, "args: it is not a recipe key", "write each setting as an argument"),
+        ({"processing_class": object()}, "it is not a recipe key", "the tokenizer is the one"),
+        ({"callbacks": [object()]}, "it is not a recipe key", "`run.metrics()`"),
+        ({"peft_config": object()}, "it is not a recipe key", "`trainer.lora.rank`"),
         ({"output_dir": "x"}, "argument output_dir: ", "is `run_dir` here"),
         ({"temperature": 0.0}, "argument temperature: generator.sampling.temp", "Default: 1.0"),
         ({"reward": "accuracy"}, "argument reward: environment.target=accuracy", "module:name"),
@@ -112,7 +112,7 @@ def test_a_first_argument_that_is_no_recipe_names_what_to_write(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"Give a model by name: model='"):
         train(tmp_path)
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(ConfigError, match=r"Go on with a run: offbeat\.resume\('"):
+    with pytest.raises(ConfigError, match=r"Continue a run: offbeat\.resume\('"):
         train(tmp_path)
 
 

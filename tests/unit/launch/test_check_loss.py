@@ -82,7 +82,7 @@ class Loss:
         (Loss(), ""),
         (lambda tokens, options: tokens, ""),
         (lambda tokens: tokens, "takes 1 positional argument; a loss gets tokens and options"),
-        (Loss, "Loss is a class: a call of it returns no tensor"),
+        (Loss, "Loss is a class: calling it returns no tensor"),
     ],
 )
 def test_a_loss_by_value_is_looked_at_likewise(value: Callable[..., Any], problem: str) -> None:

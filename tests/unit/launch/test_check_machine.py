@@ -96,7 +96,7 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     overrides = ["model.path=nowhere", "environment.name=custom", "environment.target=no_such:X"]
     result = CliRunner().invoke(app, ["check", QUICKSTART, *overrides, "--run-dir", str(tmp_path)])
     assert result.exit_code == 2
-    assert "nowhere is no directory" in result.stdout
+    assert "nowhere is not a directory" in result.stdout
     assert "model.path=hf://OWNER/NAME" in result.stdout
     assert "no module no_such" in result.stdout
     assert "holds another run (summary.json)" in result.stdout
@@ -304,7 +304,7 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_no_safetensors_is_named(model_dir: Path, content: bytes) -> None:
     (model_dir / "model.safetensors").write_bytes(content)
     finding = one(read_model(model_dir)[1])
-    assert "model.safetensors is no whole safetensors file" in finding.message
+    assert "model.safetensors is not a complete safetensors file" in finding.message
     assert "Git LFS" in finding.fix
 
 
@@ -396,7 +396,7 @@ def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Pa
     [
         ("q_proj", "rank 16, alpha 32, on q_proj"),
         ("query", "LlamaForCausalLM has no module query"),
-        ("embed_tokens", "model.embed_tokens, which is no linear module but Embedding"),
+        ("embed_tokens", "model.embed_tokens, which is not a linear module but Embedding"),
     ],
 )
 def test_targets_of_adapters_that_the_model_lacks_are_an_error(
@@ -530,7 +530,7 @@ def test_vllm_is_refused_where_it_would_scale_positions_otherwise(tmp_path: Path
         return list(check_vllm_model(config(model={"path": str(tmp_path)}, generator=generator)))
 
     assert not found(64)
-    assert "other frequencies than the trainer" in one(found(65)).message
+    assert "different frequencies than the trainer" in one(found(65)).message
 
 
 @pytest.mark.parametrize(
@@ -1021,9 +1021,9 @@ def test_a_cluster_elsewhere_is_pointed_out() -> None:
     ("address", "problem"),
     [
         ("127.0.0.1:6399", "nobody answers there: connection refused"),
-        ("nonsense", "this is no address"),
-        (":6379", "this is no address"),
-        ("head:ray", "this is no address"),
+        ("nonsense", "this is not an address"),
+        (":6379", "this is not an address"),
+        ("head:ray", "this is not an address"),
     ],
 )
 def test_an_address_where_no_cluster_is_cannot_work(address: str, problem: str) -> None:

@@ -56,8 +56,8 @@ def test_one_model_of_a_run_is_evaluated_under_the_recipe_of_that_run(tmp_path: 
     ("below", "problem"),
     [
         ("", "holds no exported model"),
-        ("checkpoints/state_20", "is the state of a trainer, and no model"),
-        ("checkpoints", "is no run and no exported model of one"),
+        ("checkpoints/state_20", "is a trainer's state, not a model"),
+        ("checkpoints", "is neither a run nor an exported model of one"),
     ],
 )
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path, below: str, problem: str) -> None:

@@ -70,7 +70,7 @@ def with_answer(row: Row, response: str, answer: str) -> float:
         (lambda response: 0.0, "takes 1 positional argument; a reward gets a row and a response"),
         (len, "len() takes 1 positional argument; a reward gets a row and a response"),
         (by_keyword, "takes 0 positional arguments; a reward gets a row and a response"),
-        (Grader, "Grader is a class: a call of it returns no number"),
+        (Grader, "Grader is a class: calling it returns no number"),
         (with_answer, "needs 'answer': use row['answer'] if it is of the row"),
     ],
 )  # fmt: skip

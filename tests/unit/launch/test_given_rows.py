@@ -112,10 +112,10 @@ def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
     ("prompts", "problem"),
     [
         ([], "there are none"),
-        (7, "it is no list of rows"),
-        ({"prompt": "a"}, "it is no list of rows"),
+        (7, "it is not a list of rows"),
+        ({"prompt": "a"}, "it is not a list of rows"),
         (["a", "b"], r"\[0\] has the type str: a row is a dict"),
-        ({"train": Column()}, r"prompts: dict: it is no list of rows. .*prompts\['train'\]"),
+        ({"train": Column()}, r"prompts: dict: it is not a list of rows. .*prompts\['train'\]"),
         (pd.Series(["a"]), "Series: it is one column"),
     ],
 )

@@ -29,8 +29,8 @@ def test_a_run_that_ended_early_names_the_command_that_goes_on(change: dict[str,
     summary = msgspec.structs.replace(FINISHED, **change)
     run = Path("/data/my runs/mine")
     offered = next_commands(run, summary, compose_resume_command(run, RECIPE))
-    assert offered.endswith("\ngo on      offbeat train --resume '/data/my runs/mine'")
-    assert "go on" not in next_commands(run, summary, "")
+    assert offered.endswith("\nresume     offbeat train --resume '/data/my runs/mine'")
+    assert "resume" not in next_commands(run, summary, "")
 
 
 def test_a_finished_run_names_its_page_alone() -> None:

@@ -39,7 +39,7 @@ def test_a_refusal_is_returned_to_python_and_printed_on_the_command_line(
     python = Session(errors=Console(file=printed), in_python=True).refuse(refused.value)
     assert printed.getvalue() == ""
     assert python.problems[0].endswith(
-        f"Name another one with run_dir=..., or go on with it: offbeat.resume({str(tmp_path)!r})"
+        f"Name another one with run_dir=..., or resume it: offbeat.resume({str(tmp_path)!r})"
     )
     Session(errors=Console(file=printed)).refuse(refused.value)
     assert "offbeat train --resume" in printed.getvalue()
@@ -95,6 +95,6 @@ def test_the_end_of_a_run_offers_calls(recipe: RunConfig) -> None:
     go_on = compose_resume_call(run, recipe)
     offered = next_commands(run, summary, go_on, in_python=True)
     assert """offbeat.open_run("runs/it's").report()""" in offered
-    assert offered.endswith("""go on      offbeat.resume("runs/it's")""")
+    assert offered.endswith("""resume     offbeat.resume("runs/it's")""")
     finished = msgspec.structs.replace(summary, outcome="finished")
     assert "resume" not in next_commands(run, finished, go_on, in_python=True)

@@ -90,5 +90,5 @@ def test_a_grader_of_the_package_is_no_code_that_a_user_changes() -> None:
 
 def test_both_errors_of_an_ended_run_name_the_call() -> None:
     call = compose_resume_call(RUN, of(give(right)))
-    assert str(TrainingFailed("it failed", "runs/mine", call)).endswith(f"go on: {call}")
-    assert str(RunInterrupted("runs/mine", call)).endswith(f"go on: {call}")
+    assert str(TrainingFailed("it failed", "runs/mine", call)).endswith(f"to resume: {call}")
+    assert str(RunInterrupted("runs/mine", call)).endswith(f"to resume: {call}")

@@ -249,7 +249,7 @@ def test_models_that_are_missing_or_pickles_are_refused(hub: FakeHub) -> None:
             "owner/sums@v9",
             "model owner/sums has no revision 'v9'. Name a branch, a tag or a commit",
         ),
-        (f"owner/sums@{hub.second}", "its weights are no *.safetensors, and pickles run code"),
+        (f"owner/sums@{hub.second}", "its weights are not *.safetensors, and pickles run code"),
     ):
         done = command(name, "--to", "/local/m")
         assert done.returncode == REFUSED

@@ -117,7 +117,7 @@ def test_the_only_set_has_no_name_and_programs_read_json(run: Path) -> None:
         (["--eval", "math", "4", "--due", "7"], "no evaluation due at version 7"),
         (["4", "--eval", "math", "4"], "and not both"),
         ([], "name a GROUP, or --eval SET ROW"),
-        (["4", "--due", "3"], "--due goes with --eval"),
+        (["4", "--due", "3"], "--due needs --eval"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_named(run: Path) -> None:
     path = evaluation_files(run)[0][1]
     path.write_bytes(b"PAR1")
     said = why(run, "--eval", "math", 4)
-    assert said.exit_code == 2 and f"{path} is no evaluation that can be read" in said.output
+    assert said.exit_code == 2 and f"{path} is not a readable evaluation" in said.output
 
 
 def test_the_name_of_no_run_is_refused(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_run_goes_on_at_its_commit_after_the_branch_has_moved(
 def test_another_commit_is_refused_by_name_where_it_has_other_prompts(
     online: dict[str, Any], hub: FakeHub
 ) -> None:
-    assert "data.path has other prompts than those the run has drawn from" in online["other"]
+    assert "data.path has different prompts from those the run has drawn from" in online["other"]
     assert f"commit {hub.second}, and the run began with commit {hub.first}" in online["other"]
 
 

@@ -365,4 +365,4 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun,
     os.mkfifo(run.run_dir / name)
     refused = offbeat("replay", run.run_dir)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert f"{name} is no regular file" in refused.stderr
+    assert f"{name} is not a regular file" in refused.stderr

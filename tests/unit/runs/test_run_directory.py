@@ -472,7 +472,7 @@ def test_a_run_does_not_go_on_with_other_prompts_of_the_same_name(
     begun: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
-    with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
+    with pytest.raises(RunDirUnusable, match=r"data\.path has different prompts from those"):
         reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
@@ -486,7 +486,9 @@ def test_a_repaired_generation_config_keeps_no_run_from_going_on_unless_samples_
     file.write_text('{"temperature": 0.6, "do_sample": true}')
     reopen(recipe, begun)
     file.write_text('{"eos_token_id": [1, 2]}')
-    with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
+    with pytest.raises(
+        RunDirUnusable, match=r"model\.path has a different config, tokenizer or code"
+    ):
         reopen(recipe, begun)
 
 
@@ -496,7 +498,9 @@ def test_a_run_does_not_go_on_with_another_tokenizer_of_the_same_name(
     (tmp_path / "model" / "model.safetensors").write_text("what the trainer has to verify")
     reopen(over(tmp_path, "rows.jsonl"), begun)
     (tmp_path / "model" / "tokenizer.json").write_text('{"version": "2"}')
-    with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
+    with pytest.raises(
+        RunDirUnusable, match=r"model\.path has a different config, tokenizer or code"
+    ):
         reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
@@ -513,7 +517,7 @@ def test_prompts_that_cannot_be_read_for_a_while_keep_their_digest(
     (tmp_path / "rows.jsonl").rename(tmp_path / "unmounted.jsonl")
     reopen(over(tmp_path, "rows.jsonl"), begun)
     (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
-    with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
+    with pytest.raises(RunDirUnusable, match=r"data\.path has different prompts from those"):
         reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
@@ -525,7 +529,9 @@ def test_held_out_prompts_may_be_others_by_another_name_alone(tmp_path: Path) ->
         (tmp_path / name).write_text(f'{{"prompt": "{name}"}}\n')
     made = make_run_dir(scored_on("held"), tmp_path / "run")
     (tmp_path / "held").write_text('{"prompt": "other"}\n')
-    with pytest.raises(RunDirUnusable, match=r"eval\.path has other prompts under the same name"):
+    with pytest.raises(
+        RunDirUnusable, match=r"eval\.path has different prompts under the same name"
+    ):
         reopen(scored_on("held"), made)
     assert reopen(scored_on("new"), made) == made
 
@@ -566,7 +572,7 @@ def test_a_run_does_not_go_on_with_code_of_the_same_name_in_another_folder(
     (coded[1] / file).write_text("def reward(prompt, response):\n    return 2.0\n")
     with pytest.raises(RunDirUnusable) as caught, chdir(coded[1]):
         reopen(rewarded(), made)
-    assert "environment.target leads to other source code" in str(caught.value)
+    assert "environment.target leads to different source code" in str(caught.value)
     assert f"imported from {coded[0]}, this is {coded[1]}. Resume from there" in str(caught.value)
 
 
@@ -597,7 +603,7 @@ def test_changed_code_of_the_algorithm_is_refused_or_allowed(
     made = make_run_dir(recipe, tmp_path / "run")
     assert key in read_inputs(made)
     source.write_text("def f(tokens, options): return tokens\n")
-    with pytest.raises(RunDirUnusable, match=f"{key} leads to other source code"):
+    with pytest.raises(RunDirUnusable, match=f"{key} leads to different source code"):
         reopen(recipe, made)
     assert reopen(recipe, made, changed_code=True) == made
 

@@ -95,7 +95,7 @@ def test_a_file_of_another_run_is_named_and_nothing_is_read_of_it(
     if kind == "aggregates":
         (problem,) = found.problems
         assert f"{replaced.name} cannot be read" in problem
-        assert "it is of another journal than events-" in problem
+        assert "it does not belong to the same journal as events-" in problem
 
 
 def test_why_of_one_group_is_the_same_wherever_reading_begins(run_dir: Path, copied: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_class_may_have_public_helpers_of_other_names(module: str, tmp_path: P
         ("number", {}, "has no 'number' that can be called", "Name it module:Class"),
         ("Mine", {"patience": -1}, "ValueError: patience is negative", "keyword arguments"),
         ("Mine", {"hurry": 1}, "unexpected keyword argument 'hurry'", "keyword arguments"),
-        ("Mine", {"max_staleness": 9}, "has max_staleness, which the run passes", "Take it out"),
+        ("Mine", {"max_staleness": 9}, "has max_staleness, which the run passes", "Remove it"),
         (
             "Bare",
             {},

@@ -45,7 +45,7 @@ def test_a_tracker_is_checked_and_changes_its_section_for_a_dry_run(board: Path)
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("plugins.nowhere.path=x", "there is none of this name"),
+        ("plugins.nowhere.path=x", "there is no plug-in with this name"),
         ("plugins.board.paht=x", "plugins.board.path: Field required"),
         ("plugins.wandb.mode=offline", "wandb has a separate section"),
     ],
@@ -64,5 +64,5 @@ def test_the_keys_of_a_plugin_are_explained() -> None:
     assert "text; required\n    File of the board." in explain("plugins.board.path")
     with pytest.raises(NoSuchKey, match="board has the keys path, dry"):
         explain("plugins.board.paht")
-    with pytest.raises(NoSuchKey, match="there is none of this name"):
+    with pytest.raises(NoSuchKey, match="there is no plug-in with this name"):
         explain("plugins.nowhere")

@@ -9,7 +9,7 @@ from offbeat.trainers.memory import with_highest
 
 def test_a_step_has_the_cpu_seconds_since_the_step_before_however_often_it_is_reported() -> None:
     cpu = CpuTime(itertools.accumulate([100.0, 2.0, 5.0]).__next__)
-    assert cpu.report("step 1") == {}, "the start is no part of a step"
+    assert cpu.report("step 1") == {}, "the start is not part of a step"
     assert cpu.report("step 2") == {"cpu/trainer_s": 2.0}
     assert cpu.report("step 2") == {"cpu/trainer_s": 2.0}
     assert cpu.report("step 3") == {"cpu/trainer_s": 5.0}

@@ -60,7 +60,7 @@ def test_entropies_are_those_of_the_whole_softmax_and_so_is_their_gradient(
 
 
 def test_a_token_that_cannot_be_drawn_adds_no_entropy() -> None:
-    """A logit of minus infinity, as models mask ids that are no tokens."""
+    """A logit of minus infinity, as models mask ids that are not tokens."""
     never = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
     first = torch.zeros(1, dtype=torch.int64)
     _, entropies = token_logprobs_and_entropies(never, first, first, 1.0)

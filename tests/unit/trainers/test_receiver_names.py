@@ -143,7 +143,7 @@ def test_a_model_whose_names_cannot_be_mapped_is_refused_by_name(
     make: Make, family: str, names: str, more: int
 ) -> None:
     path, model = make(family)
-    with pytest.raises(UntrainableModel, match="holds under other names") as refused:
+    with pytest.raises(UntrainableModel, match="holds under different names") as refused:
         names_for_files(path, metas_of(iterate_weights(model)))
     assert names in str(refused.value)
     assert f"and {more} more" in str(refused.value)

@@ -181,7 +181,7 @@ def test_what_is_no_training_checkpoint_is_refused_with_what_to_name(
     for path, fix in (
         (state.parent.parent, f"Name one: model.weights={state}"),
         (model, f"Set model.path to it, and leave model.weights out: {model}"),
-        (tmp_path / "absent", "is no directory"),
+        (tmp_path / "absent", "is not a directory"),
         (stub, "is the state of a dry run"),
     ):
         with pytest.raises(UnfitWeights) as refused:
@@ -199,5 +199,5 @@ def test_adapters_are_refused_with_the_model_that_their_run_exports(tmp_path: Pa
         save_file({name: torch.zeros(2, 2)}, at / "adapter_model.safetensors")
 
     state = saved(tmp_path, Identity("torch", "adapters", "f" * 32), write)
-    with pytest.raises(UnfitWeights, match="holds adapters alone"):
+    with pytest.raises(UnfitWeights, match="holds only adapters"):
         found_weights(state, model)

@@ -143,7 +143,7 @@ def test_another_group_at_the_same_place_is_not_taken_for_it(tmp_path: Path) -> 
         other.offset,
         other.nbytes,
     )
-    with pytest.raises(NotInSpool, match="another group than the receipt's"):
+    with pytest.raises(NotInSpool, match="a different group than the receipt's"):
         read(tmp_path / "other", place)
 
 

@@ -261,7 +261,7 @@ class AgentGroups:
             f"its {len(session.turns)} turns with {drawn} tokens drawn are "
             f"{len(branches)} branches "
             f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), and "
-            "rollout.branches=mask trains samples of one: set it to train, or keep every answer in "
+            "rollout.branches=mask trains only samples with one branch: set it to train, or keep every answer in "
             "the conversation, unchanged"
         )
         raise make_failure(task, FailureKind.DATA, BRANCHES, detail)

@@ -41,7 +41,7 @@ class HttpHandler(web.RequestHandler):
         """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun")
-        problem = f"this is no HTTP request: {message or exc!r:.200}"
+        problem = f"this is not an HTTP request: {message or exc!r:.200}"
         return _last_answer(HTTPStatus(status), "malformed_request", problem)
 
 
@@ -102,7 +102,7 @@ def make_refusal(error: Exception) -> RequestRefused | None:
         case TemplateRefused():
             status, code = HTTPStatus.BAD_REQUEST, "template_refused"
         case StrayMediaToken():
-            message = f"{error.detail}. An agent's messages are text alone"
+            message = f"{error.detail}. An agent's messages are only text"
             return RequestRefused(HTTPStatus.BAD_REQUEST, error.reason, message, "messages")
         case InvalidRequest() | RolloutFailed(reason="prompt_empty"):
             status, code = HTTPStatus.BAD_REQUEST, "invalid_request"

@@ -69,7 +69,7 @@ class SentMessage(_Body):
         """Return the message in the canonical form, in which messages are compared.
 
         Raises:
-            RequestRefused: A part of its content is no text.
+            RequestRefused: A part of its content is not text.
         """
         return ChatMessage(
             "system" if self.role == "developer" else self.role,
@@ -236,7 +236,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     """Return a body as an object of this type.
 
     Raises:
-        RequestRefused: It is no JSON, or has unknown fields or wrong types.
+        RequestRefused: It is not JSON, or has unknown fields or wrong types.
     """
     try:
         return msgspec.json.decode(body, type=kind)

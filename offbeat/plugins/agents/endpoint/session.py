@@ -430,7 +430,7 @@ class SharedCalls:
         Args:
             asked: The request.
             sample: Creates the answer. Its errors are raised here.
-            may_repeat: False if the client states that this is no repetition.
+            may_repeat: False if the client states that this is not a repetition.
         """
         call = self._calls.get(asked) if may_repeat else None
         if call is None or not self._can_answer(call):

@@ -50,11 +50,11 @@ from offbeat.weight_sync.region import Region
 
 
 class TowerOptimizer(RankState):
-    """AdamW of this rank's trained shards of a tower. All ranks of the world make the same calls.
+    """AdamW of this rank's trained shards of a tower.
 
-    It updates the shards in every step, even without pictures, like megatron-core's optimizer on
-    ranks that hold both sides. So all weights have the same number of updates, also on a rank
-    without trained weights.
+    All ranks of the world must make the same calls. It updates the shards in every step, even
+    without pictures, like megatron-core's optimizer on ranks that hold both sides. So all weights
+    have the same number of updates, even on a rank without trained weights.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class TowerPart:
 
     @cached_property
     def reference(self) -> _Tower:
-        """Return the frozen tower. All ranks load it together at the first call."""
+        """Return the frozen tower. All ranks must load it together at the first call."""
         return self._load_reference()
 
 
@@ -219,7 +219,7 @@ class MegatronEncoderTrainer(ModelTrainer):
     ) -> None:
         """Load this rank's share of the tower. Arguments are the same as in ``MegatronTrainer``.
 
-        All ranks of the world create their trainers together.
+        All ranks of the world must create their trainers together.
 
         Raises:
             UntrainableModel: The model has no tower, this kind has no mapping here, or

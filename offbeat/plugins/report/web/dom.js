@@ -30,7 +30,7 @@ const cssValue = name => getComputedStyle(document.documentElement).getPropertyV
 
 const isNumber = value => value != null && Number.isFinite(value);
 
-/* Three significant digits, thousands separated; a dash for what is no number. */
+/* Three significant digits, thousands separated; a dash for what is not a number. */
 function figure(value) {
   if (!isNumber(value)) return value != null && Math.abs(value) === Infinity ? String(value) : '–';
   const size = Math.abs(value);

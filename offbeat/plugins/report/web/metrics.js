@@ -20,7 +20,7 @@ function drawMetrics(run, meaning) {
   draw();
 }
 
-/* What is no regular expression yet, because it is being typed, is searched as it stands. */
+/* What is not a regular expression yet, because it is being typed, is searched as it stands. */
 function matcher(text) {
   try {
     const pattern = new RegExp(text, 'i');

@@ -203,7 +203,7 @@ def test_a_view_that_is_no_box_goes_whole() -> None:
         parameter.copy_(dict(weights)["w"].view(-1)[2:6])
 
     recording = record(load, {"p": parameter}, {"w": ((3, 4), torch.float32)})
-    assert recording.misc == {"w": "(4,) of (3, 4) is no box"}
+    assert recording.misc == {"w": "(4,) of (3, 4) is not a box"}
 
 
 def test_tensors_of_which_nothing_lands_on_a_rank_are_listed() -> None:
@@ -241,8 +241,8 @@ def foreign(rank: EngineRank, name: str, weight: Tensor) -> None:
         (without("k_proj.weight"), "qkv", "has 32 elements that nothing writes"),
         (without(EXPERT.format(1, "down")), "w2", "has 96 elements that nothing writes"),
         (twice, "qkv", "has 8 elements that are written more than once"),
-        (added, "norm", "add_.Tensor, which is no copy"),
-        (foreign, "norm", "is copied from something that is no checkpoint tensor"),
+        (added, "norm", "add_.Tensor, which is not a copy"),
+        (foreign, "norm", "is copied from something that is not a checkpoint tensor"),
     ],
 )
 def test_a_loader_whose_layout_is_not_proved_is_refused_by_parameter(
