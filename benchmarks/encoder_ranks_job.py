@@ -29,7 +29,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.plugins.encoder_ranks.bridge import Bridge, Header, ProcessGroupWire, Wire
 from offbeat.plugins.encoder_ranks.loading import GridLoader
-from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.plugins.encoder_ranks.plugin import EncoderConfig
 from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 from offbeat.plugins.megatron.section import MegatronTrainerConfig
 from offbeat.trainers.memory import ResidentMeter

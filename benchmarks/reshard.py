@@ -30,6 +30,7 @@ from offbeat.plugins.reshard.messages import Route, TransferTimeouts
 from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import ReshardServer
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.buckets import plan_buckets
@@ -38,7 +39,6 @@ from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Placement, chunk_cuts, cut_part
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.shards import HeldShards
 
 HOST, MIB, RANKS, RECEIVERS, TENSORS = "127.0.0.1", 1 << 20, 2, 2, 8
 TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)

@@ -14,7 +14,7 @@ environment  turns prompts into rewarded samples:
 media        pictures in prompts: arrays that a prompt carries next to its tokens
 page         writes one page on runs: ``offbeat.launch.run.WritePage``
 release      adds the tensors of a release to the weights that an engine loaded:
-             ``offbeat.weight_sync.additions.ReleaseKind``
+             ``offbeat.weight_sync.receiver.ReleaseKind``
 release_form sends a release in a different form: ``offbeat.weight_sync.delta_plugin.DeltaPlugin``
 runtime      executes a run: ``offbeat.launch.session.Runtime``
 trainer      trains a model with a library other than torch:
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from offbeat.messages.failures import FixableError
-from offbeat.messages.no_media import NoMedia
+from offbeat.messages.media import NoMedia
 
 Kind = Literal[
     "agents",

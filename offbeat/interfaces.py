@@ -57,7 +57,7 @@ _MODULES: Final = {
     "TrackedRun": "offbeat.telemetry.tracker",
     "Tracker": "offbeat.telemetry.tracker",
     "View": "offbeat.sampler.policy",
-    "WeightFifo": "offbeat.sampler.weight_fifo",
+    "WeightFifo": "offbeat.sampler.ready_first",
     "WeightRelease": "offbeat.messages.weights",
     "Windowed": "offbeat.sampler.windowed",
     "content_ids": "offbeat.environments.text",

@@ -154,7 +154,7 @@ from offbeat.sampler.policy import (
 from offbeat.sampler.ready_first import (
     ReadyFirst as ReadyFirst,
 )
-from offbeat.sampler.weight_fifo import (
+from offbeat.sampler.ready_first import (
     WeightFifo as WeightFifo,
 )
 from offbeat.sampler.windowed import (

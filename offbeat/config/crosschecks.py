@@ -32,7 +32,6 @@ from offbeat.config.limits import (
     trainer_ranks,
     trainer_resources,
 )
-from offbeat.config.media_section import media_clashes
 from offbeat.config.mixture import environment_views, has_media, text_in
 from offbeat.config.plugin_sections import (
     delta_clashes,
@@ -45,7 +44,7 @@ from offbeat.config.plugin_sections import (
 from offbeat.config.problems import Clash
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.data import DataConfig
-from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.environment import EnvironmentConfig, media_clashes
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig

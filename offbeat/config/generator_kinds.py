@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from offbeat.config.base import default_choice
 from offbeat.config.engine_plugin import CORE_ENGINES, EnginePlugin, find_engine, known_engines
-from offbeat.config.environment_name import PLUGIN_UNUSABLE, unusable_error
+from offbeat.config.sections.environment import PLUGIN_UNUSABLE, unusable_error
 from offbeat.config.sections.generator import (
     EmbeddedGeneratorConfig,
     ModelGeneratorConfig,

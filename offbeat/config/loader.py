@@ -12,11 +12,11 @@ from pydantic_core import ErrorDetails
 
 from offbeat.config import schema, sources
 from offbeat.config.crosschecks import Clash, clashes
-from offbeat.config.environment_name import PLUGIN_UNUSABLE
 from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.package_names import suggest_name
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import PLUGIN_UNUSABLE
 from offbeat.config.tree import Leaf, Section, lay_over
 from offbeat.doors import Kind, explain_unusable
 

@@ -1,7 +1,7 @@
 """Defines the root of a recipe."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -9,21 +9,55 @@ from offbeat.config.base import Config, Options, RunName, SectionName, is_uri, w
 from offbeat.config.generator_kinds import GeneratorConfig
 from offbeat.config.problems import Clash
 from offbeat.config.sections.algorithm import AlgorithmConfig
-from offbeat.config.sections.buffer import BufferConfig, TransferQueueConfig
-from offbeat.config.sections.checkpoint import CheckpointConfig
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig, MixedEnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
-from offbeat.config.sections.filters import FilterConfig
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.runtime import RuntimeConfig, SupervisionConfig
-from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.sampler import FilterConfig, ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.doors import find_plugins
+
+
+class BufferConfig(Config):
+    """Limits on outstanding groups. Rollouts wait for room; nothing is dropped."""
+
+    capacity_groups: Annotated[int, Field(ge=1)] | None = None
+    """Maximum prompt groups admitted but not yet trained. null: as many as the sampler can use.
+    Engines idle while the buffer is full."""
+
+    capacity_mib: Annotated[float, Field(gt=0)] = 1024.0
+    """Maximum payload in MiB. A group in flight counts with its largest possible size. Ray spills
+    to disk if shared memory is too small."""
+
+
+class TransferQueueConfig(Config):
+    """Storage of finished groups that wait to be trained."""
+
+    spool: Literal["ready", "keep", "off"] = "ready"
+    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller; a
+    trained group is removed. keep: remove none, for `offbeat retrain`; 13 bytes per response token.
+    off: keep them only in memory."""
+
+
+class CheckpointConfig(Config):
+    """Checkpoints of the trainer's state, and the export of the model."""
+
+    interval: Annotated[int, Field(ge=0)] = 100
+    """Steps between two checkpoints of the trainer's state. A run that ends cleanly also saves its
+    last step. 0: none; a lost trainer or a resumed run then starts over."""
+
+    keep: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints kept on disk. Each is a whole trainer state."""
+
+    final: bool = True
+    """Write the trained model to `checkpoints/step_N` at the end, as a Hugging Face directory."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for writing a checkpoint."""
 
 
 class RunConfig(Config):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult

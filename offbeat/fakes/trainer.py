@@ -17,9 +17,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.loss import CustomLossConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.media import get_media
 from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from offbeat.generators.engine_loop import EngineLoop, SteppedEngine
-    from offbeat.weight_sync.additions import LoadedWeights
     from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.fingerprints import ReadBack
-    from offbeat.weight_sync.receiver import Receiver
+    from offbeat.weight_sync.receiver import LoadedWeights, Receiver
 
 
 class ReleaseLoader(NamedTuple):
@@ -235,7 +234,7 @@ class ModuleEngineServer(EngineServer):
 
     def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
         """Return the base weights of adapters, before any release replaces them."""
-        from offbeat.weight_sync.additions import find_release_kind
+        from offbeat.weight_sync.receiver import find_release_kind
 
         try:
             digest = digest_loaded(self._model_path)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from offbeat.config.generator_kinds import GeneratorConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.run_files.sharing import Sharing
 
 

@@ -32,9 +32,9 @@ from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.actors.ray_worker import LIVENESS
+from offbeat.config.engine_plugin import find_engine
 from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import run_bounded
 from offbeat.launch.composition import Actors, build_run
 from offbeat.launch.environment import pass_on_variables
@@ -397,3 +397,31 @@ def _here() -> NodeAffinitySchedulingStrategy:
 
 def _this_node() -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def engine_class(backend: str) -> type[Any]:
+    """Return the actor class of ``generator.backend``. The backend must have engines.
+
+    Raises:
+        PluginUnusable: No package provides it, or its import fails.
+    """
+    plugin = find_engine(backend)
+    if plugin is not None:
+        from offbeat.actors.engine_actor import make_actor_class
+
+        return plugin.actor_class() or make_actor_class(plugin.server_class())
+    if backend == "stub":
+        from offbeat.actors.engine_actor import StubEngineActor
+
+        return StubEngineActor
+    from offbeat.actors.engine_actor import EmbeddedEngineActor
+
+    return EmbeddedEngineActor
+
+
+def trainer_class(backend: str) -> type[Any]:
+    """Return the actor class of ``trainer.backend``."""
+    from offbeat.actors import trainer_actor
+
+    of_core = {"stub": trainer_actor.StubTrainerActor, "torch": trainer_actor.TorchTrainerActor}
+    return of_core.get(backend, trainer_actor.PluginTrainerActor)

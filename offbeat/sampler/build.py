@@ -22,8 +22,7 @@ from offbeat.messages.failures import FixableError
 from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Sampler
-from offbeat.sampler.ready_first import ReadyFirst
-from offbeat.sampler.weight_fifo import WeightFifo
+from offbeat.sampler.ready_first import ReadyFirst, WeightFifo
 from offbeat.sampler.windowed import Windowed
 
 METHODS: Final = ("admit", "may_dispatch", "select", "stale", "in_flight_to_cancel")

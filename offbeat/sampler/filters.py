@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from offbeat.config.sections.filters import FilterConfig
+from offbeat.config.sections.sampler import FilterConfig
 from offbeat.messages.groups import Receipt
 
 TRUNCATED: Final = "truncated"

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.config.engine_plugin import EnginePlugin
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (

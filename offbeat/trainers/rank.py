@@ -21,6 +21,7 @@ from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
     OffbeatError,
+    StartFailed,
     StepOutOfOrder,
     TrainerCall,
     TrainStepFailed,
@@ -39,14 +40,14 @@ from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merge_columns
 from offbeat.trainers.memory import PeakMemory, make_meter
-from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, shorten_error
-from offbeat.trainers.ranks.world_entry import WorldEntry
+from offbeat.trainers.ranks.peers import PeerFailed, Peers, SingleRank, WorldBroken, shorten_error
 from offbeat.trainers.senders import Canaries, make_sender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
+from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, find_interface
 from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 if TYPE_CHECKING:
@@ -451,3 +452,75 @@ class TrainerRank:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             detail = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
             raise TrainStepFailed(self._rank, step, call, detail.replace("\n", " ")) from error
+
+
+class WorldEntry:
+    """Entry of one process into worlds of ranks, one at a time."""
+
+    def __init__(self, rank: int, device: str, address: Callable[[], str]) -> None:
+        """Create the entry of a rank.
+
+        Args:
+            rank: Number of the rank.
+            device: Kind of device of the ranks' collectives.
+            address: Returns the address at which other machines reach this one.
+        """
+        self._rank, self._device, self._address = rank, device, address
+        self._unfit: Exception | None = None  # why this process can join no world
+        self._store_server: Any = None  # its module imports torch
+
+    def listen(self) -> StoreAddress:
+        """Start the store of a new world. Return its address and key.
+
+        Raises:
+            StartFailed: Other machines cannot connect to this one.
+        """
+        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
+            open_rendezvous,
+        )
+
+        if self._store_server is not None:
+            self._store_server.close()
+        self._store_server, address = open_rendezvous(self._reachable_address())
+        return address
+
+    def join(self, at: WorldRendezvous, enter: Callable[[Peers], None]) -> None:
+        """Join the other ranks, and create this rank's part of the model with them.
+
+        This is a call, not a part of the constructor. Ray restarts an actor with its first
+        arguments, which would contain the port of a dead rank 0.
+
+        Raises:
+            WorldBroken: Not all joined in time. The same processes may try again.
+            StartFailed: Other machines cannot connect to this one.
+            Exception: ``enter`` raised it. Later calls raise it again at once, because the first
+                caller may have stopped waiting before.
+        """
+        if self._unfit is not None:
+            raise self._unfit
+        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
+            join,
+            leave,
+        )
+
+        peers = join(at, self._rank, self._device, self._reachable_address())
+        try:
+            enter(peers)
+        except Exception as error:
+            leave()
+            if not (peers.are_lost(error) or isinstance(error, (PeerFailed, WorldBroken))):
+                self._unfit = error
+            raise
+
+    def _reachable_address(self) -> str:
+        """Return the address of this machine.
+
+        Raises:
+            StartFailed: No local network interface has it, so no other rank could connect to it.
+        """
+        address = self._address()
+        try:
+            find_interface(address)
+        except AddressNotLocal as error:
+            raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
+        return address

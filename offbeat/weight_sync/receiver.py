@@ -7,12 +7,13 @@ Engines differ in their ``Target``, which stages the new tensors next to the ser
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 # torch has no public names for its calls on lists of tensors, and exports them undeclared.
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.doors import find_plugin
 from offbeat.weight_sync.chunks import (
     BucketMemory,
     WeightChunk,
@@ -205,3 +206,37 @@ class ModuleReceiver(Receiver):
 
     def __init__(self, module: nn.Module, name: str = "receiver") -> None:
         super().__init__(ModuleTarget(module), name)
+
+
+class LoadedWeights(Protocol):
+    """Weights of an engine as it loaded them."""
+
+    def make_target(self, epoch: int, manifest: Manifest) -> tuple[Target, Callable[[], ReadBack]]:
+        """Return a target for releases of one layout, and a function that reads back its weights.
+
+        Raises:
+            TransferRefused: The release belongs to a different model than the engine loaded.
+        """
+        ...
+
+
+class ReleaseKind(Protocol):
+    """Applies the releases of one kind, which ``Adapter.kind`` names."""
+
+    def open_base(self, module: nn.Module, digest: str) -> LoadedWeights:
+        """Return the weights of a module before any release replaces them.
+
+        Args:
+            module: Model of the engine.
+            digest: Digest of the files from which it was loaded.
+        """
+        ...
+
+
+def find_release_kind(kind: str) -> ReleaseKind:
+    """Return the plug-in that applies releases of a kind.
+
+    Raises:
+        PluginUnusable: No package provides it, or its import fails.
+    """
+    return cast("ReleaseKind", find_plugin("release", kind))

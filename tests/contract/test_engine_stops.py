@@ -14,7 +14,7 @@ from stop_string_contract import (
     samples_of,
 )
 
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.fakes.engine import StubEngine, stub_text
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model

@@ -28,7 +28,6 @@ from tests.support.world import World
 ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")
 PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
-    "controller/delta_offers.py": "returns the release without a delta, where it has one",
     "weight_sync/delta_plugin.py": "packs a release without a delta",
     "weight_sync/transport.py": "puts the handles of a release behind its manifest",
     "weight_sync/manifest.py": "returns a digest to the file that asked",

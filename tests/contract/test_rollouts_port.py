@@ -19,7 +19,7 @@ from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.mixture import sampling_identity
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.fakes.engine_server import StubEngineServer
 from offbeat.generators.spec import EngineSpec

@@ -13,13 +13,13 @@ from offbeat.plugins.reshard.messages import TransferTimeouts
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.plugins.reshard.wire import BucketWire
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transport import PublishedRelease
 
 HOST = "127.0.0.1"

@@ -62,7 +62,7 @@ def test_a_world_of_one_rank_has_all_collectives(device: str) -> None:
 def make_groups(device: str) -> GroupMaker:
     if device == "cpu":
         return Device(HOST, LIMIT_S)
-    from offbeat.plugins.reshard.nccl_groups import NcclGroups  # noqa: PLC0415 -- CUDA
+    from offbeat.plugins.reshard.eager_groups import NcclGroups  # noqa: PLC0415 -- CUDA
 
     def allocate(nbytes: int) -> torch.Tensor:
         return torch.ones(nbytes, dtype=torch.uint8, device=device)

@@ -12,7 +12,7 @@ from device_sender import Layers, sending
 from torch import Tensor
 
 from offbeat.plugins.reshard.choose_wire import make_wire
-from offbeat.plugins.reshard.cuda_memory import CudaMemory
+from offbeat.plugins.reshard.handle_wire import CudaMemory
 from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.receiver import ModuleReceiver

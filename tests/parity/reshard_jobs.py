@@ -11,13 +11,13 @@ from offbeat.plugins.reshard.messages import ShardRoute, TransferTimeouts
 from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.plugins.reshard.server import ReshardServer
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.weight_sync.buckets import NamedRegion, find_needed, plan_buckets
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Placement, Region, chunk_cuts, cut_part
-from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import TensorSpecs
 from tests.support.release_parts import part_of_release
 

@@ -2,9 +2,9 @@
 
 from world import COLLECTIVE_S, HOST, World
 
+from offbeat.trainers.rank import WorldEntry
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.process_group import leave
-from offbeat.trainers.ranks.world_entry import WorldEntry
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer

@@ -9,9 +9,8 @@ import msgspec
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence

@@ -27,13 +27,13 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from offbeat.plugins.vllm.worker_fetch import record_worker
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.engine_layout import EngineLayout, find_needed_buckets
 from offbeat.weight_sync.manifest import Bytes, TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.shards import HeldShards
 
 
 def recorded(model: Path, ranks: int) -> dict[str, Any]:

@@ -1,12 +1,18 @@
 """Defines sections ``environment`` and ``environments`` of a recipe, and the rules of an environment."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeVar, cast
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
-from offbeat.config.base import Config, Options, SectionName
-from offbeat.config.environment_name import ENVIRONMENT_NAMES, EnvironmentName
+from offbeat.config.base import Config, Options, SectionName, with_fields
 from offbeat.config.environment_traits import (
     CORE_ENVIRONMENTS,
     find_environment_plugin,
@@ -14,11 +20,105 @@ from offbeat.config.environment_traits import (
     known_environments,
 )
 from offbeat.config.graders import GRADERS
-from offbeat.config.media_section import find_media_limits, with_media
 from offbeat.config.problems import Clash, target_clashes
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.eval import EvalSetConfig
-from offbeat.doors import PluginUnusable, find_only
+from offbeat.doors import NoSuchPlugin, PluginUnusable, find_only, find_plugins
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+
+
+C = TypeVar("C", bound=Config)
+
+
+class MediaLimits(Protocol):
+    """The section of media: limits of a prompt."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the maximum number of media bytes of a prompt."""
+        ...
+
+
+class _MediaPlugin(Protocol):
+    key: str
+    section: type[Config]
+    doc: str
+
+    def find_clashes(self, config: "RunConfig") -> Iterator[Clash]: ...
+
+
+def with_media(core: type[C]) -> type[C]:
+    """Return section ``environment`` with the sections of media plug-ins."""
+    fields: dict[str, Any] = {
+        plugin.key: (plugin.section | None, Field(default=None, description=plugin.doc))
+        for plugin in _plugins()
+    }
+    return with_fields(core, fields)
+
+
+def find_media_limits(environment: Config) -> MediaLimits | None:
+    """Return the limits of media in prompts, or None if prompts have no media."""
+    given = (getattr(environment, plugin.key) for plugin in _plugins())
+    return next((section for section in given if section is not None), None)
+
+
+def media_clashes(config: "RunConfig") -> Iterator[Clash]:
+    """Yield settings that cannot be combined with media in prompts."""
+    for plugin in _plugins():
+        yield from plugin.find_clashes(config)
+
+
+def _plugins() -> list[_MediaPlugin]:
+    return [cast("_MediaPlugin", plugin) for plugin in find_plugins("media").values()]
+
+
+PLUGIN_UNUSABLE: Final = "plugin_unusable"
+"""Type of the pydantic error for an installed but broken plug-in."""
+
+
+def _accept_plugin(name: object, is_known: ValidatorFunctionWrapHandler) -> object:
+    """Accept a known environment, or an environment of another package."""
+    try:
+        return is_known(name)
+    except ValidationError:
+        if not isinstance(name, str) or _is_absent(name):
+            raise
+        return name
+
+
+def _is_absent(name: str) -> bool:
+    try:
+        find_environment_plugin(name)
+    except NoSuchPlugin:
+        return True
+    except PluginUnusable as unusable:
+        raise unusable_error(unusable) from None
+    return False
+
+
+def unusable_error(unusable: PluginUnusable, fix: str = "") -> PydanticCustomError:
+    """Return the error of a value that names an unusable plug-in; ``fix`` replaces its fix."""
+    problem = f"{unusable.subject}: {unusable.problem}"
+    context = {"problem": problem, "fix": f"{fix or unusable.fix}."}
+    return PydanticCustomError(PLUGIN_UNUSABLE, "{problem}", context)
+
+
+if TYPE_CHECKING:
+    EnvironmentName = str
+else:
+    EnvironmentName = Annotated[
+        Literal[tuple(known_environments())],
+        WrapValidator(_accept_plugin),
+        PlainSerializer(str),  # a literal's serializer warns about the name of a plug-in
+    ]
+
+ENVIRONMENT_NAMES: Final = " ".join(
+    f"{name}: {traits.doc}" for name, traits in known_environments().items() if traits.doc
+)
+"""Documentation of ``environment.name``."""
+
 
 _CALL_KEYS: Final = {
     "reward_concurrency",

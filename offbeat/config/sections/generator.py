@@ -224,3 +224,19 @@ class NoGeneratorConfig(Config):
     def sampling(self) -> SamplingConfig:
         """Return settings under which a row has the model's unmodified probability."""
         return SamplingConfig(temperature=1.0, max_new_tokens=self.max_model_len - 1)
+
+
+class StubConfig(Config):
+    """The cost model of stub trainer and stub generators."""
+
+    median_rollout_s: Annotated[float, Field(gt=0)] = 0.3
+    """Median seconds of a group's rollout."""
+
+    tail_sigma: Annotated[float, Field(ge=0)] = 0.8
+    """Sigma of the rollout times' log-normal distribution. 0: all are equal."""
+
+    step_s: Annotated[float, Field(ge=0)] = 0.2
+    """Seconds of computation per optimizer step."""
+
+    sync_s: Annotated[float, Field(ge=0)] = 0.02
+    """Seconds for an engine to load weights."""

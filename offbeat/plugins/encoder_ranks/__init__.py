@@ -4,7 +4,6 @@ Builds on ``trainers.torch``. ``megatron`` has the same sides for the trainer of
 ``plugins.megatron``, and shares all code that does not depend on a backend.
 
 plugin          plug-in of encoder ranks
-section         section ``trainer.encoder``
 clashes         settings that do not work with encoder ranks
 checks          whether a model has two sides, bytes per rank of each side, and traffic
 megatron/       both sides next to megatron-core

@@ -4,7 +4,6 @@ Needs the extra ``megatron``. ``plugins.encoder_ranks`` builds on it.
 
     plugin        the backend as the core finds it
     section       section ``trainer`` with this backend
-    clashes       parallel sizes that cannot work together
     checks        whether it knows a model and can divide it, and the bytes of its largest rank
     passes        forward and backward passes of microbatches
     boxed_state   weights in and out, checkpoints, exports (encoder ranks have it, too)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from offbeat.config.base import of_kind
 from offbeat.config.problems import Clash
 from offbeat.messages.finding import Finding
-from offbeat.plugins.megatron.clashes import layout_clashes
-from offbeat.plugins.megatron.section import MegatronTrainerConfig
+from offbeat.plugins.megatron.section import MegatronTrainerConfig, layout_clashes
 from offbeat.trainers.trainer_plugin import TrainerPlugin
 
 if TYPE_CHECKING:

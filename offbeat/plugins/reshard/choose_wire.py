@@ -13,15 +13,14 @@ def make_wire(name: str, device: str) -> BucketWire:
     """
     if name == "tcp":
         return tcp_wire()
-    from offbeat.plugins.reshard.cuda_memory import CudaMemory  # noqa: PLC0415
+    from offbeat.plugins.reshard.handle_wire import CudaMemory  # noqa: PLC0415
 
     memory = CudaMemory(device)
     if name == "cuda_ipc":
         from offbeat.plugins.reshard.handle_wire import HandleWire  # noqa: PLC0415
 
         return HandleWire(name, memory)
-    from offbeat.plugins.reshard.eager_groups import EagerGroups  # noqa: PLC0415
-    from offbeat.plugins.reshard.nccl_groups import NcclGroups  # noqa: PLC0415
+    from offbeat.plugins.reshard.eager_groups import EagerGroups, NcclGroups  # noqa: PLC0415
 
     def groups(address: str, connect_s: float) -> EagerGroups:
         del address  # NCCL reads the interface from the environment

@@ -27,13 +27,13 @@ class Reshard(TransportPlugin):
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield deadlines that end before a broken transfer can be repeated."""
-        from offbeat.plugins.reshard.clashes import deadline_clashes
+        from offbeat.plugins.reshard.checks import deadline_clashes
 
         yield from deadline_clashes(of_kind(ReshardSyncConfig, config.sync))
 
     def find_clashes_of_real_run(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
-        from offbeat.plugins.reshard.clashes import release_clashes
+        from offbeat.plugins.reshard.checks import release_clashes
 
         yield from release_clashes(config)
 

@@ -2,14 +2,27 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from offbeat.config.base import Config
 from offbeat.doors import is_installed
 from offbeat.messages.failures import FixableError
 from offbeat.messages.finding import Finding, error, ok
-from offbeat.plugins.tensorboard.section import TensorBoardConfig
 from offbeat.plugins.tensorboard.sink import TensorBoardSink
 from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
+
+
+class TensorBoardConfig(Config):
+    """TensorBoard, in addition to ``metrics.jsonl``: a file of events, no server."""
+
+    enabled: bool = False
+    """Write `tensorboard/` in the run directory during the run (extra `tensorboard`). `offbeat
+    export` writes the same afterwards."""
+
+    x_axis: Literal["steps", "samples"] = "steps"
+    """Unit of the step axis. samples (`groups_per_step` times `samples_per_group` per step) aligns
+    runs with different batch sizes."""
+
 
 _FOLDER: Final = "tensorboard"
 

@@ -34,7 +34,7 @@ class VllmPlugin(EnginePlugin):
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield arguments of vLLM that do not fit the recipe."""
-        from offbeat.plugins.vllm.clashes import vllm_clashes
+        from offbeat.plugins.vllm.checks import vllm_clashes
 
         yield from vllm_clashes(config)
 

@@ -25,7 +25,7 @@ from offbeat.plugins.encoder_ranks.encoding import EncoderPasses
 from offbeat.plugins.encoder_ranks.errors import ProvenanceMismatch
 from offbeat.plugins.encoder_ranks.lane import LanePasses
 from offbeat.plugins.encoder_ranks.loading import GridLoader
-from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.plugins.encoder_ranks.plugin import EncoderConfig
 from offbeat.plugins.encoder_ranks.torch_parts import GridState, wrap_passes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers

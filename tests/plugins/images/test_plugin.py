@@ -9,7 +9,7 @@ import pytest
 from offbeat.doors import find_media
 from offbeat.environments.media_prompts import MediaPrompts
 from offbeat.launch.checks.media import MediaChecks
-from offbeat.messages.no_media import NoMedia
+from offbeat.messages.media import NoMedia
 from offbeat.models.media_rules import TEXT_ONLY, media_rules
 from offbeat.plugins.images.plugin import MEDIA
 from offbeat.rollouts.rollout_log import MediaLog

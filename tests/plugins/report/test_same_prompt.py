@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.plugins.report.document import document, stories
-from offbeat.plugins.report.failed_samples import find_failed_samples
 from offbeat.plugins.report.same_prompt import SamePrompts, find_same_prompts
+from offbeat.plugins.report.story import find_failed_samples
 from offbeat.rollouts.log_table import build_table
 from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.runs.logged_samples import TokenText

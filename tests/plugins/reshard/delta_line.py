@@ -7,9 +7,8 @@ import torch
 from reshard_bench import Held, ReshardBench
 from torch import nn
 
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.incoming import IncomingRelease

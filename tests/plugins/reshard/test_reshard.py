@@ -26,6 +26,7 @@ from reshard_bench import (
 
 from offbeat.plugins.reshard.receiver import ReceivedBuckets
 from offbeat.plugins.reshard.sender import ReshardSender
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory, ModuleSource
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -39,7 +40,6 @@ from offbeat.weight_sync.errors import (
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.shards import HeldShards
 from tests.support.weight_models import Model, equal, weights
 
 LAYOUTS: dict[str, tuple[int, Held]] = {

@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from offbeat.config.run import RunConfig
-from offbeat.config.sections.checkpoint import CheckpointConfig
+from offbeat.config.run import CheckpointConfig, RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.events import (
     Admitted,

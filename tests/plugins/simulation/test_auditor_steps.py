@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
-from offbeat.config.sections.checkpoint import CheckpointConfig
+from offbeat.config.run import CheckpointConfig
 from offbeat.controller.events import (
     Checkpointed,
     Claimed,

@@ -10,7 +10,7 @@ from planted.delta_bugs import plant_engines
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
-from offbeat.controller.delta_offers import DeltaOffers
+from offbeat.controller.syncing import DeltaOffers
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
 from offbeat.plugins.delta.kept_release import check_base
 from offbeat.plugins.simulation.campaign import violations_of

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.messages.finding import Level
-from offbeat.plugins.tensorboard.plugin import TRACKER, EventsThere
-from offbeat.plugins.tensorboard.section import TensorBoardConfig
+from offbeat.plugins.tensorboard.plugin import TRACKER, EventsThere, TensorBoardConfig
 from offbeat.telemetry.tracker import TrackedRun
 
 

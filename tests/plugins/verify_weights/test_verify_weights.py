@@ -15,9 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner, Result
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.config.engine_plugin import find_engine
 from offbeat.config.mixture import sampling_identity
-from offbeat.launch.backends import engine_class
+from offbeat.launch.cluster import engine_class
 from offbeat.launch.environment import pass_on_variables
 from offbeat.plugins.vllm.plugin import ENGINE
 from tests.support.recipes import make_config

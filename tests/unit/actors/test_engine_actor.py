@@ -9,9 +9,8 @@ import pytest
 import xxhash
 
 from offbeat.actors.engine_actor import StubEngineActor
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest, RemoteBug
 from offbeat.messages.fences import Fence

@@ -23,7 +23,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
-from offbeat.plugins.encoder_ranks.section import EncoderConfig
+from offbeat.plugins.encoder_ranks.plugin import EncoderConfig
 from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken

@@ -13,7 +13,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.yaml_text import to_yaml
-from offbeat.launch.backends import engine_class
+from offbeat.launch.cluster import engine_class
 from tests.support.installed_package import install_package, module_of
 
 RECIPE = ("steps=2", "model.path=.", "generator.backend=rapid")

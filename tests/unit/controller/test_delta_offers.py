@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.controller.delta_offers import DeltaOffers
+from offbeat.controller.syncing import DeltaOffers
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease, WeightsAck
 
 

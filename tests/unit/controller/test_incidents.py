@@ -15,8 +15,8 @@ from offbeat.controller.events import (
     TrainerReplaced,
     WorkerLost,
 )
-from offbeat.controller.incidents import KINDS, IncidentLog
 from offbeat.controller.outage import OutageBreaker
+from offbeat.controller.state import INCIDENTS, IncidentLog
 from tests.support.world import World
 
 
@@ -39,7 +39,7 @@ from tests.support.world import World
     ],
 )
 def test_an_event_that_costs_something_is_an_incident(event: AnyEvent, text: str | None) -> None:
-    assert type(event) in KINDS
+    assert type(event) in INCIDENTS
     log = IncidentLog()
     log.add_event(event, 7)
     assert [(each.number, each.step, each.text) for each in log.newest] == (
@@ -48,7 +48,7 @@ def test_an_event_that_costs_something_is_an_incident(event: AnyEvent, text: str
 
 
 def test_other_events_are_none() -> None:
-    assert Admitted not in KINDS
+    assert Admitted not in INCIDENTS
 
 
 def test_only_the_newest_incidents_are_kept_and_their_texts_are_bounded() -> None:

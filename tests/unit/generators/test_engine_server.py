@@ -15,9 +15,8 @@ import torch
 import xxhash
 from transformers import AutoModelForCausalLM
 
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.fakes.engine import StubEngine
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from tests.support.generator_fixtures import MakeRequest, RunAsync

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.sections.filters import FilterConfig
 from offbeat.config.sections.rollout import RolloutConfig
+from offbeat.config.sections.sampler import FilterConfig
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt, SampleStatus
 from offbeat.rollouts.worker import by_length

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from offbeat.config.sections.filters import FilterConfig
+from offbeat.config.sections.sampler import FilterConfig
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.groups import Receipt, SampleStatus
 from offbeat.sampler.filters import GroupFilter

@@ -10,8 +10,7 @@ from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Admission, Sampler
-from offbeat.sampler.ready_first import ReadyFirst
-from offbeat.sampler.weight_fifo import WeightFifo
+from offbeat.sampler.ready_first import ReadyFirst, WeightFifo
 from offbeat.sampler.windowed import Windowed
 from offbeat.testing.samplers import SamplerBench
 

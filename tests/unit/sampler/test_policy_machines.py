@@ -5,8 +5,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Sampler, earliest_step
-from offbeat.sampler.ready_first import ReadyFirst
-from offbeat.sampler.weight_fifo import WeightFifo
+from offbeat.sampler.ready_first import ReadyFirst, WeightFifo
 from offbeat.sampler.windowed import Windowed
 from tests.support.sampler_moves import SOME, Moves, all_can_be_trained, step_sizes
 

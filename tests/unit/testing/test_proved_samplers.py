@@ -10,8 +10,7 @@ from offbeat.sampler.build import SamplerNotLoaded
 from offbeat.sampler.checked_sampler import SamplerBroken
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Admission, OutstandingGroup, View
-from offbeat.sampler.ready_first import ReadyFirst
-from offbeat.sampler.weight_fifo import WeightFifo
+from offbeat.sampler.ready_first import ReadyFirst, WeightFifo
 from offbeat.sampler.windowed import Windowed
 from offbeat.testing import SamplerRefused, prove_sampler
 

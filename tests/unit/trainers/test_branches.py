@@ -10,8 +10,8 @@ from torch import Tensor
 
 from offbeat.algorithms.divisors import STD_EPS
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.trainer import StubTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns

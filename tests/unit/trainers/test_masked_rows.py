@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.trainer import StubTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.random_groups import Group, make_group

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from tensordict import TensorDictBase
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.generator import StubConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.fakes.trainer import StubSource, StubTrainer, make_stub_rank
 from offbeat.messages.failures import (
     CheckpointFailed,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.generator import StubConfig
 from offbeat.fakes.trainer import StubTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.transfer_queue.tensordict_codec import build_chunk

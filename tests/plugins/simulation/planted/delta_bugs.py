@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from planted.planting import Planted, become
 
 from offbeat.controller.controller import Controller
-from offbeat.controller.delta_offers import DeltaOffers
+from offbeat.controller.syncing import DeltaOffers
 from offbeat.messages.weights import WeightDelta, WeightRelease
 from offbeat.plugins.simulation.engine import FakeEngine
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import BucketPlan, agree_on_digests
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_bytes, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.shards import HeldShards
 from tests.support.release_parts import part_of_release
 
 UNREAD = -1.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import BucketPlan, plan_buckets
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import (
@@ -19,7 +20,6 @@ from offbeat.weight_sync.manifest import (
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.region_tensors import join_release
-from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import Transaction
 
 W = torch.arange(35, dtype=torch.float32).view(7, 5)
