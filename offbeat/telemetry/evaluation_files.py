@@ -36,8 +36,6 @@ class EvaluationFiles:
         self.newest = _newest(run_dir)
         """Metrics of the newest evaluation; empty before the first."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="evaluations")
-        self.not_written = 0
-        """Evaluations that could not be written to disk; only the metrics contain them."""
 
     def has(self, due: int) -> bool:
         """Return whether the evaluation due at a version is on disk, or is being written."""
@@ -82,7 +80,6 @@ class EvaluationFiles:
             with replacing(path) as beside:
                 pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
         except (OSError, pa.ArrowException) as error:
-            self.not_written += 1
             log.warning("eval.not_written", path=str(path), error=str(error))
 
 
