@@ -11,6 +11,7 @@ from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.doors import is_installed
 from offbeat.messages.finding import Finding, error, ok, warning
+from offbeat.plugins.vllm.clashes import find_unrecorded_keys
 from offbeat.plugins.vllm.section import VllmGeneratorConfig
 
 
@@ -64,14 +65,7 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
             "send each of its workers what that loads",
         )
         return
-    vllm = of_kind(VllmGeneratorConfig, config.generator).vllm
-    axes = {
-        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
-        "generator.vllm.expert_parallel": vllm.expert_parallel,
-        "generator.vllm.engine_args.quantization": bool(vllm.engine_args.get("quantization")),
-        "sync.quantize": config.sync.quantize is not None,
-    }
-    if because := [key for key, is_set in axes.items() if is_set]:
+    if because := find_unrecorded_keys(config):
         yield warning(
             "weight sync",
             f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes "
