@@ -18,6 +18,7 @@ import structlog
 from rich.table import Table
 
 from offbeat.algorithms.eval_scores import Estimate, SetScores, scores_by_set
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
@@ -64,7 +65,7 @@ class EvaluationFiles:
                 "due": evaluated.due,
                 "version": evaluated.version,
                 **msgspec.structs.asdict(sample),
-                preview_column.column_name(): preview_column.written(sample.previews),
+                find_media().PREVIEW_COLUMN: preview_column.written(sample.previews),
             }
             for sample in evaluated.samples
         ]
@@ -74,7 +75,7 @@ class EvaluationFiles:
             for field in msgspec.structs.fields(ScoredSample)
             if field.name != _PREVIEWS
         }
-        fields[preview_column.column_name()] = preview_column.TYPE
+        fields[find_media().PREVIEW_COLUMN] = preview_column.TYPE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as beside:
@@ -98,9 +99,7 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
-    from offbeat.telemetry import preview_column  # noqa: PLC0415 -- see above
-
-    left_out = preview_column.column_name()
+    left_out = find_media().PREVIEW_COLUMN
     columns = [name for name in pq.read_schema(path).names if name != left_out]
     return _evaluated(pq.read_table(path, columns=columns).to_pylist())
 
@@ -139,7 +138,7 @@ def _evaluated(rows: list[dict[str, Any]]) -> EvaluatedVersion:
     made = list[ScoredSample]()
     for row in rows:
         known = {key: row[key] for key in ScoredSample.__struct_fields__ if key in row}
-        known[_PREVIEWS] = preview_column.read(row.get(preview_column.column_name()))
+        known[_PREVIEWS] = preview_column.read(row.get(find_media().PREVIEW_COLUMN))
         made.append(ScoredSample(**known))
     return EvaluatedVersion(rows[0]["due"], rows[0]["version"], tuple(made))
 
