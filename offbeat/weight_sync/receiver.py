@@ -198,10 +198,3 @@ class ModuleTarget:
     def read_back(self) -> ReadBack:
         """Return the module's own tensors."""
         return ReadBack(self._tensors)
-
-
-class ModuleReceiver(Receiver):
-    """Loads releases into a plain module. It serves the old weights until the commit."""
-
-    def __init__(self, module: nn.Module, name: str = "receiver") -> None:
-        super().__init__(ModuleTarget(module), name)

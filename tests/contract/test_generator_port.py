@@ -32,10 +32,10 @@ from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.schedule import PlannedFault
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import plan, release_digest
 from tests.support.fakes import FakeGenerator
 from tests.support.holding_engines import HoldingEmbedded, HoldingServer
+from tests.support.plain_modules import ModuleSource
 from tests.support.renewed_actors import RenewedHoldingEngine, SharedActors
 from tests.support.virtual_time import run
 

@@ -21,10 +21,11 @@ from offbeat.weight_sync.buckets import NamedRegion, plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory, dtype_name, iterate_weights
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
+from offbeat.weight_sync.receiver import Receiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.plain_modules import ModuleReceiver
 from tests.support.weight_models import Model, equal, weights
 from tests.support.wire_doubles import doubled
 

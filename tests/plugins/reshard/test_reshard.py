@@ -27,7 +27,7 @@ from reshard_bench import (
 from offbeat.plugins.reshard.receiver import ReceivedBuckets
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import BucketMemory, ModuleSource
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import (
     PlansDiffer,
@@ -40,6 +40,7 @@ from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.shards import HeldShards
+from tests.support.plain_modules import ModuleSource
 from tests.support.weight_models import Model, equal, weights
 
 LAYOUTS: dict[str, tuple[int, Held]] = {

@@ -33,10 +33,10 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.served import digest_loaded
+from tests.support.plain_modules import ModuleSource
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 FENCE = Fence("run", 1)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.weight_sync.chunks import Bytes, ModuleSource
+from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Named, Receiver
+from offbeat.weight_sync.receiver import ModuleTarget, Named, Receiver
 from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 from tests.support.weight_models import Model, equal, weights
 
 SENT = Model(1)
