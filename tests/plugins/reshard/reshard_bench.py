@@ -193,7 +193,7 @@ class ReshardBench:
 
     def struck(self, rank: int, strike: Callable[[int], BucketMemory | None]) -> None:
         """Send the offered buckets of a rank, and their changes, through ``strike``."""
-        offered = self.servers[rank]._offered  # noqa: SLF001
+        offered = self.servers[rank].offered
         assert offered is not None
         self.servers[rank].offer(struck(offered, strike))
 
@@ -248,7 +248,7 @@ def serves(model: nn.Module, bench: ReshardBench) -> bool:
 def damaged(bench: ReshardBench, sender: int, bucket: int) -> BucketMemory:
     """A bucket as its sender has packed it, but for one bit."""
     server = bench.servers[sender]
-    offered = server._offered  # noqa: SLF001
+    offered = server.offered
     assert offered is not None
     data = offered.buckets[bucket]
     copy: Any = server.wire.memory_to_send(data.nbytes)

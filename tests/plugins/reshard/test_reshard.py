@@ -289,7 +289,7 @@ def test_ranks_with_different_plans_publish_nothing_until_they_agree(bench_of: M
     together(*(partial(differs, partial(each.publish, 1, layout)) for each in bench.senders))
     assert [each.ranks for each in found] == [(0, 2)] * 2 * ranks
     assert "ranks 0 and 2 have different plans" in str(found[0])
-    assert all(each._offered is None for each in bench.servers)  # noqa: SLF001
+    assert all(each.offered is None for each in bench.servers)
     assert equal(weights(models[0]), before)
     bench.next_plans[2] = other
     bench.follow(layout)
