@@ -36,11 +36,11 @@ from offbeat.plugins.reshard.server import ReshardServer
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.optimizer import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import ModuleSource, iterate_weights, on_host
+from offbeat.weight_sync.chunks import iterate_weights, on_host
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import PublishedRelease, WholeShards
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

@@ -38,7 +38,7 @@ from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.trainers.backend import LogprobColumns
 from offbeat.trainers.memory import CudaMeter, ResidentMeter
 from offbeat.transfer_queue.tensordict_codec import build_chunk
-from offbeat.weight_sync.chunks import ModuleSource
+from tests.support.plain_modules import ModuleSource
 
 SIDES: Final = ("plain", "padded", "shared")
 CASES: Final = {case.name: case for case in (SHORT, LONG, LARGE, CHUNKED)}

@@ -26,11 +26,10 @@ import ray
 import torch
 from torch import nn
 
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 
 T = TypeVar("T")
 Rounds = list[tuple[float, float, float]]

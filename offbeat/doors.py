@@ -229,7 +229,7 @@ def find_target(kind: TargetKind, name: str) -> str | None:
     return None if not entries else _only(entries, kind, name).value
 
 
-def find_media() -> Any:  # noqa: ANN401 -- each caller casts it to a protocol of its room
+def find_media() -> Any:  # noqa: ANN401 -- ``environments.media_prompts`` types it
     """Return the plug-in for pictures in prompts, or ``NoMedia`` if its folder is missing.
 
     Raises:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from offbeat.messages.failures import OffbeatError
 
@@ -67,11 +67,10 @@ def _is_finite(reward: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageEstimator:
-    """Named formula, and the data it needs."""
+    """Named formula over the rewards of a group."""
 
     name: str
     formula: Callable[[Rewards], Advantages]
-    needs: Literal["tags"] = "tags"  # rewards are part of the receipt; no payload is read
 
     def __call__(self, rewards: Rewards, valid: Sequence[bool]) -> Advantages:
         """Return one advantage per sample, in the order of ``rewards``.

@@ -410,11 +410,6 @@ def in_each_environment(
     return check_each
 
 
-def environment_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield the clashes among the keys of section ``environment``."""
-    yield from config.environment.find_clashes()
-
-
 def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings unused with several environments, and environments that cannot be mixed."""
     if not config.environments:
@@ -839,7 +834,7 @@ _ALWAYS = (
     part_clashes,
     moe_clashes,
     mixture_clashes,
-    in_each_environment(environment_clashes),
+    in_each_environment(lambda config: config.environment.find_clashes()),
     reward_budget_clashes,
     agent_limit_clashes,
     in_each_environment(data_clashes),

@@ -29,7 +29,7 @@ from offbeat.controller.receipts import refusal
 from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import LatestScores, RunState
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import (
     ActorLost,
@@ -319,7 +319,7 @@ def _samples(
     receipts: Iterable[tuple[RolloutTask, Receipt]], correct_from: float
 ) -> Iterator[ScoredSample]:
     for task, receipt in receipts:
-        row = media_prompts().without_content(task.prompt.data)
+        row = find_media().without_content(task.prompt.data)
         prompt = bound_text(json.dumps(row, ensure_ascii=False, default=str))
         for sample, is_valid in enumerate(receipt.valid):
             yield ScoredSample(

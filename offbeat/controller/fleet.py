@@ -5,28 +5,14 @@ Also orders the engines that may get work by their load. Pure: no I/O, no clock,
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 from offbeat.controller.engine_record import MOVES, EngineRecord, Health, IllegalHealth
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import EngineState, WeightsAck
 
 
-class EngineLoad(Protocol):
-    """The properties of an engine that a pool reads."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def outstanding(self) -> int: ...
-
-
-M = TypeVar("M", bound=EngineLoad)
-
-
-class EnginePool(Generic[M]):
+class EnginePool:
     """Orders engines by load. Engines of equal load are ordered by the time they reached it.
 
     So engines of equal load are used in turn. Remove a member before its version changes and add
@@ -36,7 +22,7 @@ class EnginePool(Generic[M]):
 
     def __init__(self) -> None:
         # An OrderedDict, since the first key of a dict is found by passing all that were deleted.
-        self._by_load: dict[int, OrderedDict[str, M]] = {}
+        self._by_load: dict[int, OrderedDict[str, EngineRecord]] = {}
         self._versions: dict[int, int] = {}  # members by version; a few versions, no zeros
         self._least = 0  # load of the idlest, while there is one
         self._size = 0
@@ -44,13 +30,13 @@ class EnginePool(Generic[M]):
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[M]:
+    def __iter__(self) -> Iterator[EngineRecord]:
         """Yield the members, the idlest first."""
         for load in sorted(self._by_load):
             yield from self._by_load[load].values()
 
     @property
-    def idlest(self) -> M | None:
+    def idlest(self) -> EngineRecord | None:
         """Return the member with the fewest outstanding groups.
 
         Among equals, the first one wins.
@@ -62,17 +48,17 @@ class EnginePool(Generic[M]):
         """Return the lowest version of any member. There must be a member."""
         return min(self._versions)
 
-    def add(self, member: M) -> None:
+    def add(self, member: EngineRecord) -> None:
         self._enter(member)
         self._versions[member.version] = self._versions.get(member.version, 0) + 1
         self._size += 1
 
-    def reorder(self, member: M, former_load: int) -> None:
+    def reorder(self, member: EngineRecord, former_load: int) -> None:
         """Move a member behind the others of its load, after its load has changed."""
         self._leave(member, former_load)
         self._enter(member)
 
-    def remove(self, member: M) -> None:
+    def remove(self, member: EngineRecord) -> None:
         version = member.version
         self._leave(member, member.outstanding)
         self._size -= 1
@@ -81,7 +67,7 @@ class EnginePool(Generic[M]):
         else:
             self._versions[version] -= 1
 
-    def _enter(self, member: M) -> None:
+    def _enter(self, member: EngineRecord) -> None:
         load = member.outstanding
         if load in self._by_load:
             self._by_load[load][member.name] = member
@@ -89,7 +75,7 @@ class EnginePool(Generic[M]):
         self._least = min(self._least, load) if self._by_load else load
         self._by_load[load] = OrderedDict({member.name: member})
 
-    def _leave(self, member: M, load: int) -> None:
+    def _leave(self, member: EngineRecord, load: int) -> None:
         equals = self._by_load[load]
         del equals[member.name]
         if not equals:
@@ -156,8 +142,8 @@ class Fleet:
         self.serving_version = 0
         self.restarts = 0  # of all engines
         self._request_strikes = request_strikes
-        self._routed = EnginePool[EngineRecord]()  # HEALTHY
-        self._pinned = EnginePool[EngineRecord]()  # HEALTHY and pinned
+        self._routed = EnginePool()  # HEALTHY
+        self._pinned = EnginePool()  # HEALTHY and pinned
         self._newest = -1  # newest version released, or acked by any engine, since the last rewind
 
     def __str__(self) -> str:

@@ -4,7 +4,6 @@ Also finds the steps that a rewind undoes, from the journal's events.
 """
 
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
@@ -165,29 +164,12 @@ class Ledger(GroupTable):
         """Record that the trainer's state of ``version`` can be restored from now on."""
         self._do(Checkpointed(version, digest))
 
-    def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
-        """Return to an older version. Return the prompt indices of the groups to roll out again.
-
-        No group may be in flight: the caller has cancelled them.
-
-        Args:
-            to_version: The version that the trainer holds.
-            reason: Shown to people.
-            after: The steps in the journal after that version.
-
-        Raises:
-            CannotRewind: The version is older than the last checkpoint but one, or ``after`` does
-                not
-                fit it.
-        """
-        parts = self.rewind_in_parts(to_version, reason, after, groups_per_part=sys.maxsize)
-        return sorted(prompt_index for part in parts for prompt_index in part)
-
     def rewind_in_parts(
         self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
     ) -> Iterator[list[int]]:
-        """Rewind like ``rewind``, part by part. Yield the prompt indices to be rolled out again.
+        """Return to an older version, part by part. Yield the prompt indices to be rolled out again.
 
+        No group may be in flight: the caller has cancelled them.
         After each part the ledger is in the state of a rewind to a version in between, so other
         tasks may run. No task may dispatch, claim or apply before the last part: the trainer holds
         ``to_version``. A rewind that the last incarnation left unfinished is continued.
@@ -201,8 +183,7 @@ class Ledger(GroupTable):
 
         Raises:
             CannotRewind: The version is older than the last checkpoint but one, or ``after`` does
-                not
-                fit it.
+                not fit it.
         """
         made = [step.version for step in after.undone]
         if (

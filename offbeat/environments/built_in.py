@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.protocol import EncodedPrompt, SingleTurn
 from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
 from offbeat.messages.generation import GenerateResult
@@ -34,7 +34,7 @@ class StubEnvironment(SingleTurn):
         tokens = tuple(msgspec.json.encode(prompt.data)[::_BYTES_PER_TOKEN])
         if self._config is None or not self._config.has_media:
             return tokens
-        return EncodedPrompt(tokens, media_prompts().stub_media(self._config, prompt.row))
+        return EncodedPrompt(tokens, find_media().stub_media(self._config, prompt.row))
 
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
         noise = random.Random(f"{task.seed}:{task.prompt_index}")

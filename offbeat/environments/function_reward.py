@@ -18,7 +18,7 @@ from typing import Final
 from offbeat.environments.final_answer import find_open_thought
 from offbeat.environments.frames import RewardTarget
 from offbeat.environments.killable import ChildPool, RewardFailed
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.protocol import EncodedPrompt, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.text import Tokenizer, begun_answer, content_ids, encode_prompt
@@ -87,7 +87,7 @@ class FunctionReward(SingleTurn):
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
-            row = media_prompts().without_content(task.prompt.data)
+            row = find_media().without_content(task.prompt.data)
             return await self._pool.call(row, responses)
         except RewardFailed as error:
             raise error.fail(task) from error

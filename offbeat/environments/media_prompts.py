@@ -1,14 +1,16 @@
-"""Defines the interface of the registered option that reads and encodes media of prompts."""
+"""Interface of the plug-in that reads and encodes media of prompts."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from offbeat import doors
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.doors import find_media
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.finding import Finding
 from offbeat.messages.groups import Prompt
-from offbeat.messages.media import Media
+from offbeat.messages.media import Media, Thumbnail
 
 if TYPE_CHECKING:
     from offbeat.config.run import RunConfig
@@ -39,14 +41,30 @@ class MediaEncoder(Protocol):
         ...
 
 
-class MediaPrompts(Protocol):
-    """Reads the media that rows name."""
+class MediaPlugin(Protocol):
+    """Media in prompts. ``NoMedia`` stands in if the plug-in is missing."""
 
     ROW_KEYS: tuple[str, ...]
     """Keys of a row that name media; a Parquet file may have bytes there."""
 
     LIMIT_KEY: str
     """Key of the recipe that limits the bytes of a prompt."""
+
+    PREVIEW_COLUMN: str
+    """Column of the run's files with small copies of a prompt's media."""
+
+    def rules(self, config: Any) -> Any:  # noqa: ANN401 -- transformers' config
+        """Return the ``MediaRules`` of a model, or None if it reads no media."""
+        ...
+
+    def tokens(self, path: str, tokenizer: Any, *, trust_remote_code: bool) -> Any:  # noqa: ANN401 -- of transformers
+        """Return the ``MediaTokens`` of the model at ``path``, or None if it has none.
+
+        Raises:
+            OSError: The config cannot be read.
+            ValueError: transformers does not know its model type.
+        """
+        ...
 
     def names_media(self, row: Mapping[str, object]) -> bool:
         """Return whether a row names media."""
@@ -80,7 +98,38 @@ class MediaPrompts(Protocol):
         """
         ...
 
+    def previews(self, media: Media | None) -> tuple[Thumbnail, ...]:
+        """Return small copies of the first media of a prompt."""
+        ...
 
-def media_prompts() -> MediaPrompts:
-    """Return the registered option."""
-    return cast("MediaPrompts", find_media())
+    def log_columns(self) -> Mapping[str, Any]:
+        """Return the Arrow type of each column of the rollout files that it fills, by name."""
+        ...
+
+    def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
+        """Return the value of each column for a group, and the total of their bytes."""
+        ...
+
+    def read_logged(self, run_dir: Path, prompt_index: int) -> list[Any]:
+        """Return the media of a group in the rollout files, each as a line of text and JSON."""
+        ...
+
+    def check_model(self, config: "RunConfig", model: Any) -> Iterable[Finding]:  # noqa: ANN401 -- of transformers
+        """Check that the model, made without memory, can read the media of the prompts."""
+        ...
+
+    def check_media(self, config: "RunConfig", commits: Mapping[str, str]) -> Iterable[Finding]:
+        """Encode media of the first rows as a worker does.
+
+        ``commits`` maps each hub path to its commit.
+        """
+        ...
+
+
+def find_media() -> MediaPlugin:
+    """Return the plug-in of media, or ``NoMedia`` if it is missing.
+
+    Raises:
+        PluginUnusable: Its import fails.
+    """
+    return doors.find_media()

@@ -23,7 +23,7 @@ import msgspec
 
 from offbeat.config.hub_path import FORM, is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolve_commit
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.prompt_row import read_column, row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.messages.bad_json import DEEPEST, ENDS_EARLY, json_problem, nesting_depth
@@ -197,7 +197,7 @@ class _Reader:
         self._columns, self._problem_of, self._shown_of = columns, problem_of, shown_of
         self._digest = hashlib.sha256()
         self.digests = array("Q")
-        self._media = media_prompts()
+        self._media = find_media()
         self.names_media = False
         """Whether any row names media."""
 

@@ -10,7 +10,7 @@ from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.environments.demonstrations import is_answer
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.prompt_files import RowCheck, ShownPart
 from offbeat.environments.prompt_row import (
     OF_MESSAGES,
@@ -60,7 +60,7 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
 
 def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
     read = {key: of_messages(row, key) for key in OF_MESSAGES if key in row}
-    keys = (*_SHOWN, *media_prompts().ROW_KEYS)
+    keys = (*_SHOWN, *find_media().ROW_KEYS)
     shown = {key: value for key in keys if (value := read.get(key, row.get(key)))}
     if "messages" in shown:
         messages = cast("Sequence[Mapping[str, Any]]", shown["messages"])
@@ -76,7 +76,7 @@ def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) 
     if problem is None and not reads_any_key(config):
         is_answered = config.name == "demonstrations"
         problem = unshown_problem(row, makes_chat=config.name == "gsm8k", is_answered=is_answered)
-    return problem or media_prompts().row_problem(config, row)
+    return problem or find_media().row_problem(config, row)
 
 
 def _row_check(config: EnvironmentConfig) -> RowCheck | None:

@@ -14,12 +14,12 @@ samples such a token, it is an ordinary token (``offbeat.models``).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.doors import find_media
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.media import Media
 
 Ints = NDArray[np.int64]
@@ -115,13 +115,9 @@ TEXT_ONLY: Final = MediaRules(-1)
 """Rules of a model that reads no media. No token has its placeholder id."""
 
 
-class _MediaModels(Protocol):
-    def rules(self, config: Any) -> MediaRules | None: ...  # noqa: ANN401 -- transformers' config
-
-
 def media_rules(config: Any) -> MediaRules:  # noqa: ANN401 -- transformers' config, which it does not type
     """Return the rules of a model by its config, ``TEXT_ONLY`` if no option reads its media."""
-    return cast("_MediaModels", find_media()).rules(config) or TEXT_ONLY
+    return find_media().rules(config) or TEXT_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +158,6 @@ TEXT_ALONE: Final = MediaTokens()
 """Tokens of a model that reads no media: none."""
 
 
-class _MediaTokenizers(Protocol):
-    def tokens(
-        self,
-        path: str,
-        tokenizer: Any,  # noqa: ANN401 -- of transformers
-        *,
-        trust_remote_code: bool,
-    ) -> MediaTokens | None: ...
-
-
 def media_tokens(
     path: str,
     tokenizer: Any,  # noqa: ANN401 -- of transformers
@@ -184,6 +170,5 @@ def media_tokens(
         OSError: The config cannot be read.
         ValueError: transformers does not know its model type.
     """
-    option = cast("_MediaTokenizers", find_media())
-    found = option.tokens(path, tokenizer, trust_remote_code=trust_remote_code)
+    found = find_media().tokens(path, tokenizer, trust_remote_code=trust_remote_code)
     return TEXT_ALONE if found is None else found

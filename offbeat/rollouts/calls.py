@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from offbeat.config.user_code import describe
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.protocol import EncodedPrompt, EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, are_rewards, parse_reward, short_answer
 from offbeat.messages.failures import (
@@ -205,7 +205,7 @@ def check_first_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
         try:
             for name, array in media.items():
                 check_medium(name, array)
-            media_prompts().check(media)
+            find_media().check(media)
         except SchemaError as error:  # an engine that computes with them might crash
             raise make_failure(task, FailureKind.DATA, "schema", str(error)) from error
     return EncodedPrompt(check_tokens(task, values.token_ids, "the prompt"), media)

@@ -10,7 +10,7 @@ import structlog
 
 from offbeat.config.user_code import format_traceback
 from offbeat.environments.killable import RewardFailed
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
@@ -59,7 +59,7 @@ class FailureLog:
             return
         self._kept += 1
         row = json.dumps(
-            media_prompts().without_content(task.prompt.data), ensure_ascii=False, default=str
+            find_media().without_content(task.prompt.data), ensure_ascii=False, default=str
         )
         record = {
             "time": time.time(),

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.media_prompts import MediaEncoder, MediaError, media_prompts
+from offbeat.environments.media_prompts import MediaEncoder, MediaError, find_media
 from offbeat.environments.protocol import EncodedPrompt, Environment, MultiTurn, SingleTurn
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import SamplingParams
@@ -149,9 +149,7 @@ async def _first_observation(
             encoded = environment.encode(task.prompt)
     prompt = check_first_prompt(task, encoded)
     if (nbytes := media_bytes(prompt.media)) > media.max_bytes:
-        detail = (
-            f"its media have {nbytes} bytes; {media_prompts().LIMIT_KEY} allows {media.max_bytes}"
-        )
+        detail = f"its media have {nbytes} bytes; {find_media().LIMIT_KEY} allows {media.max_bytes}"
         raise make_failure(task, FailureKind.DATA, media.tokens.unusable_reason, detail)
     engine.check_prompt(prompt)
     return prompt

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.groups import SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import LoggedGroup, media_log
+from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS
@@ -52,7 +52,7 @@ def build_table(rows: list[LoggedGroup]) -> pa.Table:
     prompt is text if the row has text. ``prompt_row`` holds the rest of the row, such as the
     answer. The step that trains a group is not known yet. The journal has it.
     """
-    media_fields = media_log().log_columns()
+    media_fields = find_media().log_columns()
     fields = {**_FIELDS, **media_fields}
     columns: dict[str, list[Any]] = {name: [] for name in fields}
     for task, receipt, packed, media, texts, advantages in rows:
@@ -126,7 +126,7 @@ _FIELDS: Final = {
 
 def rest_of_row(data: Mapping[str, Any]) -> str | None:
     """Return the keys of a prompt's row except its text as JSON, cut to ``ROW_CHARACTERS``."""
-    shown = media_prompts().without_content(data).items()
+    shown = find_media().without_content(data).items()
     rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:
         return None

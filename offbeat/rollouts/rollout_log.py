@@ -14,38 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import structlog
 
-from offbeat.doors import find_media
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.media import Media, Thumbnail, get_media
+from offbeat.messages.media import get_media
 from offbeat.run_files.files import Files
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
-
-
-class MediaLog(Protocol):
-    """Columns of the rollout files that the media option fills."""
-
-    def log_columns(self) -> Mapping[str, Any]:
-        """Return the Arrow type of each column by its name."""
-        ...
-
-    def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
-        """Return the value of each column for a group, and the total of their bytes."""
-        ...
-
-    def previews(self, media: Media | None) -> tuple[Thumbnail, ...]:
-        """Return small copies of the first media of a prompt."""
-        ...
-
-
-def media_log() -> MediaLog:
-    """Return the registered option."""
-    return cast("MediaLog", find_media())
-
 
 log = structlog.stdlib.get_logger()
 GROUPS_PER_FILE: Final = 512
@@ -124,7 +102,7 @@ class RolloutLog:
 
         A full file is written in the background. ``texts`` and ``advantages`` as in ``LoggedGroup``.
         """
-        media, media_bytes = media_log().log_values(get_media(columns))
+        media, media_bytes = find_media().log_values(get_media(columns))
         nbytes = _count_bytes(task, receipt, columns) + media_bytes + sum(map(len, texts))
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1

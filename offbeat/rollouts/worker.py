@@ -31,7 +31,7 @@ from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.doors import find_only
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
-from offbeat.environments.media_prompts import MediaEncoder, media_prompts
+from offbeat.environments.media_prompts import MediaEncoder, find_media
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.environments.tokenizer import TokenizerClass, load_tokenizer
@@ -55,7 +55,7 @@ from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
 from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.response_text import TextlessTokens, branch_texts, response_texts
-from offbeat.rollouts.rollout_log import RolloutLog, media_log
+from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
 from offbeat.run_files.files import RunFiles
@@ -382,7 +382,7 @@ class EnvironmentRunner:
         """Create the environment, before its ``start``.
 
         Raises:
-            As ``make_environment``, ``AgentPlayer.make_agents`` and ``MediaPrompts.encoder``.
+            As ``make_environment``, ``AgentPlayer.make_agents`` and ``MediaPlugin.encoder``.
         """
         section = view.generator.sampling
         sampling = SamplingParams(
@@ -404,7 +404,7 @@ class EnvironmentRunner:
             agents = player.make_agents(view, tokenizer, working_dir, began_with, ends)
             return cls(view, sampling, agents, tokenizer, None, tokens, textless)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        media = media_prompts().encoder(view)
+        media = find_media().encoder(view)
         return cls(view, sampling, environment, tokenizer, media, tokens, textless)
 
     @property
@@ -436,7 +436,7 @@ class EnvironmentRunner:
                 texts = response_texts(self.tokenizer, receipt, columns)
             receipt = msgspec.structs.replace(receipt, texts=texts)
         if task.evaluation:
-            previews = media_log().previews(get_media(columns))
+            previews = find_media().previews(get_media(columns))
             receipt = msgspec.structs.replace(receipt, previews=previews)
         return receipt, columns
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.doors import find_media
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import SAMPLE_CHARACTERS, printable, wrap_line

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from offbeat.environments.media_prompts import find_media
 from offbeat.runs.inputs import TOKENIZER
 from offbeat.runs.limits import (
     ROLLOUT_BYTES,
@@ -23,7 +24,6 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
-from offbeat.telemetry.preview_column import column_name
 
 _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
@@ -186,7 +186,11 @@ def _select(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
     groups = file.read(columns=["prompt_index"])["prompt_index"].to_numpy()
     at = np.flatnonzero(np.isin(groups, wanted))
     if len(at):
-        yield from file.read(columns=[*_COLUMNS, column_name()]).take(pa.array(at)).to_pylist()
+        yield from (
+            file.read(columns=[*_COLUMNS, find_media().PREVIEW_COLUMN])
+            .take(pa.array(at))
+            .to_pylist()
+        )
 
 
 def read_prompt(rows: BranchesBySample | None, text: TokenText) -> str | None:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -31,7 +31,7 @@ from offbeat.controller.events import (
 from offbeat.controller.group_moves import Place
 from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
-from offbeat.doors import find_media
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.messages.media import MEDIA_PREFIX
@@ -118,12 +118,6 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*wrap_line(head, "", "  "), *map(str.rstrip, lines), *rest]) + "\n"
 
 
-class _MediaLogs(Protocol):
-    def read_logged(self, run_dir: Path, prompt_index: int) -> list[Any]:
-        """Return the media of a group in the rollout files, each as a line of text and JSON."""
-        ...
-
-
 def why(run_dir: Path, group: str) -> GroupHistory:
     """Return the history of a group, named as ``g-000412`` or ``412``.
 
@@ -150,8 +144,7 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     found = histories.of(prompt_index)
     if not found.moments:
         raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
-    media = cast("_MediaLogs", find_media())
-    logged = media.read_logged(run_dir, prompt_index) if histories.has_media else []
+    logged = find_media().read_logged(run_dir, prompt_index) if histories.has_media else []
     return msgspec.structs.replace(
         found,
         until_unix_s=journal.totals.at_s,

@@ -18,6 +18,7 @@ import structlog
 from rich.table import Table
 
 from offbeat.algorithms.eval_scores import Estimate, SetScores, scores_by_set
+from offbeat.environments.media_prompts import find_media
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
@@ -36,8 +37,6 @@ class EvaluationFiles:
         self.newest = _newest(run_dir)
         """Metrics of the newest evaluation; empty before the first."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="evaluations")
-        self.not_written = 0
-        """Evaluations that could not be written to disk; only the metrics contain them."""
 
     def has(self, due: int) -> bool:
         """Return whether the evaluation due at a version is on disk, or is being written."""
@@ -66,7 +65,7 @@ class EvaluationFiles:
                 "due": evaluated.due,
                 "version": evaluated.version,
                 **msgspec.structs.asdict(sample),
-                preview_column.column_name(): preview_column.written(sample.previews),
+                find_media().PREVIEW_COLUMN: preview_column.written(sample.previews),
             }
             for sample in evaluated.samples
         ]
@@ -76,13 +75,12 @@ class EvaluationFiles:
             for field in msgspec.structs.fields(ScoredSample)
             if field.name != _PREVIEWS
         }
-        fields[preview_column.column_name()] = preview_column.TYPE
+        fields[find_media().PREVIEW_COLUMN] = preview_column.TYPE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as beside:
                 pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
         except (OSError, pa.ArrowException) as error:
-            self.not_written += 1
             log.warning("eval.not_written", path=str(path), error=str(error))
 
 
@@ -101,9 +99,7 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
-    from offbeat.telemetry import preview_column  # noqa: PLC0415 -- see above
-
-    left_out = preview_column.column_name()
+    left_out = find_media().PREVIEW_COLUMN
     columns = [name for name in pq.read_schema(path).names if name != left_out]
     return _evaluated(pq.read_table(path, columns=columns).to_pylist())
 
@@ -142,7 +138,7 @@ def _evaluated(rows: list[dict[str, Any]]) -> EvaluatedVersion:
     made = list[ScoredSample]()
     for row in rows:
         known = {key: row[key] for key in ScoredSample.__struct_fields__ if key in row}
-        known[_PREVIEWS] = preview_column.read(row.get(preview_column.column_name()))
+        known[_PREVIEWS] = preview_column.read(row.get(find_media().PREVIEW_COLUMN))
         made.append(ScoredSample(**known))
     return EvaluatedVersion(rows[0]["due"], rows[0]["version"], tuple(made))
 

@@ -3,25 +3,15 @@
 """Defines the column of a run's files that holds small copies of a prompt's media."""
 
 from collections.abc import Iterable
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
 import pyarrow as pa
 
-from offbeat.doors import find_media
 from offbeat.messages.media import Thumbnail
 
 TYPE: Final = pa.list_(
     pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.binary())])
 )
-
-
-class _Previews(Protocol):
-    PREVIEW_COLUMN: str
-
-
-def column_name() -> str:
-    """Return the column name that the registered option chooses."""
-    return cast("_Previews", find_media()).PREVIEW_COLUMN
 
 
 def written(previews: Iterable[Thumbnail]) -> list[dict[str, Any]] | None:

@@ -23,10 +23,9 @@ _LONGEST_PAUSE_S: Final = 30.0  # after many failed writes
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
-    """Counts of one sink's records: accepted = written + dropped + pending."""
+    """Counts of one sink's records. Each is written, dropped or pending."""
 
     sink: str
-    accepted: int
     written: int
     dropped: int  # the oldest records if the spool was full; all records if the sink is unusable
     pending: int
@@ -90,9 +89,7 @@ class SinkWriter:
         dropped, pending = (
             (self._overflowed + pending, 0) if self._unusable else (self._overflowed, pending)
         )
-        return SinkCounts(
-            self._sink.name, self._accepted, self._written, dropped, pending, self._failures
-        )
+        return SinkCounts(self._sink.name, self._written, dropped, pending, self._failures)
 
     def _run(self) -> None:
         try:

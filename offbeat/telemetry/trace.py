@@ -228,9 +228,8 @@ _Spooled = tuple[Place, str, float, float | None, dict[str, str | float]]
 
 
 class TraceTally(msgspec.Struct, frozen=True):
-    """Counts of spans and marks: accepted = written + left out + pending."""
+    """Counts of spans and marks. Each is written, left out or pending."""
 
-    accepted: int
     written: int
     left_out: int  # the spool or the file was full, or a time or fact was not a number
     pending: int
@@ -307,7 +306,7 @@ class TraceFile:
     def tally(self) -> TraceTally:
         left_out = self._refused + self._left_out
         pending = self._accepted - self._written - left_out
-        return TraceTally(self._accepted, self._written, left_out, pending, self._failures)
+        return TraceTally(self._written, left_out, pending, self._failures)
 
     def _put(self, spooled: _Spooled) -> None:
         self._accepted += 1

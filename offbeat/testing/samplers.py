@@ -6,6 +6,7 @@ The ledger records its events, like a journal in memory.
 """
 
 import random
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
 from offbeat.controller.group_moves import Place
-from offbeat.controller.ledger import GroupRecord, Ledger, steps_after
+from offbeat.controller.ledger import GroupRecord, Ledger, StepsAfter, steps_after
 from offbeat.controller.view import LedgerView
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import FixableError
@@ -33,7 +34,13 @@ class RecordedLedger(Ledger):
 
     def rewound(self, to_version: int, reason: str = "rank_lost") -> list[int]:
         after = steps_after(to_version, reversed(self.events))
-        return self.rewind(to_version, reason, after)
+        return rewind(self, to_version, reason, after)
+
+
+def rewind(ledger: Ledger, to_version: int, reason: str, after: StepsAfter) -> list[int]:
+    """Rewind a ledger in one part. Return the prompt indices to be rolled out again, ascending."""
+    parts = ledger.rewind_in_parts(to_version, reason, after, groups_per_part=sys.maxsize)
+    return sorted(prompt_index for part in parts for prompt_index in part)
 
 
 ENGINES = 2

@@ -39,13 +39,12 @@ class Axis(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Declaration of one column: type, axis, writer and readers."""
+    """Declaration of one column: type, axis and writer."""
 
     name: str
     dtype: np.dtype[Any]  # comparing dtypes of this type costs a twentieth of comparing with a name
     axis: Axis
     writer: str
-    readers: tuple[str, ...]
 
 
 PROMPT_IDS: Final = "prompt_ids"
@@ -65,17 +64,17 @@ _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("bool", "int32", "int64", "floa
 STANDARD: Final = {
     column.name: column
     for column in (
-        Column(PROMPT_IDS, _INT32, Axis.PROMPT, _ENV, (_TRAINER,)),
-        Column(RESPONSE_IDS, _INT32, Axis.RESPONSE, _ENV, (_TRAINER,)),
-        Column(RESPONSE_OFFSETS, _INT64, Axis.OFFSET, _ENV, (_TRAINER,)),
-        Column(LOSS_MASK, _BOOL, Axis.RESPONSE, _ENV, (_TRAINER,)),
-        Column(GENERATION_LOGPROBS, _FLOAT32, Axis.RESPONSE, _ENV, (_TRAINER,)),
-        Column(WEIGHT_VERSIONS, _INT32, Axis.RESPONSE, _ENV, (_TRAINER,)),
-        Column(REWARDS, _FLOAT32, Axis.SAMPLE, _ENV, ("controller, as a tag",)),
-        Column(BRANCH_SAMPLES, _INT32, Axis.BRANCH, _ENV, (_TRAINER,)),
-        Column(POLICY_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER, (_TRAINER,)),
-        Column(REFERENCE_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER, (_TRAINER,)),
-        Column(TEACHER_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER, (_TRAINER,)),
+        Column(PROMPT_IDS, _INT32, Axis.PROMPT, _ENV),
+        Column(RESPONSE_IDS, _INT32, Axis.RESPONSE, _ENV),
+        Column(RESPONSE_OFFSETS, _INT64, Axis.OFFSET, _ENV),
+        Column(LOSS_MASK, _BOOL, Axis.RESPONSE, _ENV),
+        Column(GENERATION_LOGPROBS, _FLOAT32, Axis.RESPONSE, _ENV),
+        Column(WEIGHT_VERSIONS, _INT32, Axis.RESPONSE, _ENV),
+        Column(REWARDS, _FLOAT32, Axis.SAMPLE, _ENV),
+        Column(BRANCH_SAMPLES, _INT32, Axis.BRANCH, _ENV),
+        Column(POLICY_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER),
+        Column(REFERENCE_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER),
+        Column(TEACHER_LOGPROBS, _FLOAT32, Axis.RESPONSE, _TRAINER),
     )
 }
 OPTIONAL_COLUMNS: Final = frozenset({BRANCH_SAMPLES})

@@ -306,15 +306,3 @@ class GatheredSource:
         """Join the gathering while rank 0 iterates over all chunks."""
         for _ in self._named():
             pass
-
-
-class ModuleSource(GatheredSource):
-    """Packs the weights of a plain module."""
-
-    def __init__(
-        self, module: nn.Module, chunk_bytes: int, policy: WirePolicy | None = None
-    ) -> None:
-        metas = (
-            (name, tuple(each.shape), dtype_name(each)) for name, each in iterate_weights(module)
-        )
-        super().__init__(metas, lambda: iterate_weights(module), chunk_bytes, policy)

@@ -201,13 +201,6 @@ class ModuleTarget:
         return ReadBack(self._tensors)
 
 
-class ModuleReceiver(Receiver):
-    """Loads releases into a plain module. It serves the old weights until the commit."""
-
-    def __init__(self, module: nn.Module, name: str = "receiver") -> None:
-        super().__init__(ModuleTarget(module), name)
-
-
 class LoadedWeights(Protocol):
     """Weights of an engine as it loaded them."""
 

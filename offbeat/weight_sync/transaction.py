@@ -102,8 +102,6 @@ class Transaction:
         self.epoch = -1  # epoch of the newest transfer begun
         self.version: int | None = None  # served version; None: no weights may be served
         self.digest = ""  # digest of the served release
-        self.dropped_late = 0  # chunks of a transfer that is not open
-        self.dropped_twice = 0  # duplicate chunks
         self._manifest: Manifest | None = None
         # Matching pair, cached to skip further comparisons
         self._fitting: tuple[Manifest, TensorSpecs] | None = None
@@ -161,11 +159,7 @@ class Transaction:
             TransferRefused: The chunk is out of order or surplus, or contradicts the manifest.
         """
         manifest = self._manifest
-        if epoch != self.epoch or not self.open or manifest is None:
-            self.dropped_late += 1
-            return False
-        if index < self.expects:
-            self.dropped_twice += 1
+        if epoch != self.epoch or not self.open or manifest is None or index < self.expects:
             return False
         if index >= len(manifest.chunk_nbytes):
             raise TransferRefused(epoch, "chunk index", str(index), "no further chunk")

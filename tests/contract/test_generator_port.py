@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import ray
 import torch
@@ -32,10 +31,11 @@ from offbeat.plugins.simulation.context import SimulationContext
 from offbeat.plugins.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.plugins.simulation.engine import FakeEngine
 from offbeat.plugins.simulation.schedule import PlannedFault
-from offbeat.weight_sync.chunks import ModuleSource
-from offbeat.weight_sync.manifest import plan, release_digest
+from offbeat.weight_sync.manifest import release_digest
 from tests.support.fakes import FakeGenerator
 from tests.support.holding_engines import HoldingEmbedded, HoldingServer
+from tests.support.plain_modules import ModuleSource
+from tests.support.release_parts import filled_release
 from tests.support.renewed_actors import RenewedHoldingEngine, SharedActors
 from tests.support.virtual_time import run
 
@@ -129,10 +129,7 @@ def spec_in(run_dir: Path) -> EngineSpec:
 
 class StubBench(Bench):
     def release(self, version: int) -> WeightRelease:
-        manifest = plan([("w", (16,), "uint8")], 1024)
-        chunk = np.full(16, version, np.uint8)
-        digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
-        return WeightRelease(version, digest, manifest, (chunk,), 16)
+        return filled_release(version, version)
 
     def torn(self, version: int) -> WeightRelease:
         del version

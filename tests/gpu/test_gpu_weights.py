@@ -10,11 +10,11 @@ from torch import Tensor
 
 from offbeat.plugins.float8.precision import is_quantized
 from offbeat.plugins.float8.quantize import quantize
-from offbeat.weight_sync.chunks import ModuleSource, iterate_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.gpu.conftest import Measured
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 
 WIDTH: Final = {"cuda": 2048, "cpu": 256}
 CHUNK_BYTES: Final = 64 * 2**20

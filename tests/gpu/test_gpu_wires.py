@@ -15,8 +15,8 @@ from offbeat.plugins.reshard.choose_wire import make_wire
 from offbeat.plugins.reshard.handle_wire import CudaMemory
 from offbeat.plugins.reshard.receiver import ReshardReceiver
 from offbeat.weight_sync.chunks import iterate_weights
-from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.gpu.conftest import Measured
+from tests.support.plain_modules import ModuleReceiver
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled
 

@@ -25,8 +25,8 @@ from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch.torch_trainer import TorchTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.tensordict_codec import build_chunk
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import release_digest
+from tests.support.plain_modules import ModuleSource
 from tests.support.run_records import RunRecords
 from tests.support.starting import ROOT, Start
 

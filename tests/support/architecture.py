@@ -8,7 +8,7 @@ PAGES = {
     "One prompt group": "ARCHITECTURE.md",
     "One weight version": "ARCHITECTURE.md",
     "One image": "docs/images.md",
-    "One turn": "docs/endpoint.md",
+    "One turn": "ARCHITECTURE.md",
 }
 """Page by the first words of the section that has the table."""
 _ROW = re.compile(r"^\| `([\w/.]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)

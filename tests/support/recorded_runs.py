@@ -10,6 +10,7 @@ from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.summary import GroupCounts, Summary
+from offbeat.testing.samplers import rewind
 
 
 class RecordedRun:
@@ -87,7 +88,7 @@ class RecordedRun:
 
     def rewind(self, to_version: int, reason: str) -> None:
         after = self.loop.run_until_complete(self.journal.steps_after(to_version))
-        self.ledger.rewind(to_version, reason, after)
+        rewind(self.ledger, to_version, reason, after)
 
     def train(self, prompt_indices: list[int]) -> None:
         step, self.attempts = self.ledger.trainer_version + 1, self.attempts + 1

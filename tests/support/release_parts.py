@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
 
-from offbeat.weight_sync.manifest import Manifest, PieceSpec
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.manifest import Manifest, PieceSpec, plan, release_digest
 from offbeat.weight_sync.receiver import Receiver
 
 
@@ -19,6 +21,14 @@ def receive_release(
         assert receiver.apply(epoch, index, chunk)
     receiver.verify(digest)
     receiver.commit(epoch)
+
+
+def filled_release(version: int, content: int = 0, *, name: str = "w") -> WeightRelease:
+    """Return a release of one small tensor with equal bytes."""
+    manifest = plan([(name, (16,), "uint8")], 1024)
+    chunk = np.full(16, content, np.uint8)
+    digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
+    return WeightRelease(version, digest, manifest, (chunk,), 16)
 
 
 def part_of_release(manifest: Manifest, buckets: Sequence[int]) -> Manifest:

@@ -19,8 +19,8 @@ from offbeat.plugins.images.digits import drawn
 from offbeat.plugins.images.processors import load_processor
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32
-from offbeat.weight_sync.chunks import ModuleSource
 from tests.support.image_text_models import logprobs_with_features_in_the_prompt_alone
+from tests.support.plain_modules import ModuleSource
 
 DIGITS = Path(__file__).parents[2] / "models" / "tiny-digits"
 

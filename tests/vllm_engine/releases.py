@@ -16,8 +16,8 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import Manifest, digest_bytes, release_digest
+from tests.support.plain_modules import ModuleSource
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
 CHUNK_BYTES = 200_000  # eight chunks

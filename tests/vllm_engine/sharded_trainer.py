@@ -220,7 +220,7 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
                 each.values.copy_(base * factor(version, each.name, delta=spec.config.sync.delta))
         released = sender.publish(version, layout)
         server: ReshardServer = sender._server  # noqa: SLF001
-        offered = server._offered  # noqa: SLF001
+        offered = server.offered
         assert offered is not None
         counted, changes = Counted(offered.buckets, striker(strike, turn)), offered.changes
         changed = Counted({} if changes is None else changes.buckets, striker(strike, turn))

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.chunks import ModuleSource
+from tests.support.plain_modules import ModuleSource
 
 APART: Final = 2.0**-8
 """Share of a value by which two roundings of it to bfloat16 differ at most: each is half of that off."""

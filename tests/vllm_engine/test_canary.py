@@ -10,7 +10,7 @@ from shared_engine import FENCE, Shared, TakenOver, ask, load
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
-from offbeat.weight_sync.chunks import ModuleSource
+from tests.support.plain_modules import ModuleSource
 
 LONG = 400  # tokens: it runs when the weights come
 

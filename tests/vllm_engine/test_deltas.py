@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.weights import FullReason, WeightRelease, WeightsAck
 from offbeat.plugins.verify_weights.legs import compare_served
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.transport import make_release, with_handles_apart
+from tests.support.plain_modules import ModuleSource
 
 
 class Line:

@@ -38,8 +38,8 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.plugins.vllm.engine_actor import VllmEngineActor
 from offbeat.plugins.vllm.server import start
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.engine_layout import find_needed_buckets
+from tests.support.plain_modules import ModuleSource
 
 FLOAT32_BYTES = 4
 PYTHON = Path(__file__).parents[2] / ".venv" / "bin" / "python"

@@ -21,6 +21,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.config.trainer_parts import model_is_frozen
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.tokenizer import find_tokenizer_files, load_tokenizer
 from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
@@ -32,7 +33,6 @@ from offbeat.generators.end_tokens import (
 )
 from offbeat.generators.errors import NO_TOKENIZER_FIX, UndecodableModel
 from offbeat.launch.checks.machine import Machine
-from offbeat.launch.checks.media import media_checks
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.models.loading import (
     WeightsMismatch,
@@ -92,7 +92,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _report_trained(model, patterns, find_trainer(config.trainer.backend))
     if config.trainer.backend == "torch" and (moe := find_moe(config)) is not None:
         yield _check_balance(model, moe)
-    yield from media_checks().check_model(config, model)
+    yield from find_media().check_model(config, model)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:

@@ -15,7 +15,7 @@ from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
 from offbeat.environments.tokenizer import load_tokenizer
@@ -46,7 +46,7 @@ def check_prompt_lengths(
 ) -> Iterator[Finding]:
     """Tokenise the longest rows of the prompt files, without running code of custom environments.
 
-    ``MediaChecks.check_media`` checks rows with media. ``commits`` are by path on the hub.
+    ``MediaPlugin.check_media`` checks rows with media. ``commits`` are by path on the hub.
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
@@ -123,7 +123,7 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
     for prompt in prompts.longest(count):
         if time.monotonic() > give_up_at or seen.rows >= most:
             break
-        if media_prompts().names_media(prompt.data):
+        if find_media().names_media(prompt.data):
             continue
         try:
             tokens, least = _tokens(texts.environment, prompt)

@@ -20,7 +20,7 @@ from offbeat.doors import find_only
 from offbeat.environments.environment_plugin import find_environment
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
-from offbeat.environments.media_prompts import media_prompts
+from offbeat.environments.media_prompts import find_media
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.launch.checks.algorithm import (
     check_algorithm,
@@ -46,7 +46,6 @@ from offbeat.launch.checks.machine import (
     check_shared_memory,
     this_machine,
 )
-from offbeat.launch.checks.media import media_checks
 from offbeat.launch.checks.model_files import ModelFiles, check_lengths, check_weights, read_model
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.software import (
@@ -290,7 +289,7 @@ def _of_each_environment(
 def _first_row(read: Mapping[str, FilePrompts]) -> dict[str, Any] | None:
     """Return the first row that a run draws, as a reward receives it, or None without a file."""
     prompt = read[DATA].prompt(0) if DATA in read else None
-    return None if prompt is None else media_prompts().without_content(prompt.data)
+    return None if prompt is None else find_media().without_content(prompt.data)
 
 
 class AgentChecks(Protocol):
@@ -318,7 +317,7 @@ def _tokens_of_each_environment(
         plugin = find_environment(view.environment.name)
         for finding in chain(
             check_prompt_lengths(view, commits) if commits is not None else (),
-            media_checks().check_media(view, commits) if commits is not None else (),
+            find_media().check_media(view, commits) if commits is not None else (),
             agent_checks().check_agent(view) if view.environment.is_agent else (),
             () if plugin is None or commits is None else plugin.check_slowly(view, Path.cwd()),
         ):

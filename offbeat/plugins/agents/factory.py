@@ -111,19 +111,8 @@ def make_agent(
             a plug-in cannot use its options.
     """
     plugin = find_environment(config.name)
-    if config.name != NAME and isinstance(plugin, PluginOfAgents):
+    if isinstance(plugin, PluginOfAgents):
         return plugin.make_agent(config, working_dir, model_path)
-    return make_own_agent(config, working_dir, began_with)
-
-
-def make_own_agent(
-    config: EnvironmentConfig, working_dir: Path, began_with: Mapping[str, str] = _NO_DIGESTS
-) -> AgentFunction:
-    """Create the agent that the recipe names, without starting its processes.
-
-    Raises:
-        BadEnvironment: Neither a function nor a program is named, or the program is missing.
-    """
     if config.command:
         program = resolve_program(config.command[0], working_dir)
         if program is None:

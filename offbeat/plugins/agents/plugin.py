@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from offbeat.config.environment_traits import EnvironmentTraits, PromptFile
 from offbeat.config.problems import Clash
 from offbeat.config.user_code import CallForm
-from offbeat.environments.environment_plugin import Agent, PluginOfAgents
+from offbeat.environments.environment_plugin import EnvironmentPlugin
 from offbeat.messages.finding import Finding
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from offbeat.plugins.agents.endpoint.agent_groups import AgentGroups
 
 
-class AgentPlugin(PluginOfAgents):
-    """Plays a function or a program of the user as an agent."""
+class AgentPlugin(EnvironmentPlugin):
+    """Plays a function or a program of the user as an agent, which ``factory`` makes."""
 
     traits = EnvironmentTraits(
         "an async function or program that calls the model over HTTP.",
@@ -60,17 +60,6 @@ class AgentPlugin(PluginOfAgents):
                 "Leave environment.episodes_per_child out, and raise environment.reward_workers.",
             )
 
-    def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
-        """Return the agent of one worker, without starting its processes.
-
-        Raises:
-            BadEnvironment: Neither a function nor a program is named, or the program is missing.
-        """
-        from offbeat.plugins.agents.factory import make_own_agent
-
-        del model_path
-        return make_own_agent(section, working_dir)
-
     def check(self, config: "RunConfig") -> Iterator[Finding]:
         """Check that a program is found on this machine."""
         from offbeat.plugins.agents.checks import check_command
@@ -81,7 +70,7 @@ class AgentPlugin(PluginOfAgents):
 class AgentsAtEndpoint:
     """Plays and checks the agents of any environment with episodes that call the model over HTTP.
 
-    ``rollouts.worker`` and ``launch.checks.agents`` declare its methods.
+    ``rollouts.worker`` and ``launch.checks.report`` declare its methods.
     """
 
     def make_agents(

@@ -19,7 +19,7 @@ from offbeat.config.limits import encoder_tokens, find_encoder, freeze_patterns,
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer_base import ModelTrainerConfig
-from offbeat.doors import find_media
+from offbeat.environments.media_prompts import find_media
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import build_unfilled_model
 from offbeat.messages.finding import Finding, error, size

@@ -1,9 +1,4 @@
-"""Plug-in of pictures, which implements the core's protocols for media.
-
-``models.media_rules``, ``models.media_tokens``, ``environments.media_prompts``,
-``rollouts.media_log``, ``telemetry.preview_column``, ``runs.why`` and ``launch.checks.media`` declare
-these protocols.
-"""
+"""Plug-in of pictures, which implements ``environments.media_prompts.MediaPlugin``."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -134,7 +134,7 @@ class BoxedState(ModelState):
                 config.dtype = self.dtype
                 config.save_pretrained(staged)
 
-        write_on_first_rank(self.peers, "the export", self._weights_of_files(), write)
+        write_on_first_rank(self.peers, self._weights_of_files(), write)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.iterate_weights())

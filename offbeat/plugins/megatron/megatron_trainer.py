@@ -73,8 +73,9 @@ class ModelSide:
     def __init__(
         self, trainer: MegatronTrainerConfig, peers: Peers, next_step: Callable[[], int]
     ) -> None:
-        """Create the side. ``next_step`` returns the number of the next step."""
-        self.trainer, self.peers, self.next_step = trainer, peers, next_step
+        """Create the side. ``next_step`` returns the number of the next step, for sides that send it."""
+        del next_step
+        self.trainer, self.peers = trainer, peers
 
     def read_architecture(self, model_path: Path) -> Architecture:
         """Return the sizes of the model's part on the ranks of the layout."""

@@ -84,7 +84,7 @@ class ReshardServer:
             self.wire.name,
             self.wire.place,
         )
-        self._offered: OfferedRelease | None = None
+        self.offered: OfferedRelease | None = None
         self._streams = dict[str, threading.Thread]()
         self._closed = False
         self.ended = ""  # why the thread ended unexpectedly
@@ -93,7 +93,7 @@ class ReshardServer:
 
     def offer(self, release: OfferedRelease | None) -> None:
         """Serve this release from now on. Streams of the previous release run to their end."""
-        self._offered = release
+        self.offered = release
 
     def close(self) -> None:
         """Stop serving. Return when the threads have ended, or after a few seconds."""
@@ -137,7 +137,7 @@ class ReshardServer:
 
     def _find_requested(self, join: Join) -> OfferedRelease | None:
         """Return the changes if the request's digest names them, else the release itself."""
-        release = self._offered
+        release = self.offered
         changes = None if release is None else release.changes
         return changes if changes is not None and join.digest == changes.digest else release
 

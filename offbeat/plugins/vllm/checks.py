@@ -66,14 +66,7 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
             "send each of its workers what that loads",
         )
         return
-    vllm = of_kind(VllmGeneratorConfig, config.generator).vllm
-    axes = {
-        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
-        "generator.vllm.expert_parallel": vllm.expert_parallel,
-        "generator.vllm.engine_args.quantization": bool(vllm.engine_args.get("quantization")),
-        "sync.quantize": config.sync.quantize is not None,
-    }
-    if because := [key for key, is_set in axes.items() if is_set]:
+    if because := find_unrecorded_keys(config):
         yield warning(
             "weight sync",
             f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes "
@@ -173,6 +166,18 @@ def _releases_set_the_quantization(
             )
 
 
+def find_unrecorded_keys(config: RunConfig) -> list[str]:
+    """Return the keys of a recipe with which the layout of vLLM's workers is not recorded."""
+    vllm = of_kind(VllmGeneratorConfig, config.generator).vllm
+    is_set = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args.quantization": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    return [key for key in is_set if is_set[key]]
+
+
 def _workers_record_what_they_receive(
     config: RunConfig, generator: VllmGeneratorConfig
 ) -> Iterator[Clash]:
@@ -180,14 +185,7 @@ def _workers_record_what_they_receive(
     wire, devices = find_wire(config.sync), (trainer_device(config.trainer), generator.device)
     if wire == "tcp" or not all(each.startswith("cuda") for each in devices):
         return
-    vllm = generator.vllm
-    unrecorded = {
-        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
-        "generator.vllm.expert_parallel": vllm.expert_parallel,
-        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
-        "sync.quantize": config.sync.quantize is not None,
-    }
-    for key in (key for key, is_set in unrecorded.items() if is_set):
+    for key in find_unrecorded_keys(config):
         yield Clash(
             ("sync.wire", key),
             f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "

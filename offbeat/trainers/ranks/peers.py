@@ -152,9 +152,9 @@ def run_and_reduce_max(
 
 
 def write_on_first_rank(
-    peers: Peers, during: str, values: Iterable[T], write: Callable[[Iterator[T]], None]
+    peers: Peers, values: Iterable[T], write: Callable[[Iterator[T]], None]
 ) -> None:
-    """Write values on rank 0 while all ranks gather them. All ranks must call it.
+    """Export values on rank 0 while all ranks gather them. All ranks must call it.
 
     If ``write`` stops early, the remaining values are gathered and dropped, because the other ranks
     wait in their collectives.
@@ -173,4 +173,4 @@ def write_on_first_rank(
             for _ in gathered:
                 pass
 
-    run_on_all_ranks(peers, during, write_or_gather)
+    run_on_all_ranks(peers, "the export", write_or_gather)

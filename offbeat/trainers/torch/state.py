@@ -105,7 +105,7 @@ def save_model(
             if (like / _GENERATION_CONFIG).is_file():  # the original is exported unchanged
                 (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
 
-    write_on_first_rank(peers, "the export", weights, write)
+    write_on_first_rank(peers, weights, write)
 
 
 def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

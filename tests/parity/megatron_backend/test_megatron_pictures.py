@@ -29,10 +29,10 @@ from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.support.grid_steps import Families, pictured
 from tests.support.image_text_models import make, pictures, plain_logprobs
 from tests.support.pictures import features
+from tests.support.plain_modules import ModuleReceiver
 
 # Qwen's tower rounds to float32 inside: parts of a step that are cut otherwise add up otherwise.
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7, "qwen3_vl_moe": 1e-7}

@@ -25,7 +25,7 @@ from offbeat.plugins.megatron.checks import largest_rank
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.receiver import ModuleReceiver
+from tests.support.plain_modules import ModuleReceiver
 
 Models = Callable[[str], Path]
 

@@ -22,17 +22,18 @@ from offbeat.plugins.float8.quantize import UnquantizableWeights, dequantize, qu
 from offbeat.plugins.verify_weights.legs import compare_served
 from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import GatheredSource, ModuleSource, dtype_name
+from offbeat.weight_sync.chunks import GatheredSource, dtype_name
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, digest_bytes, release_digest
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
+from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.region_tensors import join_release
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.wire_format import wire_held, wire_metas, wire_regions
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 from tests.support.release_parts import receive_release
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")

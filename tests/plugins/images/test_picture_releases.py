@@ -19,13 +19,13 @@ from offbeat.models.media_canaries import canary_media, canary_prompts
 from offbeat.trainers.expert_names import AS_THEY_ARE
 from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.weight_sync.chunks import ModuleSource
 from tests.support.engine_servers import load, release_with_canary, with_engine
 from tests.support.image_text_models import (
     logprobs_with_features_in_the_prompt_alone,
     pictures,
     prompt_with,
 )
+from tests.support.plain_modules import ModuleSource
 
 
 class TowerKeptOld(EmbeddedEngineServer):

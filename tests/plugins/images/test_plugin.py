@@ -6,26 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from offbeat.doors import find_media
-from offbeat.environments.media_prompts import MediaPrompts
-from offbeat.launch.checks.media import MediaChecks
+from offbeat.environments.media_prompts import MediaPlugin, find_media
 from offbeat.messages.media import NoMedia
 from offbeat.models.media_rules import TEXT_ONLY, media_rules
 from offbeat.plugins.images.plugin import MEDIA
-from offbeat.rollouts.rollout_log import MediaLog
 from tests.support.image_text_models import make
 
-PROMPTS: MediaPrompts = MEDIA
-LOG: MediaLog = MEDIA
-CHECKS: MediaChecks = MEDIA
+PLUGIN: MediaPlugin = MEDIA
 
 
 @pytest.mark.parametrize("media", [find_media(), NoMedia()])
-@pytest.mark.parametrize("protocol", [MediaPrompts, MediaLog, MediaChecks])
-def test_the_option_has_everything_that_a_room_asks_for_also_where_it_is_absent(
-    protocol: type, media: object
+def test_the_option_has_everything_that_the_core_asks_for_also_where_it_is_absent(
+    media: object,
 ) -> None:
-    names = {name for name in (*vars(protocol), *protocol.__annotations__) if name[0] != "_"}
+    names = {name for name in (*vars(MediaPlugin), *MediaPlugin.__annotations__) if name[0] != "_"}
     assert names
     assert {name for name in names if not hasattr(media, name)} == set()
 

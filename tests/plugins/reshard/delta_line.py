@@ -18,7 +18,6 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.plugins.reshard.messages import TransferTimeouts
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
     PublishedRelease,
     Sender,
@@ -26,6 +25,7 @@ from offbeat.weight_sync.transport import (
     with_handles_apart,
 )
 from tests.support.loading import load, load_full
+from tests.support.plain_modules import ModuleReceiver
 
 BUCKET_BYTES = 2048
 PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)

@@ -22,9 +22,10 @@ from offbeat.weight_sync.buckets import NamedRegion, plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory, dtype_name, iterate_weights
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
+from offbeat.weight_sync.receiver import Receiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, cut_part
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.plain_modules import ModuleReceiver
 from tests.support.weight_models import Model, equal, weights
 from tests.support.wire_doubles import doubled
 
@@ -192,7 +193,7 @@ class ReshardBench:
 
     def struck(self, rank: int, strike: Callable[[int], BucketMemory | None]) -> None:
         """Send the offered buckets of a rank, and their changes, through ``strike``."""
-        offered = self.servers[rank]._offered  # noqa: SLF001
+        offered = self.servers[rank].offered
         assert offered is not None
         self.servers[rank].offer(struck(offered, strike))
 
@@ -247,7 +248,7 @@ def serves(model: nn.Module, bench: ReshardBench) -> bool:
 def damaged(bench: ReshardBench, sender: int, bucket: int) -> BucketMemory:
     """A bucket as its sender has packed it, but for one bit."""
     server = bench.servers[sender]
-    offered = server._offered  # noqa: SLF001
+    offered = server.offered
     assert offered is not None
     data = offered.buckets[bucket]
     copy: Any = server.wire.memory_to_send(data.nbytes)

@@ -142,7 +142,7 @@ def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer(
     bench: ReshardBench,
 ) -> None:
     published, (server,) = bench.publish(1), bench.servers
-    offered = server._offered  # noqa: SLF001
+    offered = server.offered
     assert offered is not None
     server.offer(replace(offered, buckets=Unreadable()))
     engine = reshard_end("g0", Model(5))

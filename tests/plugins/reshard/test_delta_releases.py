@@ -13,11 +13,10 @@ from delta_line import Line, LoadingEngine, Ranks, TrainedModel
 from offbeat.messages.failures import BaseRefused, CanaryFailed, WeightSyncFailed
 from offbeat.messages.weights import FullReason
 from offbeat.plugins.delta.kept_release import HeldRelease, rebuilt
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.support.loading import FENCE
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 
 pytestmark = pytest.mark.real_clock
 

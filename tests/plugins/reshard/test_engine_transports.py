@@ -17,9 +17,10 @@ from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.chunks import ModuleSource, iterate_weights
+from offbeat.weight_sync.chunks import iterate_weights
 from offbeat.weight_sync.transport import Sender
 from tests.support.loading import FENCE, load, released
+from tests.support.plain_modules import ModuleSource
 from tests.support.recipes import make_config
 
 pytestmark = pytest.mark.real_clock

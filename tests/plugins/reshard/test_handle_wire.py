@@ -47,7 +47,7 @@ def receiving(memory: SharedMemory, model: Model) -> ReshardEnd:
 
 def addresses(bench: ReshardBench) -> set[int]:
     """Memory of the buckets that are offered."""
-    offered = bench.servers[0]._offered  # noqa: SLF001
+    offered = bench.servers[0].offered
     assert offered is not None
     return {each.data_ptr() for each in offered.buckets.values() if isinstance(each, Tensor)}
 

@@ -28,7 +28,7 @@ from offbeat.plugins.reshard.receiver import ReceivedBuckets
 from offbeat.plugins.reshard.sender import ReshardSender
 from offbeat.trainers.ranks.assembly import HeldShards
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import BucketMemory, ModuleSource
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import (
     PlansDiffer,
@@ -40,6 +40,7 @@ from offbeat.weight_sync.errors import (
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.object_store import ObjectStoreSender
 from offbeat.weight_sync.region import Region
+from tests.support.plain_modules import ModuleSource
 from tests.support.weight_models import Model, equal, weights
 
 LAYOUTS: dict[str, tuple[int, Held]] = {
@@ -288,7 +289,7 @@ def test_ranks_with_different_plans_publish_nothing_until_they_agree(bench_of: M
     together(*(partial(differs, partial(each.publish, 1, layout)) for each in bench.senders))
     assert [each.ranks for each in found] == [(0, 2)] * 2 * ranks
     assert "ranks 0 and 2 have different plans" in str(found[0])
-    assert all(each._offered is None for each in bench.servers)  # noqa: SLF001
+    assert all(each.offered is None for each in bench.servers)
     assert equal(weights(models[0]), before)
     bench.next_plans[2] = other
     bench.follow(layout)

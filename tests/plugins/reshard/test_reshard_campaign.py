@@ -18,7 +18,8 @@ from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import dtype_name, iterate_weights
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, digest_bytes, release_digest
-from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
+from offbeat.weight_sync.receiver import TensorRegion
+from tests.support.plain_modules import ModuleReceiver
 from tests.support.weight_models import Model, equal, weights
 
 FAULTS: tuple[str, ...] = (

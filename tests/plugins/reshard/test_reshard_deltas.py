@@ -78,7 +78,7 @@ async def test_one_value_in_a_hundred_costs_less_than_a_twentieth_of_the_bytes(
     await line.served(line.published())
     new = line.published(share=0.01)
     for rank, server in enumerate(bench_of(line).servers):
-        parts = server._offered.changes.buckets  # noqa: SLF001
+        parts = server.offered.changes.buckets
 
         def count(bucket: int, parts: Any = parts) -> None:
             sent.append(parts[bucket].nbytes)
@@ -179,7 +179,7 @@ def test_a_release_that_is_still_being_sent_keeps_its_bytes_while_the_next_is_pa
 ) -> None:
     line, digests = line_of(), dict[int, str]()
     first = line.published()
-    formers = [each._offered for each in bench_of(line).servers]  # noqa: SLF001
+    formers = [each.offered for each in bench_of(line).servers]
     assert delta_bytes(line.published())
     for former in formers:
         digests |= {bucket: digest_bytes(data) for bucket, data in former.buckets.items()}
@@ -192,12 +192,12 @@ def test_changes_of_another_base_are_refused_by_the_digest_of_the_rebuilt_bucket
     """Where a worker rebuilds what it fetches itself, this is the last guard."""
     line = line_of()
     first = line.published()
-    held = [each._offered.buckets for each in bench_of(line).servers]  # noqa: SLF001
+    held = [each.offered.buckets for each in bench_of(line).servers]
     base = [{**held[0], **held[1]}[at] for at in range(len(first.manifest.chunk_nbytes))]
     line.published()
     new = line.published()
     assert new.delta is not None
-    changes = [each._offered.changes.buckets for each in bench_of(line).servers]  # noqa: SLF001
+    changes = [each.offered.changes.buckets for each in bench_of(line).servers]
     parts = [{**changes[0], **changes[1]}[at] for at in range(len(base))]
     with pytest.raises(TransferRefused, match="digest of rebuilt bucket 0"):
         rebuilt_buckets(1, new.manifest, range(len(base)), base, parts)

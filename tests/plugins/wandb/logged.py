@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from offbeat.telemetry.preview_column import TYPE, column_name
+from offbeat.environments.media_prompts import find_media
+from offbeat.telemetry.preview_column import TYPE
 
 
 def parquet(run_dir: Path, name: str = "worker-00000") -> Path:
@@ -30,4 +31,4 @@ def logged_table(index: int, *, prompt: str, response: str | None) -> pa.Table:
     }
     types = {"response": pa.string(), "prompt_row": pa.string()}
     columns = {name: pa.array(values, types.get(name)) for name, values in row.items()}
-    return pa.table({**columns, column_name(): pa.array([None], TYPE)})
+    return pa.table({**columns, find_media().PREVIEW_COLUMN: pa.array([None], TYPE)})

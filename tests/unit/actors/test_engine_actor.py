@@ -4,9 +4,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import xxhash
 
 from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, StubConfig
@@ -15,19 +13,11 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest, RemoteBug
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import WeightRelease
-from offbeat.weight_sync.manifest import plan, release_digest
 from tests.support.loading import load
+from tests.support.release_parts import filled_release
 
 FENCE = Fence("run", 1)
 REQUEST = GenerateRequest("r", (3, 4, 5), 4, SamplingParams(max_new_tokens=4, seed=1))
-
-
-def release(version: int) -> WeightRelease:
-    manifest = plan([("stub.weight", (16,), "uint8")], 1024)
-    chunk = np.zeros(16, np.uint8)
-    digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
-    return WeightRelease(version, digest, manifest, (chunk,), 16)
 
 
 async def start(run_dir: Path, kind: type[StubEngineActor] = StubEngineActor) -> StubEngineActor:
@@ -42,7 +32,7 @@ async def start(run_dir: Path, kind: type[StubEngineActor] = StubEngineActor) ->
             run_dir=str(run_dir),
         )
     )
-    await load(actor, 1, release(0))
+    await load(actor, 1, filled_release(0, name="stub.weight"))
     return actor
 
 

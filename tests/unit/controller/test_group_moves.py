@@ -10,6 +10,7 @@ from offbeat.controller.group_moves import MOVES, GroupEnd, GroupMove, Place
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import IllegalMove, Ledger, steps_after
 from offbeat.controller.moves_doc import update_page
+from offbeat.testing.samplers import rewind
 from tests.support.ledger_model import receipt
 
 PAGE = Path(__file__).parents[3] / "docs" / "journal.md"
@@ -91,7 +92,7 @@ def test_a_rewind_moves_what_is_claimed_and_what_was_trained() -> None:
     places = dict[str, Place]()
     for place in (Place.TRAINING, GroupEnd.TRAINED):
         ledger, events = at(place)
-        ledger.rewind(0, "a rank was lost", steps_after(0, reversed(events)))
+        rewind(ledger, 0, "a rank was lost", steps_after(0, reversed(events)))
         places[place] = ledger.groups[DRAWN].place
     rewinds = [move for move in MOVES if move.event.__name__ == "Rewound"]
     assert set(places.values()) == {Place.ADMITTED}, "the claimed group has a token of version 1"

@@ -30,6 +30,7 @@ from offbeat.controller.ledger import Ledger, steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import WeightsAck
 from offbeat.run_files.disk import Disk
+from offbeat.testing.samplers import rewind
 from tests.support.ledger_model import receipt, state_of
 
 # --- legal events -------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
             ledger.checkpointed(step - 1, "digest")
         case 9 if ledger.checkpoints and not ledger.in_flight:
             version = ledger.checkpoints[-1]
-            ledger.rewind(version, "a rank was lost", steps_after(version, reversed(events)))
+            rewind(ledger, version, "a rank was lost", steps_after(version, reversed(events)))
         case 10 if at[Place.READY]:
             ledger.evict(at[Place.READY][0].prompt_index, "stale")
         case 11:

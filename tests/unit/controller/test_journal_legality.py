@@ -23,6 +23,7 @@ from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger, steps_after
 from offbeat.messages.failures import OffbeatError
+from offbeat.testing.samplers import rewind
 from tests.support.ledger_model import receipt
 
 
@@ -53,7 +54,7 @@ def history() -> list[AnyEvent]:
     ledger.claim([rolled_out(1)], 2, 1)
     ledger.intend(2, 1)
     ledger.applied(2, 1)
-    ledger.rewind(1, "the trainer was started anew", steps_after(1, reversed(events)))
+    rewind(ledger, 1, "the trainer was started anew", steps_after(1, reversed(events)))
     ledger.open("run-1", 2)
     assert attempt == 2
     return events

@@ -23,7 +23,6 @@ from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.senders import Canaries
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
@@ -36,6 +35,7 @@ from tests.support.engine_servers import (
     save_tiny_qwen3,
     with_engine,
 )
+from tests.support.plain_modules import ModuleSource
 from tests.support.recipes import make_config
 
 

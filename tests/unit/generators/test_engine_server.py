@@ -32,10 +32,11 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import plan, release_digest
+from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.served import digest_loaded
+from tests.support.plain_modules import ModuleSource
+from tests.support.release_parts import filled_release
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 FENCE = Fence("run", 1)
@@ -70,13 +71,6 @@ class Checking(EngineServer):
         return LoadOutcome(0.0, None)
 
 
-def release(version: int, content: int = 0) -> WeightRelease:
-    manifest = plan([("w", (16,), "uint8")], 1024)
-    chunk = np.full(16, content, np.uint8)
-    digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
-    return WeightRelease(version, digest, manifest, (chunk,), 16)
-
-
 async def load(
     server: EngineServer,
     new: WeightRelease,
@@ -93,10 +87,10 @@ async def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_i
     server = Checking()
     state = await server.state(FENCE)
     assert (state.version, state.digest, state.incarnation) == (None, None, "incarnation-1")
-    ack = await load(server, release(3), epoch=7)
+    ack = await load(server, filled_release(3), epoch=7)
     assert (ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest) == (
         *("generator-0", "incarnation-1", 7, 3),
-        release(3).digest,
+        filled_release(3).digest,
     )
     state = await server.state(FENCE)
     assert (state.version, state.digest) == (ack.version, ack.digest)
@@ -105,13 +99,13 @@ async def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_i
 
 async def test_a_release_with_another_digest_is_refused_and_the_old_version_goes_on() -> None:
     server = Checking()
-    await load(server, release(1))
+    await load(server, filled_release(1))
     with pytest.raises(WeightSyncFailed, match="weight version 2"):
-        await load(server, release(2), digest="another", epoch=2)
+        await load(server, filled_release(2), digest="another", epoch=2)
     state = await server.state(FENCE)
-    assert (state.version, state.digest) == (1, release(1).digest)
+    assert (state.version, state.digest) == (1, filled_release(1).digest)
     assert (await server.generate(REQUEST)).version_spans[0][0][0] == 1
-    assert (await load(server, release(2), epoch=3)).version == 2
+    assert (await load(server, filled_release(2), epoch=3)).version == 2
 
 
 async def test_a_replaced_controller_can_neither_look_nor_load() -> None:
@@ -120,7 +114,7 @@ async def test_a_replaced_controller_can_neither_look_nor_load() -> None:
     with pytest.raises(StaleFence):
         await server.state(FENCE)
     with pytest.raises(StaleFence):
-        await load(server, release(1))
+        await load(server, filled_release(1))
     assert (await server.state(Fence("run", 2))).version is None
 
 
@@ -140,7 +134,7 @@ def test_an_error_that_is_no_failure_of_this_package_is_a_bug_of_the_engine() ->
 
 async def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none() -> None:
     server = Checking()
-    await load(server, release(0))
+    await load(server, filled_release(0))
     call = asyncio.ensure_future(server.generate(REQUEST))
     await asyncio.sleep(0)
     assert (await server.state(FENCE)).running == 1

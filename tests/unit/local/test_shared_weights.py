@@ -38,11 +38,11 @@ from offbeat.messages.weights import WeightRelease
 from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.transport import make_release
 from tests.support.live_run import offbeat
 from tests.support.no_address import no_address
+from tests.support.plain_modules import ModuleSource
 from tests.support.run_records import RunRecords
 from tests.support.shared_weight_runs import EXPERTS, SCENARIOS
 from tests.support.starting import ROOT

@@ -145,24 +145,29 @@ def test_a_group_that_comes_back_waits_for_weights_that_are_fresh_enough() -> No
     assert run.sampler.may_dispatch(run.view, late)
 
 
-# --- ready_first ---------------------------------------------------------------------------------
-
-
-def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
-    run = SamplerBench(ReadyFirst(G, max_staleness=1), G)
-    old, *rest = admitted(run, 4)
+def with_old_in_flight(sampler: Sampler, drawn: int) -> tuple[SamplerBench, list[GroupRecord]]:
+    """A run with a step of version 0, groups of this version in flight, and ready ones of 1."""
+    run = SamplerBench(sampler, G)
+    old, *rest = admitted(run, drawn)
     for group in rest[:G]:
         run.commit(group)
     run.claim()
     run.serve(0)
     run.serve(1)
-    fresh = admitted(run, 2)
-    for group in fresh:
+    for group in admitted(run, 2):
         run.commit(group)
+    return run, [old, *rest[G:]]
+
+
+# --- ready_first ---------------------------------------------------------------------------------
+
+
+def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
+    run, (old, late) = with_old_in_flight(ReadyFirst(G, max_staleness=1), drawn=4)
     assert old.oldest_version == 0
     assert run.sampler.select(run.view) == [], "both places belong to the two groups of version 0"
-    run.commit(rest[-1])
-    assert run.sampler.select(run.view) == [rest[-1].prompt_index]
+    run.commit(late)
+    assert run.sampler.select(run.view) == [late.prompt_index]
 
 
 def test_ready_first_takes_what_came_first_when_there_is_room_for_all() -> None:
@@ -196,22 +201,13 @@ def test_a_dropped_prompt_shortens_the_last_step_it_could_have_been_in_or_somebo
 
 
 def test_weight_fifo_waits_for_the_oldest_version_in_flight() -> None:
-    run = SamplerBench(WeightFifo(G, max_staleness=2), G)
-    old, *others = admitted(run, 6)
-    for group in others[:G]:
-        run.commit(group)
-    run.claim()
-    run.serve(0)
-    run.serve(1)
-    fresh = admitted(run, 2)
-    for group in fresh:
-        run.commit(group)
+    run, (old, *others) = with_old_in_flight(WeightFifo(G, max_staleness=2), drawn=6)
     assert run.sampler.select(run.view) == []
-    run.commit(others[3])
-    assert run.sampler.select(run.view) == [others[3].prompt_index], "of the oldest version itself"
-    for group in (others[2], others[4], old):
+    run.commit(others[1])
+    assert run.sampler.select(run.view) == [others[1].prompt_index], "of the oldest version itself"
+    for group in (others[0], others[2], old):
         run.commit(group)
-    assert run.sampler.select(run.view) == [others[3].prompt_index, others[2].prompt_index]
+    assert run.sampler.select(run.view) == [others[1].prompt_index, others[0].prompt_index]
 
 
 # --- windowed ------------------------------------------------------------------------------------

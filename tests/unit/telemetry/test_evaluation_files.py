@@ -101,7 +101,7 @@ def test_a_disk_that_refuses_costs_the_file_alone(tmp_path: Path) -> None:
     files = EvaluationFiles(tmp_path)
     files.take(evaluated())
     files.close()
-    assert files.not_written == 1
+    assert files.newest == evaluation_metrics(evaluated())
 
 
 def test_every_metric_of_an_evaluation_is_declared() -> None:

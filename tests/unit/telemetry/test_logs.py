@@ -123,11 +123,14 @@ def test_text_that_fits_no_encoding_is_logged_all_the_same(
     assert (line["event"], line["name"], line["step"]) == ("file.odd", r"\udcff", "3")
 
 
-def test_a_log_that_the_disk_refuses_stops_nobody(log_dir: Path, configure: Configure) -> None:
+def test_a_log_that_the_disk_refuses_stops_nobody(
+    log_dir: Path, configure: Configure, capfd: pytest.CaptureFixture[str]
+) -> None:
     log_dir.mkdir()
     (log_dir / "driver.log").symlink_to("/dev/full")
     configure("driver")
     structlog.stdlib.get_logger().info("lost")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_after_closing_lines_are_let_go(log_dir: Path, configure: Configure) -> None:

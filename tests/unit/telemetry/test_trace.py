@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_counted_and_the_rest_is_there(
     events = read(tmp_path / "trace.json")
     check(events)
     assert [event["name"] for event in timed(events)] == ["good"]
-    assert (tally.accepted, tally.written, tally.left_out) == (3, 1, 2)
+    assert (tally.written, tally.left_out) == (1, 2)
 
 
 def test_a_full_spool_and_a_full_file_leave_out_what_comes_and_say_how_much(

@@ -157,7 +157,7 @@ def test_values_are_written_by_one_rank_and_gathered_by_all_also_if_the_writer_f
                 gathered[peers.rank].append(number)
                 yield number
 
-        write_on_first_rank(peers, "the export", values(), write)
+        write_on_first_rank(peers, values(), write)
 
     first, *others = on_all_ranks(work)
     assert gathered == [list(range(5))] * RANKS
@@ -173,6 +173,6 @@ def test_a_writer_that_lost_the_others_gathers_no_more() -> None:
         raise PeerLost
 
     def work(peers: ThreadRank) -> None:
-        write_on_first_rank(peers, "the export", values(), lambda each: [*each].clear())
+        write_on_first_rank(peers, values(), lambda each: [*each].clear())
 
     assert all(isinstance(each, PeerLost) for each in on_all_ranks(work))

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.weight_sync.chunks import Bytes, ModuleSource
+from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Named, Receiver
+from offbeat.weight_sync.receiver import ModuleTarget, Named, Receiver
 from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 from tests.support.weight_models import Model, equal, weights
 
 SENT = Model(1)
@@ -202,7 +203,7 @@ def test_a_release_that_is_not_the_one_announced(on: Replica) -> None:
     on.heals(2)
 
 
-def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
+def test_late_and_repeated_chunks_do_nothing(on: Replica) -> None:
     receiver, (manifest, digest, chunks, *_) = on.receiver, release()
     stray = release(Model(9)).handles
     receiver.begin(5, manifest)
@@ -214,8 +215,6 @@ def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
     receiver.verify(digest)
     receiver.commit(5)
     assert equal(weights(on.model), weights(SENT))
-    counts = receiver.transaction.dropped_late, receiver.transaction.dropped_twice
-    assert counts == (2 * CHUNKS, CHUNKS)
     on.heals(6)
 
 
@@ -224,12 +223,6 @@ def test_a_commit_is_issued_again(on: Replica) -> None:
     on.receiver.commit(1)
     assert on.receiver.transaction.version == 1
     assert equal(weights(on.model), weights(SENT))
-    on.heals(2)
-
-
-def test_an_ack_is_lost(on: Replica) -> None:
-    """The controller has heard nothing: it sends the same version again, in a new epoch."""
-    on.take(1, release())
     on.heals(2)
 
 

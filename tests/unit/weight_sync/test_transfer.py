@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from offbeat.weight_sync.chunks import ModuleSource, walk
+from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import ALIGNMENT, Manifest, plan, release_digest
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Receiver
+from offbeat.weight_sync.receiver import ModuleTarget, Receiver
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 from tests.support.release_parts import receive_release
 from tests.support.weight_models import Model, equal, weights
 

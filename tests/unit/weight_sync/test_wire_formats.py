@@ -8,7 +8,6 @@ from torch import nn
 
 from offbeat.config.sections.sync_base import WireFormatName
 from offbeat.doors import NoSuchPlugin, find_plugins
-from offbeat.weight_sync.chunks import ModuleSource
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy, wire_dtypes
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
@@ -23,6 +22,7 @@ from offbeat.weight_sync.wire_format import (
     wire_tensors,
 )
 from offbeat.weight_sync.wire_format_plugin import WireFormat
+from tests.support.plain_modules import ModuleSource
 from tests.support.recipes import make_config
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -11,19 +11,12 @@ from torch import nn
 
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import (
-    GatheredSource,
-    ModuleSource,
-    iterate_weights,
-    pack,
-    tensor_views,
-    walk,
-)
+from offbeat.weight_sync.chunks import GatheredSource, iterate_weights, pack, tensor_views, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, digest_bytes, plan
 from offbeat.weight_sync.object_store import ObjectStoreSender
-from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.wire_format import make_policy
+from tests.support.plain_modules import ModuleReceiver, ModuleSource
 from tests.support.release_parts import receive_release
 from tests.support.weight_models import Model, weights
 

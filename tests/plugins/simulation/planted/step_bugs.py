@@ -12,6 +12,7 @@ from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import TrainerState
 from offbeat.plugins.simulation.controller_ports import SimulatedJournal
+from offbeat.testing.samplers import rewind
 
 
 class AnAdoptedStepIsNeverScored(Planted):
@@ -87,7 +88,7 @@ class EachPartOfARewindIsOneOfItsOwn(Planted):
             ledger, groups = self._state.ledger, 0
             after = await self._state.journal.steps_after(to_version)
             for step in reversed(after.undone):
-                prompt_indices = ledger.rewind(step.version - 1, reason, StepsAfter((step,), ()))
+                prompt_indices = rewind(ledger, step.version - 1, reason, StepsAfter((step,), ()))
                 self._state.queue.clear(prompt_indices)
                 await self._again(prompt_indices)
                 groups += len(prompt_indices)
