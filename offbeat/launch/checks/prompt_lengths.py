@@ -106,7 +106,9 @@ class _Measured:
 
     rows: int = 0
     longest: int = 0  # tokens
+    longest_with_room: int = 0  # tokens, of rows after which a token fits
     too_long: list[int] = field(default_factory=list[int])  # rows
+    cut_short: list[int] = field(default_factory=list[int])  # no room for max_new_tokens
     lossy: list[int] = field(default_factory=list[int])
     begun_twice: list[int] = field(default_factory=list[int])
     beyond: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # with the token
@@ -134,7 +136,13 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
         seen.beyond += [(prompt.row, id_) for id_ in tokens if id_ >= texts.vocabulary][:1]
         seen.begun_twice += [prompt.row] if [*tokens[:2]] == [texts.first] * 2 else []
-        seen.too_long += [prompt.row] if len(tokens) + least > limit else []
+        if len(tokens) + least > limit:
+            seen.too_long.append(prompt.row)
+        else:
+            seen.longest_with_room = max(seen.longest_with_room, len(tokens))
+            # A demonstration includes its response.
+            is_cut = least and len(tokens) + config.generator.sampling.max_new_tokens > limit
+            seen.cut_short += [prompt.row] if is_cut else []
         seen.lossy += [prompt.row] if texts.unknown in tokens else []
         if problem := texts.media_tokens.problem_of_text(tokens):
             seen.with_media_token.append((prompt.row, problem))
@@ -161,7 +169,9 @@ def _findings(
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
         finding = error if ends_run(config, key, prompts.rows, len(too_long)) else warning
         yield finding("prompts", message, fix)
-    elif seen.longest:
+    if seen.cut_short:
+        yield _find_cut_responses(config, seen, summary)
+    if seen.longest and not (seen.too_long or seen.cut_short):
         yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
     if seen.with_media_token:
         row, problem = seen.with_media_token[0]
@@ -175,6 +185,21 @@ def _findings(
             f"first is row {lossy[0]}; the model reads its unknown token there"
         )
         yield warning("prompts", message, "Write the rows in the tokenizer's characters.")
+
+
+def _find_cut_responses(config: RunConfig, seen: _Measured, summary: str) -> Finding:
+    limit, new = config.generator.max_model_len, config.generator.sampling.max_new_tokens
+    needed = seen.longest_with_room + new
+    message = (
+        f"{summary}: {len(seen.cut_short)} leave less room than generator.sampling.max_new_tokens={new} "
+        f"in generator.max_model_len={limit}, the longest has {seen.longest_with_room} tokens "
+        f"(row {seen.cut_short[0]}, counted from 0); their responses are cut short"
+    )
+    fix = (
+        f"Set generator.max_model_len to {needed} (prompt and response share it), lower "
+        "max_new_tokens, or take the rows out."
+    )
+    return warning("prompts", message, fix)
 
 
 def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Finding]:

@@ -81,3 +81,26 @@ def test_a_token_without_an_embedding_is_found_in_any_row(tmp_path: Path) -> Non
     lengths, beyond = findings(tmp_path, model, [*rows, {"prompt": last}])
     assert (lengths.level, beyond.level) == (Level.OK, Level.ERROR)
     assert f"the first is row 300: token {embeddings}, and config.json has " in beyond.message
+
+
+def test_rows_that_leave_less_room_than_a_response_may_need_are_counted(tmp_path: Path) -> None:
+    model = "models/tiny-addition"
+    fits, cut, too_long = ({"prompt": "1+" * pairs} for pairs in (28, 31, 40))
+    (found,) = findings(tmp_path, model, [fits, cut, cut])
+    assert found.level is Level.WARNING
+    assert "2 leave less room than generator.sampling.max_new_tokens=8" in found.message
+    assert "the longest has 62 tokens (row 1, counted from 0)" in found.message
+    assert "Set generator.max_model_len to 70" in found.fix
+    assert [each.level for each in findings(tmp_path, model, [fits])] == [Level.OK]
+    no_room, found = findings(tmp_path, model, [fits, cut, too_long])
+    assert "1 leave no room" in no_room.message
+    assert "1 leave less room" in found.message and "to 70" in found.fix
+
+
+def test_a_demonstration_needs_no_room_for_another_response(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+" * 31, "completion": "1"}]
+    sft: dict[str, Any] = {"environment": {"name": "demonstrations"}, "samples_per_group": 1}
+    sft |= {"generator": {"backend": "none", "max_model_len": 64}}
+    sft |= {"algorithm": {"loss": {"name": "sft"}}}
+    (found,) = findings(tmp_path, "models/tiny-addition", rows, **sft)
+    assert found.level is Level.OK
