@@ -313,6 +313,17 @@ def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_fewer_steps_than_the_newest_checkpoint_has_are_refused(run_dir: Path) -> None:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "LATEST").write_text("state_140")
+    with pytest.raises(RunDirUnusable, match="checkpoint has step 140, and steps=60") as refused:
+        reopen(config("unused", steps=60), run_dir)
+    assert refused.value.fix.endswith(f"offbeat train --resume {run_dir} steps=280")
+    assert refused.value.in_python().endswith(f"offbeat.resume({str(run_dir)!r}, steps=280)")
+    assert (run_dir / SUMMARY).exists(), "nothing has changed"
+    assert reopen(config("unused", steps=140), run_dir) == run_dir, "it exports that model"
+
+
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
 
 
