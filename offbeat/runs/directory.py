@@ -31,7 +31,7 @@ from offbeat.config.secrets import find_redacted_keys
 from offbeat.config.trainer_parts import list_fixed_keys
 from offbeat.config.yaml_text import to_yaml
 from offbeat.environments.hub_files import NO_COMMITS
-from offbeat.environments.inputs import DATA
+from offbeat.environments.inputs import DATA, source_digest
 from offbeat.messages.failures import FixableError
 from offbeat.runs.inputs import (
     MODEL,
@@ -201,6 +201,31 @@ def reopen_run_dir(
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
     return ResumedDirectory(directory, now, content, frozenset(recorded), notices)
+
+
+def check_code_is_here(config: RunConfig, run_dir: Path, working_dir: Path) -> None:
+    """Check that the user's modules, which the run has imported, are found again.
+
+    Raises:
+        RunDirUnusable: A module is not found from ``working_dir``.
+    """
+    before = read_inputs(run_dir)
+    missing = [
+        f"{key}={target}"
+        for key, target in targets(config).items()
+        if key in before and source_digest(target, working_dir) is None
+    ]
+    if not missing:
+        return
+    began = Path(before.get(WORKING_DIR, ""))
+    is_there = began.is_absolute() and began != working_dir and began.is_dir()
+    fix = (
+        f"Resume from {began}, where the run was started"
+        if is_there
+        else "Resume from the directory that holds the code"
+    )
+    problem = f"no module is found from {working_dir} for {', '.join(missing)}"
+    raise RunDirUnusable(str(run_dir), problem, fix)
 
 
 _DONE: Final = ("rollouts", "checkpoints")
