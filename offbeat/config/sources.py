@@ -106,6 +106,13 @@ def _pop_base(
             raise _refusal(node.location, "extends", node.plain(), message, hint)
 
 
+_SHELL: Final = frozenset({".sh", ".bash"})
+_OF_A_SCRIPT: Final = (
+    "To translate the settings of a script, pass them as arguments after a recipe: offbeat check "
+    "recipe.yaml data.train_batch_size=64 ..."
+)
+
+
 def _read_recipe(path: Path, asked_at: Location, problems: list[Problem]) -> Section:
     where = Location(os.fspath(path))
     try:
@@ -118,6 +125,8 @@ def _read_recipe(path: Path, asked_at: Location, problems: list[Problem]) -> Sec
     except UnicodeDecodeError as error:
         message = f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
         raise _refusal(where, "", ABSENT, message, "Save the recipe as UTF-8.") from error
+    if path.suffix in _SHELL or text.startswith("#!"):
+        raise _refusal(where, "", ABSENT, "a shell script is no recipe", _OF_A_SCRIPT)
     root, found = yaml_text.parse(text, os.fspath(path))
     problems.extend(found)
     if isinstance(root, Section):

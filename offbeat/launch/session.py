@@ -46,7 +46,7 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.finding import Finding
 from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
-from offbeat.runs.directory import CONFIG, RunDirUnusable
+from offbeat.runs.directory import CONFIG, RunDirUnusable, check_code_is_here
 from offbeat.runs.inputs import read_inputs, targets
 from offbeat.runs.page_files import readable_values
 from offbeat.runs.unfinished import Outcome, describe_unsaved_steps, last_summary
@@ -293,10 +293,12 @@ def drive(  # noqa: PLR0913 -- the options of a run, by name
     config = dry(loaded.config) if dry_run else loaded.config
     config = evaluation_only(config) if evaluates_only else config
     try:
+        if resume is not None:
+            check_code_is_here(config, resume, Path.cwd())
         if not dry_run:
             config = with_local_model(config, partial(_say, session.console))
         commits = list_fetched_commits(config, read_inputs(resume) if resume is not None else {})
-    except (CannotStage, HubFilesError, DeadlineExceeded) as error:
+    except (RunDirUnusable, CannotStage, HubFilesError, DeadlineExceeded) as error:
         return session.refuse(error)
     signals = session.signals
     with ExitStack() as ours:

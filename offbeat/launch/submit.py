@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from offbeat.config.mixture import prompt_paths
 from offbeat.config.secrets import is_secret_key
 from offbeat.config.yaml_text import to_yaml
 from offbeat.launch.ray_token import client_environment
-from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.failures import FixableError, OffbeatError
 from offbeat.messages.finding import size
 from offbeat.messages.text import first_line, printable_lines
@@ -34,6 +35,8 @@ EXCLUDED: Final = (
     ".ruff_cache",
 )
 MAX_PACKAGE_BYTES: Final = 200 * 2**20
+_ENDED_EARLY: Final = ("FAILED", "STOPPED")
+"""Statuses of a Ray job with a run that can be resumed."""
 
 
 class CannotPack(OffbeatError):
@@ -71,13 +74,15 @@ class NoClusterNeeded(FixableError):
 class RayJob:
     """A job to submit to Ray.
 
-    The same recipe and overrides always have the same ``submission_id``.
+    The same recipe and overrides always have the same ``submission_id``, but each resume another.
     """
 
     submission_id: str
     entrypoint: str
     working_dir: str
     run_dir: str
+    go_on: str = ""
+    """Command that continues the run in another job, without the address."""
 
     @property
     def runtime_env(self) -> dict[str, Any]:
@@ -94,16 +99,22 @@ class Client(Protocol):
 
 
 def submit_job(
-    loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
+    what: LoadedRecipe | Path, overrides: Sequence[str], address: str, python: str | None
 ) -> int:
     """Pack and submit a job, print how to follow it, and return the exit code.
 
-    0: submitted, now or before. 2: the address, the token or the directory is wrong.
+    0: submitted, now or before. 1: submitted before, and failed or stopped. 2: the address, the
+    token or the directory is wrong.
+
+    ``what`` is a recipe, or the directory of a run to continue.
     """
     try:
-        check_on_cluster(loaded)
         check_address(address)
-        job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
+        if isinstance(what, Path):
+            job = plan_resume(what, overrides, Path.cwd(), python)
+        else:
+            check_on_cluster(what)
+            job = plan(what, overrides, Path.cwd(), python)
     except (NoClusterNeeded, NoDashboardAddress, CannotPack) as error:
         typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
@@ -114,7 +125,7 @@ def submit_job(
     from ray.job_submission import JobSubmissionClient
 
     try:
-        send(job, JobSubmissionClient(address), address, typer.echo)
+        return send(job, JobSubmissionClient(address), address, typer.echo)
     except AuthenticationError as error:
         typer.echo(
             f"the Ray cluster at {address} asks for a token: {first_line(error).rstrip('.')}. Put the "
@@ -129,7 +140,6 @@ def submit_job(
             err=True,
         )
         return REFUSED
-    return 0
 
 
 def check_on_cluster(loaded: LoadedRecipe) -> None:
@@ -160,7 +170,9 @@ def check_address(address: str) -> None:
         raise NoDashboardAddress(address, problem, "Write it as http://HOST:8265")
 
 
-def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:
+def plan(
+    loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str | None
+) -> RayJob:
     """Create the job for a recipe inside ``working_dir``.
 
     Paths that are not packed must also exist on the cluster, under the same absolute path. That
@@ -178,6 +190,39 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
             )
             raise CannotPack(str(working_dir), problem)
     recipe = sources[-1].relative_to(working_dir)
+    _check_packed(overrides, working_dir)
+    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
+    submission_id = f"{loaded.config.name}-{digest}"
+    run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
+    command = [*_train(python), recipe.as_posix(), *overrides]
+    command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
+    go_on = ["offbeat", "submit", "--resume", run_dir]
+    go_on += [] if python is None else ["--python", python]
+    return RayJob(submission_id, shlex.join(command), str(working_dir), run_dir, shlex.join(go_on))
+
+
+def plan_resume(
+    run_dir: Path, overrides: Sequence[str], working_dir: Path, python: str | None
+) -> RayJob:
+    """Create a job that continues the run in ``run_dir``, a directory on the cluster.
+
+    Every call creates another job. The lock of the directory refuses all but one.
+
+    Raises:
+        CannotPack: The directory is too large, or an override is a secret.
+    """
+    _check_packed(overrides, working_dir)
+    directory = str(run_dir.absolute())
+    command = [*_train(python), "--resume", directory, *overrides]
+    submission_id = f"{run_dir.name}-resume-{secrets.token_hex(4)}"
+    return RayJob(submission_id, shlex.join(command), str(working_dir), directory)
+
+
+def _train(python: str | None) -> list[str]:
+    return [python or sys.executable, "-m", "offbeat", "train"]
+
+
+def _check_packed(overrides: Sequence[str], working_dir: Path) -> None:
     _refuse_secrets(overrides, working_dir)
     nbytes = count_packed_bytes(working_dir)
     if nbytes > MAX_PACKAGE_BYTES:
@@ -187,12 +232,6 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
             "absolute path"
         )
         raise CannotPack(str(working_dir), problem)
-    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
-    submission_id = f"{loaded.config.name}-{digest}"
-    run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
-    command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
-    command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
-    return RayJob(submission_id, shlex.join(command), str(working_dir), run_dir)
 
 
 def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
@@ -243,14 +282,21 @@ def _is_excluded(name: str) -> bool:
     return any(Path(name).match(pattern) for pattern in EXCLUDED)
 
 
-def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]) -> None:
-    """Submit the job unless it exists, and print how to follow it."""
+def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]) -> int:
+    """Submit the job unless it exists, print how to follow it, and return the exit code.
+
+    A job that has failed or was stopped is not submitted again. Its run can be continued.
+    """
     known = {details.submission_id: details for details in client.list_jobs()}
+    status = ""
     if job.submission_id in known:
         status = str(known[job.submission_id].status)
-        say(
-            f"{job.submission_id} was submitted before and is {status}; change name= to run it again"
+        again = (
+            "resume its run, or change name= to start over"
+            if status in _ENDED_EARLY
+            else "change name= to run it again"
         )
+        say(f"{job.submission_id} was submitted before and is {status}; {again}")
     else:
         client.submit_job(
             entrypoint=job.entrypoint,
@@ -258,6 +304,9 @@ def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]
             runtime_env=job.runtime_env,
         )
         say(f"{job.submission_id} submitted to {address}")
+    if status in _ENDED_EARLY:
+        say(f"  resume  {job.go_on} --address {address}")
     say(f"  follow  ray job logs {job.submission_id} --follow --address {address}")
     say(f"  stop    ray job stop {job.submission_id} --address {address}")
     say(f"  results {job.run_dir}")
+    return FAILED if status in _ENDED_EARLY else 0

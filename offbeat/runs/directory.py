@@ -31,7 +31,7 @@ from offbeat.config.secrets import find_redacted_keys
 from offbeat.config.trainer_parts import list_fixed_keys
 from offbeat.config.yaml_text import to_yaml
 from offbeat.environments.hub_files import NO_COMMITS
-from offbeat.environments.inputs import DATA
+from offbeat.environments.inputs import DATA, source_digest
 from offbeat.messages.failures import FixableError
 from offbeat.runs.inputs import (
     MODEL,
@@ -48,6 +48,7 @@ from offbeat.telemetry.summary import write_atomically
 CONFIG: Final = "config.yaml"
 SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
+_LATEST: Final = Path("checkpoints/LATEST")
 RETRAINED: Final = "retrain.json"
 """File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is not a run."""
 
@@ -169,8 +170,8 @@ def reopen_run_dir(
 
     Raises:
         RunDirUnusable: It contains no run, or a run that this recipe cannot continue. The message
-            names each difference. Or the run has finished all these steps, or the directory cannot
-            be written.
+            names each difference. Or the run has finished all these steps, or its newest
+            checkpoint has more, or the directory cannot be written.
     """
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists():
@@ -191,6 +192,7 @@ def reopen_run_dir(
         notices = tuple(_notices(dict(leaves(before)), dict(leaves(wanted))))
         _check_journal(directory)
         _check_unfinished(config, directory)
+        _check_not_saved(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
         kept = {**_still_named(known, before, config), **_of_tasks(known, config)}
         now = all_inputs(config, Path.cwd(), kept)
@@ -199,6 +201,31 @@ def reopen_run_dir(
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
     return ResumedDirectory(directory, now, content, frozenset(recorded), notices)
+
+
+def check_code_is_here(config: RunConfig, run_dir: Path, working_dir: Path) -> None:
+    """Check that the user's modules, which the run has imported, are found again.
+
+    Raises:
+        RunDirUnusable: A module is not found from ``working_dir``.
+    """
+    before = read_inputs(run_dir)
+    missing = [
+        f"{key}={target}"
+        for key, target in targets(config).items()
+        if key in before and source_digest(target, working_dir) is None
+    ]
+    if not missing:
+        return
+    began = Path(before.get(WORKING_DIR, ""))
+    is_there = began.is_absolute() and began != working_dir and began.is_dir()
+    fix = (
+        f"Resume from {began}, where the run was started"
+        if is_there
+        else "Resume from the directory that holds the code"
+    )
+    problem = f"no module is found from {working_dir} for {', '.join(missing)}"
+    raise RunDirUnusable(str(run_dir), problem, fix)
 
 
 _DONE: Final = ("rollouts", "checkpoints")
@@ -233,6 +260,31 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
             f"Ask for more: offbeat train --resume {directory} {steps}",
             f"Ask for more: {_resume_call(directory, steps)}",
         )
+
+
+def _check_not_saved(config: RunConfig, directory: Path) -> None:
+    """Check that the run can still end after these steps: a checkpoint does not go back."""
+    saved = find_saved_version(directory)
+    if saved > config.steps:
+        problem = f"its newest checkpoint has step {saved}, and steps={config.steps}"
+        fix = f"Ask for {saved} to export that model, or for more to train on: "
+        steps = f"steps={saved * 2}"
+        raise RunDirUnusable(
+            str(directory),
+            problem,
+            f"{fix}offbeat train --resume {directory} {steps}",
+            f"{fix}{_resume_call(directory, steps)}",
+        )
+
+
+def find_saved_version(directory: Path) -> int:
+    """Return the version of the newest checkpoint of the trainer's state, or 0 without one."""
+    try:
+        name = (directory / _LATEST).read_text(errors="replace").strip()
+    except OSError:
+        return 0
+    number = name.removeprefix("state_")
+    return int(number) if number.isdecimal() else 0
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Also finds the steps of an ended run that are in no checkpoint.
 """
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 import structlog
@@ -14,7 +14,7 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_w
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import summarize
 from offbeat.controller.stats_records import RunTotals
-from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.runs.directory import JOURNAL, SUMMARY, find_saved_version
 from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
@@ -67,20 +67,12 @@ def last_summary(
     return summary
 
 
-_LATEST: Final = Path("checkpoints/LATEST")
-
-
 def describe_unsaved_steps(run_dir: Path, version: int) -> str:
     """Return a sentence on the steps up to ``version`` that no checkpoint has.
 
     Return an empty string if checkpoints have all steps.
     """
-    try:
-        name = (run_dir / _LATEST).read_text(errors="replace").strip()
-    except OSError:
-        name = ""
-    number = name.removeprefix("state_")
-    kept = int(number) if number.isdecimal() else 0
+    kept = find_saved_version(run_dir)
     if kept >= version:
         return ""
     goes_on = f"the checkpoint of version {kept}" if kept else "the initial model"

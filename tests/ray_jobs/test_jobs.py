@@ -133,7 +133,9 @@ def test_the_files_of_an_agent_travel_with_its_recipe(cluster: Cluster, tmp_path
 
 
 @pytest.mark.long
-def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_stopped_job_ends_in_order_before_ray_kills_it_and_is_resumed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     submitted = cluster.submit(f"run_dir={tmp_path / '{name}'}")
     run_dir = Path(said(submitted.stdout, "results"))
     metrics = run_dir / "metrics.jsonl"
@@ -151,6 +153,19 @@ def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_p
     assert "SIGTERM" in summary["error"]
     assert summary["steps"] >= 1
     until(lambda: not cluster.actors(), within_s=60, what="the end of all actors")
+    again = cluster.submit(f"run_dir={tmp_path / '{name}'}")
+    assert again.returncode == 1, "a script sees that the job has not succeeded"
+    program, *resume = shlex.split(said(again.stdout, "resume"))
+    assert program == "offbeat"
+    steps = summary["steps"] + 2
+    resumed = cluster.run(sys.executable, "-m", "offbeat", *resume, f"steps={steps}")
+    assert resumed.returncode == 0, resumed.stderr
+    until(
+        lambda: (run_dir / "summary.json").exists() and summary_of(run_dir)["steps"] == steps,
+        within_s=180,
+        what="the end of the resumed run",
+    )
+    assert summary_of(run_dir)["outcome"] == "finished"
 
 
 def test_an_address_where_nobody_answers_is_one_line_and_exit_code_2(cluster: Cluster) -> None:

@@ -26,10 +26,12 @@ from offbeat.launch.bounded_call import run_bounded
 from offbeat.launch.checks.model_files import ModelFiles
 from offbeat.messages.finding import Finding, error, ok, size, warning
 from offbeat.messages.fixed_times import READ_PROMPTS_S
+from offbeat.weight_sync.dtypes import ITEMSIZE
 
 _SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
 _LOGS_BYTES: Final = 256 * 2**20
 _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
+_LEAST_ITEMSIZE: Final = 4  # bytes: the state has float32 masters of 16-bit weights
 
 
 def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
@@ -45,12 +47,14 @@ def check_run_dir(
     *,
     requested: bool,
     checkpoints: int = 1,
-    adapter_bytes: int | None = None,
+    dtype: str = "float32",
+    adapter_parameters: int | None = None,
 ) -> Iterator[Finding]:
     """Check that the directory can be written and has enough free space.
 
     A directory given on the command line (``requested``) must also be empty. ``checkpoints`` is the
-    maximum number of the trainer's states on disk at once. ``adapter_bytes`` is the size of the
+    maximum number of the trainer's states on disk at once. ``dtype`` is the recipe's, because the
+    model's files may have another one. ``adapter_parameters`` is the number of parameters of
     trained adapters, which the states then hold instead of the model. It is None if the model is
     trained.
     """
@@ -71,19 +75,17 @@ def check_run_dir(
         yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
     else:
         yield ok("run directory", f"{run_dir} can be written")
-    yield from _check_disk(
-        there if there.is_dir() else there.parent, model, checkpoints, adapter_bytes
-    )
+    folder = there if there.is_dir() else there.parent
+    whole = model.parameters if model else 0
+    trained = whole if adapter_parameters is None else adapter_parameters
+    exported = whole + (adapter_parameters or 0)  # the model at the end, and the adapters
+    state = _CHECKPOINT_COPIES * max(_LEAST_ITEMSIZE, ITEMSIZE[dtype]) * trained
+    yield from _check_disk(folder, checkpoints, state, exported * ITEMSIZE[dtype])
 
 
-def _check_disk(
-    folder: Path, model: ModelFiles | None, checkpoints: int, adapter_bytes: int | None
-) -> Iterator[Finding]:
+def _check_disk(folder: Path, checkpoints: int, state: int, export: int) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
-    whole = model.weight_bytes if model else 0
-    trained = whole if adapter_bytes is None else adapter_bytes
-    export = whole + (adapter_bytes or 0)  # the trained model at the end, and its adapter directory
-    wanted = _LOGS_BYTES + checkpoints * _CHECKPOINT_COPIES * trained + export
+    wanted = _LOGS_BYTES + checkpoints * state + export
     what = f"{checkpoints} checkpoints, the trained model and logs"
     seen = f"{size(free)} free at {folder}; {what} take about {size(wanted)}"
     if free < wanted:

@@ -1,12 +1,13 @@
-"""Checks the number of prompt tokens, on the longest rows of the files."""
+"""Checks the number of prompt tokens, on the longest rows of the files, and on all long ones."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,9 @@ from offbeat.models.media_rules import MediaTokens, media_tokens
 
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # per file
+_ROWS_THAT_FIT: Final = 50
+"""Tokenising ends once this many rows, one after the other, leave room for a response."""
+_LISTED_RANGES: Final = 40  # of row numbers in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +110,55 @@ class _Measured:
 
     rows: int = 0
     longest: int = 0  # tokens
+    longest_with_room: int = 0  # tokens, of rows after which a token fits
     too_long: list[int] = field(default_factory=list[int])  # rows
+    cut_short: list[int] = field(default_factory=list[int])  # no room for max_new_tokens
     lossy: list[int] = field(default_factory=list[int])
     begun_twice: list[int] = field(default_factory=list[int])
     beyond: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # with the token
     with_media_token: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     refused: Refusals = field(default_factory=Refusals)
+    last_long: int = 0  # number of rows up to the last one that is too long or cut short
+    is_unfinished: bool = False  # the time was up before a long row was the last one
+
+    def compare_length(self, row: int, limit: int, tokens: int, *, least: int, most: int) -> None:
+        """Count a row by the tokens that its response needs at ``least``, and may have at ``most``."""
+        if tokens + least > limit:
+            self.too_long.append(row)
+        else:
+            self.longest_with_room = max(self.longest_with_room, tokens)
+            self.cut_short += [row] if tokens + most > limit else []
+        if tokens + max(least, most) > limit:
+            self.last_long = self.rows
+
+    @property
+    def end_of_long_rows(self) -> str:
+        """Note on rows that were not tokenised although they may be long, too. May be empty."""
+        is_open = self.is_unfinished and self.rows - self.last_long <= _ROWS_THAT_FIT
+        return "; the time was too short for the others" if is_open else ""
+
+
+def _draw_longest(prompts: FilePrompts, count: int) -> Iterator[Prompt]:
+    """Yield all rows, longest first. Sort more than ``count`` rows only if more are drawn."""
+    yield from prompts.longest(count)
+    yield from islice(prompts.longest(prompts.rows), count, None)
+
+
+def list_rows(rows: Collection[int]) -> str:
+    """Return row numbers as ranges, such as ``rows 3, 5 to 9 (counted from 0)``."""
+    ranges = list[list[int]]()
+    for row in sorted(rows):
+        if ranges and row == ranges[-1][1] + 1:
+            ranges[-1][1] = row
+        else:
+            ranges.append([row, row])
+    shown = [
+        str(first) if first == last else f"{first} to {last}"
+        for first, last in ranges[:_LISTED_RANGES]
+    ]
+    left_out = sum(last - first + 1 for first, last in ranges[_LISTED_RANGES:])
+    more = f" and {left_out} more" if left_out else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(shown)}{more} (counted from 0)"
 
 
 def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -> Iterator[Finding]:
@@ -119,9 +166,11 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
     seen = _Measured()
     # A token beyond the embeddings may be in any row.
     most = prompts.rows if texts.is_too_large else _LONGEST_ROWS
-    count = most if not config.environment.has_media else prompts.rows
-    for prompt in prompts.longest(count):
-        if time.monotonic() > give_up_at or seen.rows >= most:
+    for prompt in _draw_longest(prompts, most):
+        if seen.rows >= most and seen.rows - seen.last_long > _ROWS_THAT_FIT:
+            break
+        if time.monotonic() > give_up_at:
+            seen.is_unfinished = seen.rows < prompts.rows
             break
         if find_media().names_media(prompt.data):
             continue
@@ -134,7 +183,9 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
         seen.beyond += [(prompt.row, id_) for id_ in tokens if id_ >= texts.vocabulary][:1]
         seen.begun_twice += [prompt.row] if [*tokens[:2]] == [texts.first] * 2 else []
-        seen.too_long += [prompt.row] if len(tokens) + least > limit else []
+        # A demonstration includes its response.
+        new = config.generator.sampling.max_new_tokens if least else 0
+        seen.compare_length(prompt.row, limit, len(tokens), least=least, most=new)
         seen.lossy += [prompt.row] if texts.unknown in tokens else []
         if problem := texts.media_tokens.problem_of_text(tokens):
             seen.with_media_token.append((prompt.row, problem))
@@ -155,13 +206,15 @@ def _findings(
     if too_long := seen.too_long:
         message = (
             f"{summary}: {len(too_long)} leave no room in generator.max_model_len="
-            f"{config.generator.max_model_len}, the longest has {seen.longest} tokens "
-            f"(row {too_long[0]}, counted from 0)"
+            f"{config.generator.max_model_len}, the longest has {seen.longest} tokens; "
+            f"{list_rows(too_long)}{seen.end_of_long_rows}"
         )
         fix = "Remove them, or raise generator.max_model_len: they fail their group."
         finding = error if ends_run(config, key, prompts.rows, len(too_long)) else warning
         yield finding("prompts", message, fix)
-    elif seen.longest:
+    if seen.cut_short:
+        yield _find_cut_responses(config, seen, summary)
+    if seen.longest and not (seen.too_long or seen.cut_short):
         yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
     if seen.with_media_token:
         row, problem = seen.with_media_token[0]
@@ -175,6 +228,21 @@ def _findings(
             f"first is row {lossy[0]}; the model reads its unknown token there"
         )
         yield warning("prompts", message, "Write the rows in the tokenizer's characters.")
+
+
+def _find_cut_responses(config: RunConfig, seen: _Measured, summary: str) -> Finding:
+    limit, new = config.generator.max_model_len, config.generator.sampling.max_new_tokens
+    needed = seen.longest_with_room + new
+    message = (
+        f"{summary}: {len(seen.cut_short)} leave less room than generator.sampling.max_new_tokens={new} "
+        f"in generator.max_model_len={limit}, the longest has {seen.longest_with_room} tokens; "
+        f"their responses are cut short: {list_rows(seen.cut_short)}{seen.end_of_long_rows}"
+    )
+    fix = (
+        f"Set generator.max_model_len to {needed} (prompt and response share it), lower "
+        "max_new_tokens, or take the rows out."
+    )
+    return warning("prompts", message, fix)
 
 
 def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Finding]:

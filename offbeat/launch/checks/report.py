@@ -75,7 +75,6 @@ from offbeat.messages.text import printable_lines
 from offbeat.telemetry.logs import pause_collections
 from offbeat.trainers.trainer_plugin import find_parts, find_trainer
 from offbeat.weight_sync.delta_plugin import find_delta
-from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.transport_plugin import find_transport_plugin
 
 _ORDER = (Level.ERROR, Level.WARNING, Level.OK)
@@ -242,18 +241,18 @@ def _check_run_dir(
         requested=run_dir is not None,
         # The newest state is written next to the states that are kept.
         checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
-        adapter_bytes=_adapter_bytes(config) if model else None,
+        dtype=config.model.dtype,
+        adapter_parameters=_adapter_parameters(config) if model else None,
     )
 
 
-def _adapter_bytes(config: RunConfig) -> int | None:
-    """Return the bytes of trained adapters, or None without adapters."""
+def _adapter_parameters(config: RunConfig) -> int | None:
+    """Return the number of parameters of trained adapters, or None without adapters."""
     if not model_is_frozen(config) or not has_model(config):
         return None
     from offbeat.launch.checks import model_proof
 
-    trained = model_proof.count_trained_parameters(config)
-    return None if trained is None else trained * ITEMSIZE[config.model.dtype]
+    return model_proof.count_trained_parameters(config)
 
 
 def has_model(config: RunConfig) -> bool:

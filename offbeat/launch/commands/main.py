@@ -387,8 +387,19 @@ def check(
 
 @app.command(cls=RecipeCommand, rich_help_panel=OPERATE)
 def submit(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="YAML recipe; with --resume, leave it out.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
     overrides: OverridesArgument = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Directory on the cluster of a run to continue, in place."),
+    ] = None,
     address: Annotated[
         str, typer.Option("--address", help="Address of the Ray dashboard.")
     ] = "http://127.0.0.1:8265",
@@ -399,13 +410,23 @@ def submit(
         ),
     ] = None,
 ) -> None:
-    """Upload the working directory and train on a Ray cluster."""
+    """Upload the working directory and train on a Ray cluster.
+
+    Exit code 1: the same job was submitted before, and failed or was stopped.
+    """
+    from offbeat.launch.submit import submit_job
+
+    if resume is not None:
+        if recipe is not None and "=" not in str(recipe):
+            refuse(f"--resume {resume} continues with the run's recipe: leave {recipe} out.")
+        given = [*([] if recipe is None else [str(recipe)]), *(overrides or [])]
+        raise SystemExit(submit_job(resume, given, address, python))
+    if recipe is None:
+        refuse("Name a RECIPE, as in: offbeat submit recipes/quickstart.yaml")
+
     from offbeat.launch.commands.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides)
-
-    from offbeat.launch.submit import submit_job
-
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
 
 

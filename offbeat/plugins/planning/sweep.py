@@ -137,6 +137,7 @@ the speed of the first. Set only under a memory limit. Other points use the allo
 even if fetching pages again costs time."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
+_DEVICE: Final = "trainer.device="
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
             "nothing. Leave trainer.encoder out"
         )
     request.law.check_fits(loaded.config.generator.max_model_len)
+    check_gpus(loaded.config, request.over)
     if request.largest and any(each.startswith(f"{TOKENS}=") for each in request.over):
         raise UnusableSweep(f"--largest searches {TOKENS}: leave it out of --over")
     file = SweepFile(out, request.identity(loaded.config))
@@ -211,6 +213,32 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
         else:
             points.append(measure_point(settings))
     return points
+
+
+def check_gpus(
+    config: RunConfig, over: Sequence[str], count: Callable[[], int] | None = None
+) -> None:
+    """Check that a GPU exists if a point would train on one. The ranks would crash without.
+
+    Args:
+        config: The recipe.
+        over: The varied settings, ``KEY=VALUE,VALUE``.
+        count: Counts the GPUs of this machine. Default: torch.
+
+    Raises:
+        UnusableSweep: There is no GPU.
+    """
+    varied = [axis.partition("=")[2] for axis in over if axis.startswith(_DEVICE)]
+    devices = varied[0] if varied else str(getattr(config.trainer, "device", ""))
+    if "cuda" not in devices:
+        return
+    import torch  # noqa: PLC0415 -- its import takes seconds
+
+    if not (count or torch.cuda.device_count)():
+        raise UnusableSweep(
+            f"{_DEVICE}{devices}, and torch finds no GPU on this machine. Set trainer.device=cpu "
+            "and trainer.gpus=0, or sweep on a machine with a GPU and a CUDA build of torch"
+        )
 
 
 def largest_budget(

@@ -67,15 +67,16 @@ def test_memory_grows_with_weights_gradients_and_two_moments_of_adapters() -> No
 
 
 def test_states_on_disk_are_those_of_adapters_and_not_of_the_model(tmp_path: Path) -> None:
-    def disk(adapter_bytes: int | None) -> str:
-        big = ModelFiles(10**9, 4 * GIB, None, "x")
+    def disk(parameters: int | None) -> str:
+        big = ModelFiles(GIB, 4 * GIB, None, "x")
         _, found = check_run_dir(
-            tmp_path, big, requested=False, checkpoints=2, adapter_bytes=adapter_bytes
+            tmp_path, big, requested=False, checkpoints=2, adapter_parameters=parameters
         )
         return found.message
 
     assert "about 28.2 GiB" in disk(None), "two states of three copies, the export, logs"
-    assert "about 11.2 GiB" in disk(GIB), "two states of the adapters, the export with them, logs"
+    adapters = disk(GIB // 4)
+    assert "about 11.2 GiB" in adapters, "two states of the adapters, the export with them, logs"
 
 
 def test_a_rank_above_an_axis_of_a_matrix_is_warned_of_with_what_is_enough() -> None:

@@ -19,7 +19,13 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.loss_spec import LossSpec
 from offbeat.launch.commands.main import app
 from offbeat.plugins.planning.fabricated import LengthLaw, UnusableLengths, count_tokens, fabricate
-from offbeat.plugins.planning.sweep import TOKENS, combine_replies, largest_budget, run_ranks
+from offbeat.plugins.planning.sweep import (
+    TOKENS,
+    check_gpus,
+    combine_replies,
+    largest_budget,
+    run_ranks,
+)
 from offbeat.plugins.planning.sweep_points import (
     Outcome,
     SweepFile,
@@ -119,6 +125,30 @@ def test_encoder_ranks_are_refused_because_fabricated_groups_have_no_pictures(
 def test_an_axis_without_values_or_given_twice_is_refused(axes: list[str]) -> None:
     with pytest.raises(UnusableSweep, match="--over a"):
         combinations(axes)
+
+
+def test_a_sweep_on_gpus_is_refused_at_once_on_a_machine_without_one() -> None:
+    on_cpu = load_recipe(QUICKSTART).config
+    on_gpu = load_recipe(QUICKSTART, ["trainer.device=cuda", "trainer.gpus=1"]).config
+    varied = ["trainer.threads=1,2", "trainer.device=cpu,cuda"]
+    with pytest.raises(UnusableSweep, match="device=cuda, and torch finds no GPU on this machine"):
+        check_gpus(on_gpu, [], count=lambda: 0)
+    with pytest.raises(UnusableSweep, match="device=cpu,cuda, and torch finds no GPU"):
+        check_gpus(on_cpu, varied, count=lambda: 0)
+    check_gpus(on_gpu, ["trainer.device=cpu"], count=lambda: 0)
+    check_gpus(on_cpu, [], count=lambda: 0)
+    check_gpus(on_gpu, [], count=lambda: 1)
+
+
+def test_a_sweep_of_a_recipe_asks_for_gpus_before_it_writes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "points.jsonl"
+    done = sweep(str(QUICKSTART), "trainer.device=cuda", "trainer.gpus=1", "--out", str(out))
+    assert done.exit_code == 2
+    assert "torch finds no GPU" in done.stderr
+    assert not out.exists()
 
 
 def budgets(limit: int, outcome: Outcome = "out_of_memory") -> Callable[..., SweepPoint]:

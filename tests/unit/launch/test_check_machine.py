@@ -589,6 +589,18 @@ def test_a_disk_too_small_for_two_checkpoints_is_a_warning(tmp_path: Path) -> No
     assert finding.level is Level.WARNING
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [("float32", "28.2 GiB"), ("bfloat16", "26.2 GiB"), ("float64", "56.2 GiB")],
+)
+def test_space_on_disk_follows_the_recipe_and_not_the_files_of_the_model(
+    tmp_path: Path, dtype: str, wanted: str
+) -> None:
+    model = ModelFiles(2**30, 2 * 2**30, None, "x")  # a file of 16 bits
+    _, found = check_run_dir(tmp_path, model, requested=False, checkpoints=2, dtype=dtype)
+    assert f"take about {wanted}" in found.message, "two states with float32 masters, the export"
+
+
 def test_a_bad_row_of_the_prompts_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": }\n')

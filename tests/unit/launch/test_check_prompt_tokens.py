@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
+from offbeat.launch.checks.prompt_lengths import check_prompt_lengths, list_rows
 from offbeat.messages.finding import Finding, Level
 
 ALTERNATE = (
@@ -81,3 +81,41 @@ def test_a_token_without_an_embedding_is_found_in_any_row(tmp_path: Path) -> Non
     lengths, beyond = findings(tmp_path, model, [*rows, {"prompt": last}])
     assert (lengths.level, beyond.level) == (Level.OK, Level.ERROR)
     assert f"the first is row 300: token {embeddings}, and config.json has " in beyond.message
+
+
+def test_rows_that_leave_less_room_than_a_response_may_need_are_counted(tmp_path: Path) -> None:
+    model = "models/tiny-addition"
+    fits, cut, too_long = ({"prompt": "1+" * pairs} for pairs in (28, 31, 40))
+    (found,) = findings(tmp_path, model, [fits, cut, cut])
+    assert found.level is Level.WARNING
+    assert "2 leave less room than generator.sampling.max_new_tokens=8" in found.message
+    assert "the longest has 62 tokens" in found.message
+    assert "cut short: rows 1 to 2 (counted from 0)" in found.message
+    assert "Set generator.max_model_len to 70" in found.fix
+    assert [each.level for each in findings(tmp_path, model, [fits])] == [Level.OK]
+    no_room, found = findings(tmp_path, model, [fits, cut, too_long])
+    assert "1 leave no room" in no_room.message
+    assert "1 leave less room" in found.message and "to 70" in found.fix
+
+
+def test_all_rows_that_are_too_long_are_listed_also_beyond_the_200_longest(tmp_path: Path) -> None:
+    too_long, fits = {"prompt": "1+" * 40}, {"prompt": "1+1="}
+    rows = [fits, too_long, fits, *[too_long] * 300, *[fits] * 300]
+    (found,) = findings(tmp_path, "models/tiny-addition", rows)
+    assert "the 352 longest of 603 rows in data.path were tokenised: 301 leave no" in found.message
+    assert "rows 1, 3 to 302 (counted from 0)" in found.message
+
+
+def test_row_numbers_are_listed_as_ranges_and_the_rest_is_counted() -> None:
+    assert list_rows([7]) == "row 7 (counted from 0)"
+    assert list_rows([9, 2, 8, 4]) == "rows 2, 4, 8 to 9 (counted from 0)"
+    assert list_rows(range(0, 300, 2)).endswith(", 78 and 110 more (counted from 0)")
+
+
+def test_a_demonstration_needs_no_room_for_another_response(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+" * 31, "completion": "1"}]
+    sft: dict[str, Any] = {"environment": {"name": "demonstrations"}, "samples_per_group": 1}
+    sft |= {"generator": {"backend": "none", "max_model_len": 64}}
+    sft |= {"algorithm": {"loss": {"name": "sft"}}}
+    (found,) = findings(tmp_path, "models/tiny-addition", rows, **sft)
+    assert found.level is Level.OK

@@ -14,6 +14,7 @@ from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.session import Interrupted, Runtime, Signals, drive, summarize_lost_run
 from offbeat.messages.failures import ActorLost
 from offbeat.run_files.shared_directory import RunDirToken
+from offbeat.runs.directory import make_run_dir
 from offbeat.telemetry.summary import GroupCounts, Summary
 from tests.support.own_logging import own_logging
 
@@ -187,3 +188,34 @@ def test_a_signal_during_the_start_ends_the_command_before_there_is_a_run(
     assert (code, calls) == (130, ["start", "stop"])
     assert "SIGINT" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_without_its_modules_is_refused_before_anything_is_checked_or_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    (home / "reward_of_home.py").write_text("def score(row, response): return 1.0\n")
+    recipe = home / "recipe.yaml"
+    recipe.write_text(
+        f"steps: 3\nmodel: {{path: {MODEL}}}\ndata: {{path: rows.jsonl}}\n"
+        "environment: {name: function, target: 'reward_of_home:score'}\n"
+    )
+    loaded = load_recipe(recipe)
+    monkeypatch.chdir(home)
+    made = make_run_dir(loaded.config, tmp_path / "run")
+    monkeypatch.chdir(other)
+
+    def start(config: RunConfig, signals: Signals) -> None:
+        pytest.fail("it is started")
+
+    def execute(
+        spec: RunSpec, token: RunDirToken, console: Console, signals: Signals, opened: OpenedRun
+    ) -> Summary:
+        pytest.fail("it runs")
+
+    end = drive(Runtime(execute, start=start), loaded, None, dry_run=False, resume=made)
+    assert end.code == 2
+    (problem,) = end.problems
+    assert problem.endswith(f"Resume from {home}, where the run was started")

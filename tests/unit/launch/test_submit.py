@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.launch.commands.main import app
 from offbeat.launch.submit import (
     CannotPack,
     NoDashboardAddress,
@@ -14,6 +16,7 @@ from offbeat.launch.submit import (
     client_environment,
     count_packed_bytes,
     plan,
+    plan_resume,
     send,
 )
 
@@ -145,11 +148,48 @@ def test_a_job_is_submitted_once_and_followed_after() -> None:
     client, said = FakeClient(), list[str]()
     job = RayJob("demo-1", "python -m offbeat", "/p", "/runs/demo")
     for _ in range(2):
-        send(job, client, "http://ray:8265", said.append)
+        assert send(job, client, "http://ray:8265", said.append) == 0
     assert [known.submission_id for known in client.jobs] == ["demo-1"]
     assert said[0] == "demo-1 submitted to http://ray:8265"
     assert "  stop    ray job stop demo-1 --address http://ray:8265" in said
     assert any("was submitted before and is RUNNING" in line for line in said)
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
+def test_a_job_that_ended_early_is_a_failure_and_names_the_command_that_resumes_its_run(
+    project: Path, status: str
+) -> None:
+    job, said = plan(load(project), [], project, "/cluster/bin/python"), list[str]()
+    client = FakeClient([FakeJob(job.submission_id, status)])
+    assert send(job, client, "http://ray:8265", said.append) == 1
+    assert len(client.jobs) == 1
+    assert said[0] == (
+        f"{job.submission_id} was submitted before and is {status}; resume its run, or change name= "
+        "to start over"
+    )
+    assert said[1] == (
+        f"  resume  offbeat submit --resume {job.run_dir} --python /cluster/bin/python "
+        "--address http://ray:8265"
+    )
+
+
+def test_a_resume_is_another_job_each_time_in_the_directory_of_the_run(project: Path) -> None:
+    jobs = [plan_resume(Path("runs/demo-1"), ["steps=9"], project, "/py") for _ in range(2)]
+    here = str(Path.cwd() / "runs" / "demo-1")
+    command = ["/py", "-m", "offbeat", "train", "--resume", here, "steps=9"]
+    assert [shlex.split(each.entrypoint) for each in jobs] == [command] * 2
+    assert jobs[0].run_dir == here and jobs[0].working_dir == str(project)
+    assert jobs[0].submission_id.startswith("demo-1-resume-")
+    assert jobs[0].submission_id != jobs[1].submission_id
+    with pytest.raises(CannotPack, match=r"looks like a secret"):
+        plan_resume(Path("runs/demo-1"), ["environment.options.api_key=canary"], project, "/py")
+
+
+def test_a_resume_of_a_job_takes_no_recipe_and_a_submission_needs_one() -> None:
+    both = CliRunner().invoke(app, ["submit", "--resume", "runs/a", "recipe.yaml"])
+    assert (both.exit_code, "leave recipe.yaml out" in both.stderr) == (2, True)
+    neither = CliRunner().invoke(app, ["submit"])
+    assert (neither.exit_code, "Name a RECIPE" in neither.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])

@@ -20,6 +20,7 @@ from offbeat.runs.directory import (
     RETRAINED,
     SUMMARY,
     RunDirUnusable,
+    check_code_is_here,
     lock_directory,
     make_run_dir,
     reopen_run_dir,
@@ -311,6 +312,42 @@ def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
         said[-1]
         == "step 1 is already trained, and steps=1: nothing is left to train, the model is written"
     )
+
+
+def test_a_resume_elsewhere_names_the_directory_in_which_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    for folder in (home, other):
+        folder.mkdir()
+    (home / "elsewhere_reward.py").write_text("def score(row, response): return 1.0\n")
+    monkeypatch.chdir(home)
+    recipe = config(
+        "unused",
+        environment={"name": "function", "target": "elsewhere_reward:score"},
+        data={"path": "rows.jsonl"},
+    )
+    made = make_run_dir(recipe, tmp_path / "run")
+    check_code_is_here(recipe, made, home)
+    with pytest.raises(RunDirUnusable) as refused:
+        check_code_is_here(recipe, made, other)
+    missing = "environment.target=elsewhere_reward:score"
+    assert refused.value.problem == f"no module is found from {other} for {missing}"
+    assert refused.value.fix == f"Resume from {home}, where the run was started"
+    home.rename(tmp_path / "gone")
+    with pytest.raises(RunDirUnusable, match="Resume from the directory that holds the code"):
+        check_code_is_here(recipe, made, other)
+
+
+def test_fewer_steps_than_the_newest_checkpoint_has_are_refused(run_dir: Path) -> None:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "LATEST").write_text("state_140")
+    with pytest.raises(RunDirUnusable, match="checkpoint has step 140, and steps=60") as refused:
+        reopen(config("unused", steps=60), run_dir)
+    assert refused.value.fix.endswith(f"offbeat train --resume {run_dir} steps=280")
+    assert refused.value.in_python().endswith(f"offbeat.resume({str(run_dir)!r}, steps=280)")
+    assert (run_dir / SUMMARY).exists(), "nothing has changed"
+    assert reopen(config("unused", steps=140), run_dir) == run_dir, "it exports that model"
 
 
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
