@@ -21,6 +21,7 @@ vLLM does the same with longrope.
 # where they are used.
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -93,6 +94,14 @@ _FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _log = structlog.stdlib.get_logger()
 
 
+LOADING: Final = threading.RLock()
+"""Held while transformers makes or loads a model.
+
+It then replaces functions of its classes and of torch for all threads, such as ``tie_weights``. Of
+two threads that load a tied model, one would miss the tied weight.
+"""
+
+
 class WeightsMismatch(FixableError):
     """The weight files of a directory do not fit the model that its config describes.
 
@@ -132,15 +141,16 @@ def load_causal_lm(
     config = AutoConfig.from_pretrained(
         path, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    loaded: Any = find_auto_class(config).from_pretrained(
-        path,
-        config=config,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # ``info`` reports them
-    )
+    with LOADING:
+        loaded: Any = find_auto_class(config).from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # ``info`` reports them
+        )
     model, info = loaded
     _refuse(path, info)
     support_float64(model)
@@ -178,7 +188,7 @@ def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTra
     config = AutoConfig.from_pretrained(
         path, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    with torch.device("meta"):
+    with LOADING, torch.device("meta"):
         return find_auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 

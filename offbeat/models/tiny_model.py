@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from offbeat.models.loading import LOADING
 from offbeat.models.plain import plain_logprobs
 
 LENGTH: Final = 48  # tokens of the longest sequence that a tiny model computes
@@ -205,7 +206,7 @@ def _divisors(config: PreTrainedConfig) -> Iterator[int]:
 
 
 def _shapes(kind: type[PreTrainedModel], config: PreTrainedConfig) -> list[torch.Size]:
-    with torch.device("meta"):
+    with LOADING, torch.device("meta"):
         return [each.shape for each in kind._from_config(config).parameters()]  # noqa: SLF001
 
 
@@ -213,7 +214,8 @@ def _made(
     kind: type[PreTrainedModel], config: PreTrainedConfig, implementation: str
 ) -> PreTrainedModel:
     own = copy.deepcopy(config)
-    model = kind._from_config(own, attn_implementation=implementation, dtype=torch.float32)  # noqa: SLF001
+    with LOADING:
+        model = kind._from_config(own, attn_implementation=implementation, dtype=torch.float32)  # noqa: SLF001
     return model.eval()
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig
 
 from offbeat.messages.text import list_names
-from offbeat.models.loading import find_auto_class
+from offbeat.models.loading import LOADING, find_auto_class
 from offbeat.trainers.checkpoints.weight_files import open_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
@@ -79,7 +79,7 @@ def names_that_fit(metas: Sequence[Meta], wanted: Shapes) -> ExpertNames:
 def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
     """Return name and shape of every weight of transformers' module, without allocating it."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
-    with torch.device("meta"):
+    with LOADING, torch.device("meta"):
         module = find_auto_class(config).from_config(config, trust_remote_code=remote_code)
     return {name: tuple(each.shape) for name, each in iterate_weights(module)}
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.models.loading import find_auto_class, load_causal_lm, support_float64
+from offbeat.models.loading import LOADING, find_auto_class, load_causal_lm, support_float64
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.parts import torch_dtype
@@ -66,7 +66,7 @@ def make_unfilled_model(
     When a 16-bit model is loaded, some tensors stay in float32, such as the biases of routers. A
     model made only from its config has them in 16 bits, and small updates of such a bias are lost.
     """
-    with torch.device("meta"):
+    with LOADING, torch.device("meta"):
         model = find_auto_class(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )

@@ -3,6 +3,7 @@ import math
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,6 +114,14 @@ def test_a_config_that_ties_what_the_files_hold_apart_is_named(
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)  # noqa: S301
     change_settings(folder, tie_word_embeddings=False)
     read(folder)
+
+
+def test_threads_that_load_a_tied_model_at_once_get_all_its_weights(folder: Path) -> None:
+    change_weights(folder, lambda w: {name: w[name] for name in w if name != "lm_head.weight"})
+    change_settings(folder, tie_word_embeddings=True)
+    with ThreadPoolExecutor(2) as threads:
+        for loaded in [threads.submit(read_whole, folder) for _ in range(20)]:
+            loaded.result()
 
 
 def read_values(folder: Path) -> None:
