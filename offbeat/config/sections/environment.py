@@ -67,7 +67,7 @@ class EnvironmentConfig(Config):
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds to score one sample, or a whole group if the reward is async. A process that exceeds
-    this is killed. Raise it for slow graders. Agents use `rollout.deadline_s`."""
+    this is killed. Raise it for slow graders. Agents have `episode_deadline_s`."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds to start a reward process and import `target`, after which the run ends. Raise it for
@@ -81,6 +81,11 @@ class EnvironmentConfig(Config):
     """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
     for a program. More episodes save memory, but a crash or blocking code interrupts and repeats
     all of them."""
+
+    episode_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """name=agent or verifiers: seconds for one episode, with its model calls. A late episode is
+    ended and its sample has failed (`rollout.on_failed_sample`); the others of its group continue.
+    Must be below `rollout.deadline_s`. null: only that limit."""
 
     renderer: Options = {}
     """name=agent or verifiers: renderer from the package renderers for a model family's messages,
@@ -280,6 +285,14 @@ class EnvironmentConfig(Config):
                 self.max_turns,
                 "an agent decides itself how often it calls the model",
                 "Leave environment.max_turns out, and count in the agent.",
+            )
+        if self.episode_deadline_s is not None and not self.is_agent:
+            yield self._reject_key(
+                "episode_deadline_s",
+                self.episode_deadline_s,
+                "only the episodes of an agent have this limit",
+                "Leave environment.episode_deadline_s out; environment.reward_deadline_s limits a "
+                "reward function, rollout.deadline_s a group.",
             )
         if self.variables and not self.is_agent:
             yield self._reject_key(

@@ -50,7 +50,11 @@ INHERITED: Final = (
 )
 """Environment variables that an agent inherits in addition to the recipe's variables."""
 
+EPISODE_LATE: Final = "episode_deadline"
+"""Reason of an episode that took longer than ``environment.episode_deadline_s``."""
+
 _REASONS: Final = {
+    "reward_deadline": EPISODE_LATE,
     "reward_raised": "agent_raised",
     "reward_process_died": "agent_process_died",
     "reward_answered_twice": "agent_answered_twice",
@@ -70,8 +74,8 @@ class AgentFunction(ChildPool):
 
         Raises:
             EnvironmentUnavailable: The agent raised it.
-            RolloutFailed: ``agent_raised``, ``agent_process_died``, ``agent_answered_twice``,
-                ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
+            RolloutFailed: ``agent_raised``, ``episode_deadline``, ``agent_process_died``,
+                ``agent_answered_twice``, ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
                 ``agent_process_lost`` is INFRASTRUCTURE, ``reward_import_failed`` is a BUG.
         """
         try:
@@ -80,6 +84,9 @@ class AgentFunction(ChildPool):
         except RewardFailed as error:
             error.sample = None  # its index is within the call, not the group
             error.reason = _REASONS.get(error.reason, error.reason)
+            if error.reason == EPISODE_LATE:
+                limit_s = self._target.deadline_s
+                error.detail = f"it took longer than environment.episode_deadline_s={limit_s:g}"
             raise error.fail(task) from error
         assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set
         return rewards
@@ -143,7 +150,12 @@ def make_agent_function(
 ) -> AgentFunction:
     """Create killable children that run an async function as agents."""
     variables = (*INHERITED, *config.variables)
-    given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
+    given = {
+        "options": options,
+        "limits": None,
+        "deadline_s": config.episode_deadline_s,
+        "variables": variables,
+    }
     agent = make_reward_target(config, target, working_dir, source, **given)
     # A program's process group ends with each episode, including any processes it left.
     job = playing(episodes_at_once(config), calls_in_all=1 if config.command else None)

@@ -219,6 +219,15 @@ async def hangs(task: Task, client: AgentClient) -> float:
     return await asyncio.get_running_loop().create_future()
 
 
+async def hangs_once(task: Task, client: AgentClient, *, folder: str) -> float:
+    await converses(task, client, turns=1)
+    hung = Path(folder) / "hung"
+    if not hung.exists():
+        hung.touch()
+        await asyncio.get_running_loop().create_future()
+    return 1.0
+
+
 async def shows_its_environment(task: Task, client: AgentClient, *, variable: str) -> float:
     await converses(task, client, turns=1)
     return float(variable in os.environ)
