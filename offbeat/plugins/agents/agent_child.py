@@ -188,14 +188,23 @@ def _reward_in(value: object) -> object:
             "names, of letters, digits, '_' and '-'"
         )
         return BadReward("reward_wrong_type", problem)
-    by_name = dict[str, float]()
-    for name, each in named.items():
-        reward = parse_reward(each)
-        if isinstance(reward, BadReward):
-            return BadReward(reward.reason, f"{name}: {reward.detail}")
-        by_name[str(name)] = reward
+    trained, metrics = parse_reward(named.pop(_REWARD)), _parse_metrics(named)
+    for each in (trained, metrics):
+        if isinstance(each, BadReward):
+            return each
     said = short_answer(answer or "") if answers else None
-    return NamedRewards(by_name.pop(_REWARD), by_name, said)
+    return NamedRewards(cast("float", trained), cast("dict[str, float | None]", metrics), said)
+
+
+def _parse_metrics(named: Mapping[object, object]) -> dict[str, float | None] | BadReward:
+    """Return the metrics by name, None for a metric that does not apply to the sample."""
+    by_name = dict[str, float | None]()
+    for name, each in named.items():
+        metric = None if each is None else parse_reward(each, f"the metric {name!r}")
+        if isinstance(metric, BadReward):
+            return metric
+        by_name[str(name)] = metric
+    return by_name
 
 
 if __name__ == "__main__":

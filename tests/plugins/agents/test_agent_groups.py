@@ -147,9 +147,17 @@ def test_a_masked_sample_has_no_rewards_by_name(tmp_path: Path) -> None:
     assert (named["style"][at], sum(filter(None, named["style"]))) == (0.0, 0.25)
 
 
-def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
-    told = failure("names_at_random", task(samples=2))
+def test_a_sample_without_a_metric_of_the_others_has_none_for_it(tmp_path: Path) -> None:
+    receipt, _ = play("wins_once", task(samples=2), folder=str(tmp_path))
+    named = {name: set(values) for name, values in receipt.rewards_by_name}
+    assert named == {"won": {1.0, None}, "lost": {None}}
+    assert receipt.masked_samples == 0
+
+
+def test_a_group_with_ever_new_names_of_metrics_fails() -> None:
+    told = failure("names_at_random", task(samples=33))
     assert (told.kind, told.reason) == (FailureKind.DATA, "reward_names_differ")
+    assert "metrics of 33 names" in told.detail
 
 
 # --- failures of one sample -------------------------------------------------------------------------
@@ -170,7 +178,8 @@ def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
             "'answer' is int 42: it is the final answer, as",
         ),
         ("names_badly", "reward_wrong_type", "the agent named its rewards ['a/b', 'reward']"),
-        ("returns_not_finite", "reward_not_finite", "style: the reward is inf"),
+        ("returns_not_finite", "reward_not_finite", "the metric 'style' is inf"),
+        ("returns_a_text", "reward_wrong_type", "the metric 'note' is str 'hello'"),
     ],
 )
 def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str, says: str) -> None:

@@ -142,6 +142,20 @@ async def returns_not_finite(task: Task, client: AgentClient) -> dict[str, float
     return {"reward": 1.0, "style": float("inf")}
 
 
+async def returns_a_text(task: Task, client: AgentClient) -> dict[str, object]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, "note": "hello"}
+
+
+async def wins_once(task: Task, client: AgentClient, *, folder: str) -> object:
+    await converses(task, client, turns=1)
+    won = Path(folder) / "won"
+    if won.exists():
+        return 0.0
+    won.touch()
+    return {"reward": 1.0, "won": 1.0, "lost": None}
+
+
 async def names_its_rewards(
     task: Task, client: AgentClient, *, fails_at: str = ""
 ) -> dict[str, float]:

@@ -240,7 +240,8 @@ class AgentGroups:
                         failure.kind = FailureKind.INFRASTRUCTURE
                         failure.detail += ", and waited for the model"
                     raise
-                for value in (rewards.reward, *rewards.by_name.values()):
+                metrics = (value for value in rewards.by_name.values() if value is not None)
+                for value in (rewards.reward, *metrics):
                     check_reward(task, value, session.sample)
                 failing.cancel()
         except ExceptionGroup as errors:
