@@ -28,6 +28,8 @@ _CALL_KEYS: Final = {
 }
 """Keys that only an async reward reads."""
 
+_REWARD_DEADLINE_S: Final = 10.0
+
 
 class RewardConfig(Config):
     """One of several functions that score each sample."""
@@ -65,7 +67,7 @@ class EnvironmentConfig(Config):
     """Keyword arguments of the environment, fixed for a run and its resumes. A custom environment
     must validate them."""
 
-    reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
+    reward_deadline_s: Annotated[float, Field(gt=0)] = _REWARD_DEADLINE_S
     """Seconds to score one sample, or a whole group if the reward is async. A process that exceeds
     this is killed. Raise it for slow graders. Agents have `episode_deadline_s`."""
 
@@ -278,6 +280,13 @@ class EnvironmentConfig(Config):
                 self.renderer,
                 f"only the conversations of {agents} are rendered by it",
                 "Leave environment.renderer out.",
+            )
+        if self.is_agent and self.reward_deadline_s != _REWARD_DEADLINE_S:
+            yield self._reject_key(
+                "reward_deadline_s",
+                self.reward_deadline_s,
+                "an agent computes its reward in its episode",
+                "Set environment.episode_deadline_s instead.",
             )
         if self.is_agent and self.max_turns > 1:
             yield self._reject_key(
