@@ -110,8 +110,9 @@ class EnvironmentConfig(Config):
     """Maximum calls per second of an async reward, including retries, over the whole run. null: no
     limit. Set it to the limit of the judge's provider."""
 
-    reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
-    """Address space limit of a reward process, in MiB."""
+    reward_memory_mib: Annotated[int, Field(ge=64)] | None = None
+    """Address space limit of a reward process, in MiB. null: 2048, or none for `command`, because
+    some programs reserve far more than they use: Node.js 20 needs 12288."""
 
     variables: tuple[str, ...] = ()
     """name=agent or verifiers: environment variables to inherit, in addition to PATH, HOME, locale

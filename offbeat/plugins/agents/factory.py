@@ -150,12 +150,14 @@ def make_agent_function(
 ) -> AgentFunction:
     """Create killable children that run an async function as agents."""
     variables = (*INHERITED, *config.variables)
-    given = {
+    given: dict[str, Any] = {
         "options": options,
         "limits": None,
         "deadline_s": config.episode_deadline_s,
         "variables": variables,
     }
+    if config.command:
+        given["memory_mib"] = config.reward_memory_mib
     agent = make_reward_target(config, target, working_dir, source, **given)
     # A program's process group ends with each episode, including any processes it left.
     job = playing(episodes_at_once(config), calls_in_all=1 if config.command else None)
