@@ -31,7 +31,7 @@ from offbeat.environments.frames import RewardTarget
 from offbeat.environments.inputs import ENVIRONMENT, resolve_program
 from offbeat.environments.killable import ChildJob, ChildPool, RewardFailed
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.messages.groups import RolloutTask
+from offbeat.messages.groups import EPISODE_LATE, RolloutTask
 from offbeat.plugins.agents import agent_program
 
 INHERITED: Final = (
@@ -49,9 +49,6 @@ INHERITED: Final = (
     "SSL_CERT_DIR",
 )
 """Environment variables that an agent inherits in addition to the recipe's variables."""
-
-EPISODE_LATE: Final = "episode_deadline"
-"""Reason of an episode that took longer than ``environment.episode_deadline_s``."""
 
 _REASONS: Final = {
     "reward_deadline": EPISODE_LATE,

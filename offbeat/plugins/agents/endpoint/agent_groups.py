@@ -38,12 +38,12 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import EPISODE_LATE, Receipt
 from offbeat.messages.text import printable
 from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import Branch, SampleSession, SessionLimits
-from offbeat.plugins.agents.factory import EPISODE_LATE, make_agent
+from offbeat.plugins.agents.factory import make_agent
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
