@@ -81,9 +81,6 @@ class AgentFunction(ChildPool):
         except RewardFailed as error:
             error.sample = None  # its index is within the call, not the group
             error.reason = _REASONS.get(error.reason, error.reason)
-            if error.reason == EPISODE_LATE:
-                limit_s = self._target.deadline_s
-                error.detail = f"it took longer than environment.episode_deadline_s={limit_s:g}"
             raise error.fail(task) from error
         assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set
         return rewards
@@ -91,6 +88,8 @@ class AgentFunction(ChildPool):
 
 NAME: Final = "agent"
 """Environment with an agent that is a function or a program named in the recipe."""
+
+_LATE: Final = "it took longer than environment.episode_deadline_s={deadline_s:g}"
 
 _PROGRAM: Final = "offbeat.plugins.agents.agent_child"
 """Module that a child executes to play episodes."""
@@ -163,7 +162,7 @@ def make_agent_function(
 
 def playing(episodes: int, **limits: Any) -> ChildJob:  # noqa: ANN401 - fields of a job
     """Return the job of children that play ``episodes`` episodes at once."""
-    return ChildJob(_PROGRAM, "episode", episodes, outlives_calls=True, **limits)
+    return ChildJob(_PROGRAM, "episode", _LATE, episodes, outlives_calls=True, **limits)
 
 
 def episodes_at_once(config: EnvironmentConfig) -> int:
