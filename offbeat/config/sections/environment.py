@@ -119,7 +119,8 @@ class EnvironmentConfig(Config):
     and certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Maximum model calls per episode. An episode is cut off at this limit."""
+    """Maximum model calls per episode. An episode is cut off at this limit. Not for agents: your
+    loop counts its calls."""
 
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors. Each runs many episodes, so one is enough until its core is
