@@ -132,7 +132,8 @@ class _LoopWatch:
 
     def _find_line(self) -> str:
         """Return the line that the loop executes: the innermost one of the user's modules."""
-        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
+        # Documented, despite its name.
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         lines = list(traceback.walk_stack(frame))
         inside = [
             each
