@@ -563,7 +563,18 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield limits of agents' samples in a run without agents."""
+    """Yield limits of agents' samples in a run without agents, and limits that nothing reaches."""
+    for name, view in environment_views(config).items():
+        episode_s, group_s = view.environment.episode_deadline_s, config.rollout.deadline_s
+        if episode_s is not None and episode_s >= group_s:
+            key = "environment.episode_deadline_s"
+            key = f"environments.{name}.{key}" if config.environments else key
+            yield Clash(
+                (key, "rollout.deadline_s"),
+                f"{key}={episode_s:g} is never reached: rollout.deadline_s={group_s:g} ends the "
+                "whole group first",
+                f"Set it to {group_s / 2:g} or less, so that a late episode can be retried.",
+            )
     if any(view.environment.is_agent for view in environment_views(config).values()):
         return
     of_agents = {"max_sample_tokens", "max_branches", "branches"}

@@ -338,4 +338,5 @@ def _samples(
                 prompt=prompt,
                 environment_s=receipt.reward_s,
                 previews=() if sample else receipt.previews,
+                branches=receipt.branches[sample] if receipt.branches else 1,
             )

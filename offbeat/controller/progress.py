@@ -81,6 +81,7 @@ class Progress:
         self._has_rewards = state.config.environment.name != "demonstrations"
         self._is_taught = state.config.algorithm.loss.teacher_path is not None
         self._steps_with_signal = 0
+        self._refused_samples = 0
         # Mean rewards of the last steps, by environment
         self._by_environment = defaultdict[str, deque[float]](_last_steps)
 
@@ -96,6 +97,7 @@ class Progress:
             self._transfers_s.add(measures.sync.transfer_s)
             self._sync_bytes = measures.sync.nbytes
         self._steps_with_signal += measures.has_signal
+        self._refused_samples += sum(each.refused_samples for each in measures.receipts)
         for name, rewards in measures.rewards_by_environment().items():
             self._by_environment[name].append(fmean(rewards))
         self._last = {**measures.metrics(), **self._busy_metrics(measures)}
@@ -192,6 +194,7 @@ class Progress:
             steps_with_signal=self._steps_with_signal
             if self._has_rewards and not self._is_taught
             else None,
+            refused_samples=self._refused_samples,
             reward_by_environment={
                 name: fmean(rewards) for name, rewards in sorted(self._by_environment.items())
             },

@@ -52,6 +52,9 @@ _STUB_ROWS: Final = 1024
 _SHARE_OF_DEADLINE: Final = 0.9
 """Fraction of the deadline at which an async call is cancelled, so that its process survives."""
 
+_REWARD_MEMORY_MIB: Final = 2048
+"""Limit of a process of Python code if the recipe sets none."""
+
 _HERE: Final = Path()
 
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -311,7 +314,7 @@ def make_reward_target(
         target=reward_target(target),
         working_dir=working_dir,
         options=config.options,
-        memory_mib=config.reward_memory_mib,
+        memory_mib=config.reward_memory_mib or _REWARD_MEMORY_MIB,
         deadline_s=config.reward_deadline_s,
         start_s=config.reward_start_s,
         source=source,

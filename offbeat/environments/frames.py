@@ -95,20 +95,22 @@ def frame_message(message: msgspec.Struct | RewardTarget) -> bytes:
     return framing.add_header(msgspec.json.encode(message, enc_hook=str))  # encodes a path
 
 
-_MARK_BYTES: Final = 8
+_NUMBER_BYTES: Final = 8
+_MARK_BYTES: Final = _NUMBER_BYTES + 248
 
 
 class CallMark:
     """Number of the call whose code the process executes at the moment. 0 if none.
 
-    It is in shared memory, because a process that crashes cannot report the call that it executed.
+    Also the line of this code if it keeps the event loop of the process. It is in shared memory,
+    because a process that crashes or blocks cannot report anything.
     """
 
     def __init__(self, fd: int) -> None:
         """Map the file of that descriptor. The descriptor may be closed afterwards."""
         os.truncate(fd, _MARK_BYTES)
         self._memory = mmap.mmap(fd, _MARK_BYTES)
-        self._number = memoryview(self._memory).cast("Q")
+        self._number = memoryview(self._memory)[:_NUMBER_BYTES].cast("Q")
 
     @property
     def number(self) -> int:
@@ -117,6 +119,16 @@ class CallMark:
     @number.setter
     def number(self, number: int) -> None:
         self._number[0] = number
+
+    @property
+    def blocking(self) -> str:
+        """Return the line that keeps the event loop, or "" while the loop runs."""
+        return self._memory[_NUMBER_BYTES:].rstrip(b"\0").decode(errors="replace")
+
+    @blocking.setter
+    def blocking(self, line: str) -> None:
+        size = _MARK_BYTES - _NUMBER_BYTES
+        self._memory[_NUMBER_BYTES:] = line.encode(errors="replace")[:size].ljust(size, b"\0")
 
     def close(self) -> None:
         self._number.release()

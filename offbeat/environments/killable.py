@@ -82,6 +82,7 @@ class ChildJob:
 
     program: str = "offbeat.environments.reward_child"  # a module, which calls ``run_child``
     call_name: str = "call"  # in messages
+    late: str = "{target} ran longer than {deadline_s:g} s; killed"  # message of a late call
     calls_at_once: int = 1
     calls_in_all: int | None = None  # after so many a child accepts no more; None: no limit
     grace_s: float = _GRACE_S  # for a cancelled call to end, if other calls run in the process
@@ -220,7 +221,7 @@ class Child:
             RewardFailed: For the first sample without a reward, or with two. The process is gone.
         """
         self._begun += 1
-        number, deadline_s = self._begun, self._target.deadline_s
+        number = self._begun
         with ExitStack() as undo:
             undo.callback(self._events.on_end)
             encoded = msgspec.Raw(msgspec.json.encode(row))
@@ -234,8 +235,7 @@ class Child:
                 self._begin_sample(call)
                 return await call.answers
         except TimeoutError:
-            late = f"{self._target.target} ran longer than {deadline_s:g} s; killed"
-            raise RewardFailed("reward_deadline", late, sample=self._running(call)) from None
+            raise self._explain_late(number, call) from None
         finally:
             if number in self._open:
                 self._cancel(number)
@@ -281,6 +281,20 @@ class Child:
         if self._target.deadline_s is not None:
             now = asyncio.get_running_loop().time()
             call.deadline.reschedule(now + self._target.deadline_s)
+
+    def _explain_late(self, number: int, call: OpenCall) -> RewardFailed:
+        """Return the failure of a late call. It is not at fault if another keeps the event loop."""
+        target, deadline_s = self._target.target, self._target.deadline_s
+        late, blocking = self._job.late.format(target=target, deadline_s=deadline_s), ""
+        if self._job.calls_at_once > 1:
+            blocking = self._mark.blocking
+        if blocking and number != self._mark.number:
+            who = f"{late}, because another {self._job.call_name}"
+            detail = f"{who} keeps the event loop of its process: {blocking}"
+            return RewardFailed(PROCESS_LOST, detail, RewardFault.SHARED)
+        if blocking:
+            late += f", and keeps the event loop of its process: {blocking}"
+        return RewardFailed("reward_deadline", late, sample=self._running(call))
 
     def _running(self, call: OpenCall) -> int | None:
         """Return the sample with the running call, or None if several are."""
@@ -378,7 +392,8 @@ class Child:
         executing, name = self._mark.number, self._job.call_name
         if self._killed_for is not None:
             blocked = f"another {name} could not be ended, because this one kept the event loop"
-            lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}; killed")
+            at = f", at {self._mark.blocking}" if self._mark.blocking else ""
+            lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}{at}; killed")
         elif self._process.returncode == -signal.SIGKILL:
             executing = 0  # the killer is unknown, so no call is blamed
         detail = f"its process ended with {len(opened)} {name}s in it: {lost.detail}"

@@ -48,27 +48,27 @@ class NamedRewards(NamedTuple):
     answer: str | None = None  # empty: the sample has none; None: not searched
 
 
-def parse_reward(value: object) -> float | BadReward:
+def parse_reward(value: object, name: str = "the reward") -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 
     A bool counts as a number, as does the value of an array or tensor without axes. Anything else
-    is reported, not corrected.
+    is reported under ``name``, not corrected.
     """
     if value is None:
-        problem = "the reward is None; return a float on every path"
+        problem = f"{name} is None; return a float on every path"
         return BadReward("reward_none", problem, RewardFault.NONE)
     if not isinstance(value, float):
         if getattr(value, "shape", None) == () and hasattr(value, "item"):
             value = cast("Any", value).item()  # numpy, torch, jax
         if not isinstance(value, numbers.Real):
             got = f"{type(value).__name__} {value!r:.80}"
-            return BadReward("reward_wrong_type", f"the reward is {got}; return a float")
+            return BadReward("reward_wrong_type", f"{name} is {got}; return a float")
     try:
         reward = float(value)
     except OverflowError:  # an integer beyond any float
         reward = math.inf
     if not abs(reward) <= _LARGEST:  # False for NaN, too
-        problem = f"the reward is {reward}; return a number that is finite as float32"
+        problem = f"{name} is {reward}; return a number that is finite as float32"
         return BadReward("reward_not_finite", problem)
     return reward
 

@@ -27,6 +27,7 @@ _STUB_ENVIRONMENT: Final[Mapping[str, Any]] = {
     "variables": (),
     "renderer": {},
     "episodes_per_child": None,
+    "episode_deadline_s": None,
     "workers": 1,
 }
 

@@ -83,9 +83,16 @@ def open_run(
         resumed.path,
         resumed.inputs,
         resumed,
-        describe_unsaved_steps(resumed.path, ledger.trainer_version)
-        or _explain_no_step(ledger.trainer_version, config),
+        _explain_steps(resumed.path, ledger.trainer_version, config),
     )
+
+
+def _explain_steps(directory: Path, taken: int, config: RunConfig) -> str:
+    """Return a sentence on steps that the run trains again, or does not train. May be empty."""
+    unsaved = describe_unsaved_steps(directory, taken)
+    if unsaved and config.steps < taken:
+        return f"{unsaved}; steps={config.steps} is less than the {taken} steps that were trained"
+    return unsaved or _explain_no_step(taken, config)
 
 
 def _explain_no_step(taken: int, config: RunConfig) -> str:

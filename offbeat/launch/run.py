@@ -183,8 +183,9 @@ class Run:
         """Return one row per sample that a step has trained, by default the last step.
 
         Columns: ``prompt``, ``response``, ``reward``, ``advantage``, ``group``, ``sample``, ``tokens``,
-        ``finish_reason``, ``oldest_version`` and ``newest_version``. The log of rollouts is some
-        seconds behind a live run. Until it catches up, texts are None.
+        ``branches``, ``finish_reason``, ``oldest_version`` and ``newest_version``. ``response`` has
+        all branches of an agent's sample, each with a heading. The log of rollouts is some seconds
+        behind a live run. Until it catches up, texts are None.
 
         Raises:
             NoSuchStep: The step was not trained.

@@ -27,6 +27,7 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment_s: float | None = (
         None  # of the group, in environment and reward; None: an older file
     )
+    branches: int = 1  # of an agent's sample; ``response`` has the text of each
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True):

@@ -81,6 +81,9 @@ OUT_OF_TURNS: Final = "turns"
 LATE: Final = "deadline"
 """Finish reason of a masked sample with an environment that did not answer in time."""
 
+EPISODE_LATE: Final = "episode_deadline"
+"""Finish reason of a masked sample of an agent whose episode exceeded its own limit."""
+
 PROCESS_LOST: Final = "agent_process_lost"
 """Reason of an episode that lost its process without causing the loss."""
 
@@ -222,7 +225,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if not self.statuses:
             return 0
         samples = zip(self.valid, self.finish_reasons, strict=True)
-        return sum(not valid and reason == LATE for valid, reason in samples)
+        return sum(not valid and reason in (LATE, EPISODE_LATE) for valid, reason in samples)
 
     @property
     def tokens(self) -> int:

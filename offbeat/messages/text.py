@@ -18,17 +18,26 @@ The controller holds all its samples in memory: thousands of them, and a model m
 """
 
 
-def bound_text(text: str) -> str:
-    """Return the text cut to at most ``SAMPLE_CHARACTERS``, with a note instead of the middle.
+def bound_text(text: str, longest: int = SAMPLE_CHARACTERS) -> str:
+    """Return the text cut to at most ``longest`` characters, with a note instead of the middle.
 
     Characters that UTF-8 cannot encode become question marks.
     """
     encodable = text.encode(errors="replace").decode()
-    left_out = len(encodable) - SAMPLE_CHARACTERS
+    left_out = len(encodable) - longest
     if left_out <= 0:
         return encodable
-    half = SAMPLE_CHARACTERS // 2
+    half = longest // 2
     return f"{encodable[:half]} [... {left_out} characters left out ...] {encodable[-half:]}"
+
+
+def join_branches(texts: Sequence[str]) -> str:
+    """Return the texts of a sample's branches, with a heading for each if there are several."""
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(
+        f"[branch {number} of {len(texts)}]\n{text}" for number, text in enumerate(texts, 1)
+    )
 
 
 def printable(text: str, *, longest: int = LONGEST) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from offbeat.config.user_code import describe
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.groups import Receipt
-from offbeat.messages.text import bound_text
+from offbeat.messages.text import SAMPLE_CHARACTERS, bound_text, join_branches
 from offbeat.transfer_queue.schema import LOSS_MASK, RESPONSE_IDS, RESPONSE_OFFSETS
 
 log = structlog.get_logger(__name__)
@@ -71,14 +71,22 @@ def response_texts(
 ) -> tuple[str, ...]:
     """Return the text of each sample, with special tokens because they show turns and the end.
 
-    For a sample with several branches, this is the text of the last branch, the one with the last
-    turn. A sample without any turn has an empty text.
+    The text of a sample with several branches has all of them, each with a heading. A sample
+    without any turn has an empty text.
     """
-    ids, offsets = columns[RESPONSE_IDS], columns[RESPONSE_OFFSETS].tolist()
+    ids, offsets = columns[RESPONSE_IDS].tolist(), columns[RESPONSE_OFFSETS].tolist()
     turns = receipt.turns or (1,) * receipt.samples
-    last_rows = accumulate(receipt.branches or (1,) * receipt.samples, initial=-1)
-    next(last_rows)
+    rows = pairwise(accumulate(receipt.branches or (1,) * receipt.samples, initial=0))
     return tuple(
-        bound_text(tokenizer.decode(ids[offsets[row] : offsets[row + 1]].tolist())) if count else ""
-        for row, count in zip(last_rows, turns, strict=True)
+        _join_bounded([tokenizer.decode(ids[a:b]) for a, b in pairwise(offsets[first : end + 1])])
+        if count
+        else ""
+        for (first, end), count in zip(rows, turns, strict=True)
     )
+
+
+def _join_bounded(texts: Sequence[str]) -> str:
+    """Return the text of a sample's branches. If it is too long, each branch gets an equal part."""
+    if sum(map(len, texts)) <= SAMPLE_CHARACTERS:
+        return join_branches([bound_text(text) for text in texts])
+    return join_branches([bound_text(text, SAMPLE_CHARACTERS // len(texts)) for text in texts])

@@ -42,6 +42,9 @@ BRANCHES: Final = "branches"
 _NOT_RETRIED: Final = (LATE, BRANCHES)
 """Reasons without a retry: no time is left, or the agent would do the same again."""
 
+_MOST_NAMES: Final = 32
+"""Names of metrics in a group. More are an error, such as a name with a number in it."""
+
 _UNCOUNTED: Final = 3
 """Free retries of a sample after another sample ended its process. Later losses count fully."""
 
@@ -193,14 +196,13 @@ def pack_with_own_prompts(
 ) -> tuple[Receipt, Columns]:
     """Return columns and receipt of a group with a separate prompt per sample.
 
-    The prompt of the group is the common beginning of the prompts of all branches of the valid
+    A metric that a sample lacks becomes None. The prompt of the group is the common beginning of the prompts of all branches of the valid
     samples. The rest of each prompt is an observation before the first turn of its branch: response
     tokens outside the loss.
 
     Raises:
         RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
-            prompt; ``reward_names_differ``: a mean would be over some of the samples; as
-            ``pack_samples``.
+            prompt; ``reward_names_differ``: they have too many names; as ``pack_samples``.
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
@@ -212,10 +214,15 @@ def pack_with_own_prompts(
     if not prompt_ids:
         detail = f"the prompts of {len(valid)} samples have no first token in common"
         raise make_failure(task, FailureKind.DATA, "prompts_differ", detail)
-    names = {frozenset(one.rewards_by_name) for one in valid}
-    if len(names) > 1:
-        detail = f"samples returned rewards by different names: {[sorted(each) for each in names]}"
+    names = sorted({name for one in valid for name in one.rewards_by_name})
+    if len(names) > _MOST_NAMES:
+        detail = (
+            f"the samples of the group returned metrics of {len(names)} names, {names!r:.200}: use "
+            f"at most {_MOST_NAMES}, the same in every sample"
+        )
         raise make_failure(task, FailureKind.DATA, "reward_names_differ", detail)
+    for one in valid:  # None: it counts in no mean
+        one.rewards_by_name = {name: one.rewards_by_name.get(name) for name in names}
     for each in samples:
         each.transcript.move_behind(prompt_ids)
     return pack_samples(task, prompt_ids, samples)

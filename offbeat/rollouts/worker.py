@@ -10,6 +10,7 @@ methods are DAPO's, arXiv:2503.14476, section 3.4. Evaluations are not changed.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from offbeat.environments.text import Tokenizer
 from offbeat.environments.tokenizer import TokenizerClass, load_tokenizer
 from offbeat.messages.failures import (
     ActorLost,
+    Component,
     EngineUnavailable,
     FailureKind,
     InvalidRequest,
@@ -45,7 +47,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, FenceGuard
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.groups import LATE, Receipt, RolloutTask
 from offbeat.messages.media import get_media
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
@@ -181,6 +183,9 @@ def find_agent_player() -> AgentPlayer:
     return cast("AgentPlayer", find_only("agents"))
 
 
+_SILENT: Final = 0.25
+"""Fraction of a group's deadline without any answer, after which a late group is a strike."""
+
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
 """Sends a request to the named engine and raises failures that ``classify`` recognizes."""
 
@@ -254,6 +259,7 @@ class EnvironmentWorker:
                 SpoolWriter(spool, spec.name, incarnation.removeprefix(f"{spec.name}-"))
             )
         self._started: asyncio.Task[None] | None = None
+        self._answered_at = dict[str, float]()  # by engine, of the event loop's clock
 
     @property
     def incarnation(self) -> str:
@@ -289,10 +295,11 @@ class EnvironmentWorker:
             await self._start_once()
             receipt, columns = await within_deadline(
                 task,
-                partial(self._requests.send, partial(self._generate, task.engine)),
+                partial(self._requests.send, partial(self._send, task.engine)),
                 partial(environment.run_group, task, self._failures),
             )
         except RolloutFailed as failure:
+            self._spare_busy_engine(task, failure)
             self._failures.add(task, failure, environment.tokenizer)
             raise
         except (asyncio.CancelledError, GeneratorExit):
@@ -322,6 +329,24 @@ class EnvironmentWorker:
         if self._spooling is not None and not task.evaluation:
             receipt = await self._spooling.spool_group(receipt, columns)
         return receipt, columns
+
+    async def _send(self, engine: str, request: GenerateRequest) -> GenerateResult:
+        result = await self._generate(engine, request)
+        self._answered_at[engine] = asyncio.get_running_loop().time()
+        return result
+
+    def _spare_busy_engine(self, task: RolloutTask, failure: RolloutFailed) -> None:
+        """Do not hold a late group against an engine that has just answered another request.
+
+        Its request was sent late, because an episode hung, or it asks for more than the deadline
+        allows. Replacing the engine would abort the requests of all other groups.
+        """
+        if failure.reason != LATE or failure.source is not Component.ENGINE:
+            return
+        silent_s = asyncio.get_running_loop().time() - self._answered_at.get(task.engine, -math.inf)
+        if silent_s < _SILENT * task.deadline_s:
+            failure.source = Component.WORKER
+            failure.detail += f"; {task.engine} answers other requests"
 
     def _advantages(self, receipt: Receipt) -> Sequence[float]:
         """Return the advantages that the controller will compute, or none for refused rewards."""

@@ -197,9 +197,11 @@ def _sample(sample: ScoredSample) -> Iterator[str]:
     reward = f"{sample.reward:.3f}" if sample.is_valid else "masked"
     verdict = "correct" if sample.is_correct else "wrong" if sample.is_valid else ""
     answer = "" if sample.answer is None else f"  answer {_text(sample.answer) or 'none'}"
+    branches = f", {sample.branches} branches" if sample.branches > 1 else ""
     yield from wrap_line(
         f"{reward:>8}  {verdict:<7}  {sample.finish_reason}, "
-        f"{_count(sample.response_tokens, 'token')}, {_count(sample.turns, 'turn')}{answer}",
+        f"{_count(sample.response_tokens, 'token')}, {_count(sample.turns, 'turn')}{branches}"
+        f"{answer}",
         f"{sample.sample:>4}  ",
         " " * 6,
     )

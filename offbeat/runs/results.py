@@ -14,6 +14,7 @@ from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.groups import Receipt
+from offbeat.messages.text import join_branches
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.logged_samples import BranchesBySample, read_logged_rows, read_prompt, token_text
@@ -110,7 +111,8 @@ def sample_rows(run_dir: Path, step: int | None = None) -> list[Row]:
     """Return one row per sample that a step has trained, by default the last step.
 
     ``prompt``, ``response`` with its end token, ``reward`` (None: masked), ``advantage``,
-    ``group``, ``sample``, ``tokens``, ``finish_reason``, ``oldest_version``, ``newest_version``.
+    ``group``, ``sample``, ``tokens``, ``branches``, ``finish_reason``, ``oldest_version``,
+    ``newest_version``. ``response`` has all branches of an agent's sample, each with a heading.
     Texts are None if rollouts were not logged, or are not on disk yet. The same holds for
     advantages that a function of the user computed.
 
@@ -163,16 +165,23 @@ def _sample(
     versions = [version for version, _ in receipt.version_spans[sample]]
     return {
         "prompt": prompt,
-        "response": None if logged is None else logged[0]["response"],
+        "response": None if logged is None else _join_responses(logged),
         "reward": receipt.rewards[sample] if receipt.valid[sample] else None,
         "advantage": advantage,
         "group": receipt.prompt_index,
         "sample": sample,
         "tokens": receipt.response_tokens[sample],
+        "branches": receipt.branches[sample] if receipt.branches else 1,
         "finish_reason": str(receipt.finish_reasons[sample]),
         "oldest_version": min(versions),
         "newest_version": max(versions),
     }
+
+
+def _join_responses(logged: Sequence[Row]) -> str | None:
+    """Return the text of a sample, or None if no text was logged because of a missing tokenizer."""
+    texts = [row["response"] for row in logged if row["response"] is not None]
+    return join_branches(texts) if texts else None
 
 
 def _records(run_dir: Path) -> tuple[list[MetricRecord], ValidRecords]:

@@ -86,6 +86,14 @@ def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
     _add(table, "dropped", str(sum(groups.dropped.values())), dropped)
     if summary.masked_samples:
         _add(table, "masked", _samples(summary.masked_samples), "they failed in groups trained")
+    if summary.refused_samples:
+        refused = _samples(summary.refused_samples)
+        _add(
+            table,
+            "refused",
+            refused,
+            "requests of their agents; see agent.request_refused in logs/",
+        )
     _add(table, "restarts", *_restarts(summary))
     if summary.resumes:
         _add(table, "resumed", _times(summary.resumes))

@@ -64,6 +64,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
     masked_samples: int = 0  # failed samples in trained groups; counted nowhere else
+    # Trained samples of agents of which the endpoint refused a request, in the last incarnation
+    refused_samples: int = 0
     wall_s: float  # without the time between incarnations
     first_step_s: float | None = None  # from the start to the end of step 1
     samples_per_s: float = 0.0  # since the first weights of each incarnation were served

@@ -7,6 +7,11 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from offbeat.config.environment_traits import find_traits
+from offbeat.doors import PluginUnusable
+
+_EPISODE_DEADLINE: Final = "environment.episode_deadline_s"
+
 
 class TrainerTime(enum.StrEnum):
     """Categories of a trainer's time: its work, or the reason why it waits."""
@@ -234,7 +239,8 @@ def tuning(bottleneck: str, recipe: Mapping[str, object]) -> list[str]:
         case Bottleneck.GENERATORS:
             return [*more("generator.engines", "generator.threads"), "shorter answers"]
         case Bottleneck.REWARD:
-            return ["a cheaper reward", *more("environment.reward_workers", "environment.workers")]
+            workers = more("environment.reward_workers", "environment.workers")
+            return [*_hasten_rewards(recipe), *workers]
         case Bottleneck.TRAINER:
             threads = more("trainer.threads") if recipe.get("trainer.device") == "cpu" else []
             return [*more("trainer.data_parallel"), *threads, "fewer samples per step"]
@@ -250,6 +256,21 @@ def tuning(bottleneck: str, recipe: Mapping[str, object]) -> list[str]:
             ]
         case _:
             return ["see logs/controller.log"] if bottleneck == Bottleneck.INCIDENT else []
+
+
+def _hasten_rewards(recipe: Mapping[str, object]) -> list[str]:
+    """Return changes for faster rewards, or for faster episodes of an agent."""
+    try:
+        is_agent = find_traits(str(recipe.get("environment.name"))).is_agent
+    except PluginUnusable:
+        is_agent = False
+    if not is_agent:
+        return ["a cheaper reward"]
+    is_limited = recipe.get(_EPISODE_DEADLINE) is not None
+    limit = (
+        f"a lower {_EPISODE_DEADLINE}" if is_limited else f"{_EPISODE_DEADLINE} if episodes hang"
+    )
+    return [limit, "faster episodes"]
 
 
 def busy_metrics(trainer: Mapping[str, float], generators: Mapping[str, float]) -> dict[str, float]:

@@ -128,6 +128,8 @@ _CALL_KEYS: Final = {
 }
 """Keys that only an async reward reads."""
 
+_REWARD_DEADLINE_S: Final = 10.0
+
 
 class RewardConfig(Config):
     """One of several functions that score each sample."""
@@ -165,9 +167,9 @@ class EnvironmentConfig(Config):
     """Keyword arguments of the environment, fixed for a run and its resumes. A custom environment
     must validate them."""
 
-    reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
+    reward_deadline_s: Annotated[float, Field(gt=0)] = _REWARD_DEADLINE_S
     """Seconds to score one sample, or a whole group if the reward is async. A process that exceeds
-    this is killed. Raise it for slow graders. Agents use `rollout.deadline_s`."""
+    this is killed. Raise it for slow graders. Agents have `episode_deadline_s`."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds to start a reward process and import `target`, after which the run ends. Raise it for
@@ -181,6 +183,11 @@ class EnvironmentConfig(Config):
     """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
     for a program. More episodes save memory, but a crash or blocking code interrupts and repeats
     all of them."""
+
+    episode_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """name=agent or verifiers: seconds for one episode, with its model calls. A late episode is
+    ended and its sample has failed (`rollout.on_failed_sample`); the others of its group continue.
+    Must be below `rollout.deadline_s`. null: only that limit."""
 
     renderer: Options = {}
     """name=agent or verifiers: renderer from the package renderers for a model family's messages,
@@ -203,15 +210,17 @@ class EnvironmentConfig(Config):
     """Maximum calls per second of an async reward, including retries, over the whole run. null: no
     limit. Set it to the limit of the judge's provider."""
 
-    reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
-    """Address space limit of a reward process, in MiB."""
+    reward_memory_mib: Annotated[int, Field(ge=64)] | None = None
+    """Address space limit of a reward process, in MiB. null: 2048, or none for `command`, because
+    some programs reserve far more than they use: Node.js 20 needs 12288."""
 
     variables: tuple[str, ...] = ()
     """name=agent or verifiers: environment variables to inherit, in addition to PATH, HOME, locale
     and certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Maximum model calls per episode. An episode is cut off at this limit."""
+    """Maximum model calls per episode. An episode is cut off at this limit. Not for agents: your
+    loop counts its calls."""
 
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors. Each runs many episodes, so one is enough until its core is
@@ -374,12 +383,27 @@ class EnvironmentConfig(Config):
                 f"only the conversations of {agents} are rendered by it",
                 "Leave environment.renderer out.",
             )
+        if self.is_agent and self.reward_deadline_s != _REWARD_DEADLINE_S:
+            yield self._reject_key(
+                "reward_deadline_s",
+                self.reward_deadline_s,
+                "an agent computes its reward in its episode",
+                "Set environment.episode_deadline_s instead.",
+            )
         if self.is_agent and self.max_turns > 1:
             yield self._reject_key(
                 "max_turns",
                 self.max_turns,
                 "an agent decides itself how often it calls the model",
                 "Leave environment.max_turns out, and count in the agent.",
+            )
+        if self.episode_deadline_s is not None and not self.is_agent:
+            yield self._reject_key(
+                "episode_deadline_s",
+                self.episode_deadline_s,
+                "only the episodes of an agent have this limit",
+                "Leave environment.episode_deadline_s out; environment.reward_deadline_s limits a "
+                "reward function, rollout.deadline_s a group.",
             )
         if self.variables and not self.is_agent:
             yield self._reject_key(

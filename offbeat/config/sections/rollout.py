@@ -19,8 +19,9 @@ class RolloutConfig(Config):
     give fresher samples; more keep large fleets busy."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for a group's rollout. If the group is late because of its engine, this counts as a
-    failed request of that engine (`generator.request_strikes`). Raise it for long responses or slow
+    """Seconds for a group's rollout, and for a prompt of an evaluation. If the group waits for an
+    engine that has answered nothing else in the last quarter of this time, that is a failed request
+    of the engine (`generator.request_strikes`). Raise it for long responses or slow
     environments."""
 
     infrastructure_retries: Annotated[int, Field(ge=0)] = 8

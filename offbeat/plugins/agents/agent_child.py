@@ -7,11 +7,15 @@ tasks are cancelled, but no task of another episode.
 
 import asyncio
 import re
+import sys
+import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from operator import contains
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet
 
@@ -39,6 +43,9 @@ from offbeat.messages.framing import LENGTH, body_length
 
 T = TypeVar("T")
 _NONE: Final = 0
+_BLOCKED_S: Final = 5.0
+"""Time without a turn of the event loop after which an episode blocks it."""
+
 _EPISODE: ContextVar[int] = ContextVar("episode", default=_NONE)
 _FROM_PARENT = msgspec.json.Decoder(RewardCall | CancelCall)
 _REWARD: Final = "reward"
@@ -54,6 +61,8 @@ async def serve_episodes(child: ChildSide) -> None:
     tasks = EpisodeTasks(child.mark)
     loop = asyncio.get_running_loop()
     loop.set_task_factory(tasks)
+    deadline_s = child.target.deadline_s or _BLOCKED_S
+    _LoopWatch(child.mark, child.target.working_dir, min(_BLOCKED_S, deadline_s / 4)).start()
     running: dict[int, asyncio.Task[None]] = {}
     cancelled = set[int]()
 
@@ -90,6 +99,50 @@ async def _receive(reader: asyncio.StreamReader) -> RewardCall | CancelCall | No
         return _FROM_PARENT.decode(await reader.readexactly(body_length(header)))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+
+
+class _LoopWatch:
+    """Names the code that keeps the event loop, so that no other episode runs, in the mark."""
+
+    def __init__(self, mark: CallMark, user_dir: Path, patience_s: float) -> None:
+        self._mark, self._user_dir, self._patience_s = mark, user_dir, patience_s
+        self._turns = 0
+        self._loop_thread = threading.get_ident()
+
+    def start(self) -> None:
+        """Start to watch the running event loop, from a thread that ends with the process."""
+        self._count_turn()
+        threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
+
+    def _count_turn(self) -> None:
+        self._turns += 1
+        asyncio.get_running_loop().call_later(self._patience_s / 4, self._count_turn)
+
+    def _watch(self) -> None:
+        never, was_blocked = threading.Event(), False
+        while True:
+            before = self._turns
+            never.wait(self._patience_s)
+            is_blocked = self._turns == before
+            self._mark.blocking = self._find_line() if is_blocked else ""
+            if is_blocked and not was_blocked:
+                told = f"{self._mark.blocking} keeps the event loop, so no other episode runs here"
+                sys.stderr.write(f"agent: {told}; use asyncio.to_thread\n")
+            was_blocked = is_blocked
+
+    def _find_line(self) -> str:
+        """Return the line that the loop executes: the innermost one of the user's modules."""
+        # Documented, despite its name.
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        lines = list(traceback.walk_stack(frame))
+        inside = [
+            each
+            for each in lines
+            if Path(each[0].f_code.co_filename).is_relative_to(self._user_dir)
+        ]
+        for at, line in inside or lines:
+            return f"{Path(at.f_code.co_filename).name}:{line} in {at.f_code.co_name}"
+        return "unknown code"
 
 
 class EpisodeTasks:
@@ -188,14 +241,23 @@ def _reward_in(value: object) -> object:
             "names, of letters, digits, '_' and '-'"
         )
         return BadReward("reward_wrong_type", problem)
-    by_name = dict[str, float]()
-    for name, each in named.items():
-        reward = parse_reward(each)
-        if isinstance(reward, BadReward):
-            return BadReward(reward.reason, f"{name}: {reward.detail}")
-        by_name[str(name)] = reward
+    trained, metrics = parse_reward(named.pop(_REWARD)), _parse_metrics(named)
+    for each in (trained, metrics):
+        if isinstance(each, BadReward):
+            return each
     said = short_answer(answer or "") if answers else None
-    return NamedRewards(by_name.pop(_REWARD), by_name, said)
+    return NamedRewards(cast("float", trained), cast("dict[str, float | None]", metrics), said)
+
+
+def _parse_metrics(named: Mapping[object, object]) -> dict[str, float | None] | BadReward:
+    """Return the metrics by name, None for a metric that does not apply to the sample."""
+    by_name = dict[str, float | None]()
+    for name, each in named.items():
+        metric = None if each is None else parse_reward(each, f"the metric {name!r}")
+        if isinstance(metric, BadReward):
+            return metric
+        by_name[str(name)] = metric
+    return by_name
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from offbeat.environments.frames import RewardTarget
 from offbeat.environments.inputs import ENVIRONMENT, resolve_program
 from offbeat.environments.killable import ChildJob, ChildPool, RewardFailed
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.messages.groups import RolloutTask
+from offbeat.messages.groups import EPISODE_LATE, RolloutTask
 from offbeat.plugins.agents import agent_program
 
 INHERITED: Final = (
@@ -51,6 +51,7 @@ INHERITED: Final = (
 """Environment variables that an agent inherits in addition to the recipe's variables."""
 
 _REASONS: Final = {
+    "reward_deadline": EPISODE_LATE,
     "reward_raised": "agent_raised",
     "reward_process_died": "agent_process_died",
     "reward_answered_twice": "agent_answered_twice",
@@ -70,8 +71,8 @@ class AgentFunction(ChildPool):
 
         Raises:
             EnvironmentUnavailable: The agent raised it.
-            RolloutFailed: ``agent_raised``, ``agent_process_died``, ``agent_answered_twice``,
-                ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
+            RolloutFailed: ``agent_raised``, ``episode_deadline``, ``agent_process_died``,
+                ``agent_answered_twice``, ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
                 ``agent_process_lost`` is INFRASTRUCTURE, ``reward_import_failed`` is a BUG.
         """
         try:
@@ -87,6 +88,8 @@ class AgentFunction(ChildPool):
 
 NAME: Final = "agent"
 """Environment with an agent that is a function or a program named in the recipe."""
+
+_LATE: Final = "it took longer than environment.episode_deadline_s={deadline_s:g}"
 
 _PROGRAM: Final = "offbeat.plugins.agents.agent_child"
 """Module that a child executes to play episodes."""
@@ -132,7 +135,14 @@ def make_agent_function(
 ) -> AgentFunction:
     """Create killable children that run an async function as agents."""
     variables = (*INHERITED, *config.variables)
-    given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
+    given: dict[str, Any] = {
+        "options": options,
+        "limits": None,
+        "deadline_s": config.episode_deadline_s,
+        "variables": variables,
+    }
+    if config.command:
+        given["memory_mib"] = config.reward_memory_mib
     agent = make_reward_target(config, target, working_dir, source, **given)
     # A program's process group ends with each episode, including any processes it left.
     job = playing(episodes_at_once(config), calls_in_all=1 if config.command else None)
@@ -141,7 +151,7 @@ def make_agent_function(
 
 def playing(episodes: int, **limits: Any) -> ChildJob:  # noqa: ANN401 - fields of a job
     """Return the job of children that play ``episodes`` episodes at once."""
-    return ChildJob(_PROGRAM, "episode", episodes, outlives_calls=True, **limits)
+    return ChildJob(_PROGRAM, "episode", _LATE, episodes, outlives_calls=True, **limits)
 
 
 def episodes_at_once(config: EnvironmentConfig) -> int:

@@ -152,7 +152,7 @@ _TEXT_CHARACTERS: Final = 500_000  # of all examples together; compression leave
 _CURVES: Final = (
     "train/reward", "train/loss", "train/entropy", "train/kl_reference", "train/kl_reward",
     "train/teacher_kl", "off_policy/behaviour_kl", "train/zero_variance_groups", "rollout/response_tokens_mean",
-    "rollout/truncated_fraction", "rollout/masked_fraction",
+    "rollout/truncated_fraction", "rollout/masked_fraction", "rollout/refused_fraction",
     "off_policy/staleness_mean", "off_policy/staleness_max", "off_policy/logprob_gap_mean",
     "off_policy/logprob_gap_max", "train/grad_norm", "train/clip_fraction_low",
     "train/clip_fraction_high", "throughput/samples_per_s", "throughput/tokens_per_s",

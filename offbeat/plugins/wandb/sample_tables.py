@@ -116,7 +116,8 @@ class SampleTables:
             sample.prompt_index,
             sample.sample,
             self._shown(row, "prompt"),
-            self._shown(row, "response"),
+            (f"[branch {len(branches)} of {len(branches)}] " if len(branches) > 1 else "")
+            + self._shown(row, "response"),
             sample.reward,
             sample.advantage,
             row.get("finish_reason") or "",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -41,6 +42,8 @@ def main(what: str, task: dict[str, Any]) -> None:
         case "prints":
             print(100.0)  # noqa: T201
             finish(1)
+        case "returns-its-memory-limit":
+            finish(float(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20))
         case "writes-much":
             finish("x" * (1 << 17))
         case "writes-text":

@@ -44,10 +44,15 @@ async def with_agent(
     use: Callable[[AgentGroups], Awaitable[T]],
     workers: int = 1,
     limits: SessionLimits | None = None,
+    deadline_s: float | None = None,
     **options: Any,
 ) -> T:
     recipe = EnvironmentConfig(
-        name="agent", target=f"user_agents:{name}", options=options, reward_workers=workers
+        name="agent",
+        target=f"user_agents:{name}",
+        options=options,
+        reward_workers=workers,
+        episode_deadline_s=deadline_s,
     )
     async with started_groups(make_agent(recipe, HERE), limits=limits) as groups:
         return await use(groups)
@@ -142,9 +147,17 @@ def test_a_masked_sample_has_no_rewards_by_name(tmp_path: Path) -> None:
     assert (named["style"][at], sum(filter(None, named["style"]))) == (0.0, 0.25)
 
 
-def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
-    told = failure("names_at_random", task(samples=2))
+def test_a_sample_without_a_metric_of_the_others_has_none_for_it(tmp_path: Path) -> None:
+    receipt, _ = play("wins_once", task(samples=2), folder=str(tmp_path))
+    named = {name: set(values) for name, values in receipt.rewards_by_name}
+    assert named == {"won": {1.0, None}, "lost": {None}}
+    assert receipt.masked_samples == 0
+
+
+def test_a_group_with_ever_new_names_of_metrics_fails() -> None:
+    told = failure("names_at_random", task(samples=33))
     assert (told.kind, told.reason) == (FailureKind.DATA, "reward_names_differ")
+    assert "metrics of 33 names" in told.detail
 
 
 # --- failures of one sample -------------------------------------------------------------------------
@@ -165,7 +178,8 @@ def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
             "'answer' is int 42: it is the final answer, as",
         ),
         ("names_badly", "reward_wrong_type", "the agent named its rewards ['a/b', 'reward']"),
-        ("returns_not_finite", "reward_not_finite", "style: the reward is inf"),
+        ("returns_not_finite", "reward_not_finite", "the metric 'style' is inf"),
+        ("returns_a_text", "reward_wrong_type", "the metric 'note' is str 'hello'"),
     ],
 )
 def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str, says: str) -> None:
@@ -268,6 +282,33 @@ def test_a_late_engine_is_told_from_a_late_agent() -> None:
     with pytest.raises(RolloutFailed) as caught:
         asyncio.run(with_agent("converses", use))
     assert (caught.value.reason, caught.value.source) == ("deadline", Component.ENGINE)
+
+
+def test_an_episode_that_hangs_is_repeated_and_the_others_of_its_group_are_kept(
+    tmp_path: Path,
+) -> None:
+    receipt, _ = play("hangs_once", task(samples=3), deadline_s=1.0, folder=str(tmp_path))
+    assert receipt.rewards == (1.0,) * 3
+    assert sorted(receipt.retries) == [0, 0, 1]
+    assert sorted(receipt.failures) == [SampleFailure.MODEL, *[SampleFailure.NONE] * 2]
+
+
+def test_an_episode_that_hangs_is_masked_with_its_own_reason(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"deadline_s": 1.0, "folder": str(tmp_path)}
+    receipt, _ = play("hangs_once", task(samples=3), policy=MASK, **options)
+    assert receipt.finish_reasons.count("episode_deadline") == receipt.masked_samples == 1
+    told = failure("hangs", policy=MASK, deadline_s=0.5)
+    assert told.kind is FailureKind.DATA
+    assert "longer than environment.episode_deadline_s=0.5 (episode_deadline)" in told.detail
+
+
+def test_an_episode_that_was_late_because_of_its_engine_is_no_failure_of_the_agent() -> None:
+    async def never(request: GenerateRequest) -> GenerateResult:
+        return await asyncio.get_running_loop().create_future()
+
+    told = failure("converses", generate=never, policy=MASK, deadline_s=0.5)
+    assert (told.kind, told.source) == (FailureKind.INFRASTRUCTURE, Component.ENVIRONMENT)
+    assert "and waited for the model (episode_deadline)" in told.detail
 
 
 # --- hostile agents ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -22,12 +23,18 @@ HERE = Path(__file__).parent
 TASK = RolloutTask(Prompt(7, 0, 7, {"question": "how many"}), 1, 1, "engine-0", 3, 60.0)
 
 
-def play(*arguments: str, engine: DrawnBytes | None = None, left: Path | None = None) -> Receipt:
+def play(
+    *arguments: str,
+    engine: DrawnBytes | None = None,
+    left: Path | None = None,
+    memory_mib: int | None = None,
+) -> Receipt:
     """Play an episode; with ``left``, a second one, in which the process in this file has ended."""
 
     async def main() -> Receipt:
         command = (sys.executable, "program_agent.py", *arguments)
-        agent = make_agent(EnvironmentConfig(name="agent", command=command), HERE)
+        recipe = EnvironmentConfig(name="agent", command=command, reward_memory_mib=memory_mib)
+        agent = make_agent(recipe, HERE)
         async with started_groups(agent) as groups:
             generate = (engine or DrawnBytes()).generate
             client = EngineClient(TASK, generate, SamplingParams(max_new_tokens=40), 4000)
@@ -46,6 +53,12 @@ def test_a_program_is_trained_on_what_it_was_answered() -> None:
     receipt = play("answers", engine=engine)
     ((_, said, _),) = engine.calls
     assert (receipt.rewards, receipt.valid_tokens) == ((1.0,), (len(said),))
+
+
+def test_a_programs_address_space_is_limited_only_on_demand() -> None:
+    inherited, _ = resource.getrlimit(resource.RLIMIT_AS)
+    assert play("returns-its-memory-limit").rewards == (float(inherited >> 20),)
+    assert play("returns-its-memory-limit", memory_mib=1024).rewards == (1024.0,)
 
 
 def test_what_a_program_prints_is_no_result() -> None:

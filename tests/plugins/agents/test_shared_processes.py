@@ -32,8 +32,8 @@ AT_ONCE = 64
 NOBODY = msgspec.json.encode(AgentClient("", "", "")).decode()
 
 
-def target(name: str, **options: Any) -> RewardTarget:
-    return RewardTarget(f"sharing_agents:{name}", HERE, options, 2048, None, 120.0)
+def target(name: str, deadline_s: float | None = None, **options: Any) -> RewardTarget:
+    return RewardTarget(f"sharing_agents:{name}", HERE, options, 2048, deadline_s, 120.0)
 
 
 async def with_agent(
@@ -42,10 +42,11 @@ async def with_agent(
     *,
     processes: int = 1,
     grace_s: float = 20.0,
+    deadline_s: float | None = None,
     **options: Any,
 ) -> T:
     limits = playing(AT_ONCE, grace_s=grace_s)
-    agent = AgentFunction(target(name, **options), processes, limits)
+    agent = AgentFunction(target(name, deadline_s, **options), processes, limits)
     async with started_groups(agent) as groups:
         return await use(groups)
 
@@ -123,6 +124,28 @@ def test_an_episode_that_blocks_its_process_costs_no_other_one(tmp_path: Path) -
     )
     assert (receipt.masked_samples, receipt.retries) == (0, (1,))
     assert receipt.failures == (SampleFailure.INFRASTRUCTURE,)
+
+
+def test_an_episode_that_blocks_its_process_is_named_and_the_others_are_repeated(
+    tmp_path: Path,
+) -> None:
+    kept = list[RolloutFailed]()
+    watched = SampleFailurePolicy("mask", keep=lambda _, failure: kept.append(failure))
+
+    async def both(groups: AgentGroups) -> tuple[Receipt, RolloutFailed]:
+        other = asyncio.create_task(groups.run_group(client(hangs=False), watched))
+        with pytest.raises(RolloutFailed) as blocked:
+            await groups.run_group(client(hangs=True), MASK)
+        return (await other)[0], blocked.value
+
+    receipt, blocked = asyncio.run(
+        with_agent("one_blocks", both, grace_s=5.0, deadline_s=3.0, folder=str(tmp_path))
+    )
+    assert receipt.masked_samples == 0
+    assert {each.reason for each in kept} == {"agent_process_lost"}
+    assert "because another episode keeps the event loop of its process: sharing_a" in str(kept[0])
+    assert "keeps the event loop of its process: sharing_agents.py:" in blocked.detail
+    assert "in one_blocks (episode_deadline)" in blocked.detail
 
 
 @asynccontextmanager

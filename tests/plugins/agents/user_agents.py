@@ -142,6 +142,20 @@ async def returns_not_finite(task: Task, client: AgentClient) -> dict[str, float
     return {"reward": 1.0, "style": float("inf")}
 
 
+async def returns_a_text(task: Task, client: AgentClient) -> dict[str, object]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, "note": "hello"}
+
+
+async def wins_once(task: Task, client: AgentClient, *, folder: str) -> object:
+    await converses(task, client, turns=1)
+    won = Path(folder) / "won"
+    if won.exists():
+        return 0.0
+    won.touch()
+    return {"reward": 1.0, "won": 1.0, "lost": None}
+
+
 async def names_its_rewards(
     task: Task, client: AgentClient, *, fails_at: str = ""
 ) -> dict[str, float]:
@@ -217,6 +231,15 @@ async def keeps_its_key(task: Task, client: AgentClient, *, folder: str) -> floa
 async def hangs(task: Task, client: AgentClient) -> float:
     await converses(task, client, turns=1)
     return await asyncio.get_running_loop().create_future()
+
+
+async def hangs_once(task: Task, client: AgentClient, *, folder: str) -> float:
+    await converses(task, client, turns=1)
+    hung = Path(folder) / "hung"
+    if not hung.exists():
+        hung.touch()
+        await asyncio.get_running_loop().create_future()
+    return 1.0
 
 
 async def shows_its_environment(task: Task, client: AgentClient, *, variable: str) -> float:

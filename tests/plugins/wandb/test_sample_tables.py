@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -84,6 +85,16 @@ def test_a_response_without_text_is_decoded_from_its_tokens(tmp_path: Path) -> N
     table = tables.take()
     assert table is not None
     assert table.rows[0][5] == "[2][3]"  # no tokenizer is known
+
+
+def test_the_last_branch_of_a_sample_is_shown_as_one_of_several(tmp_path: Path) -> None:
+    branches = [logged_table(5, prompt="a", response=each) for each in ("first", "last")]
+    pq.write_table(pa.concat_tables(branches), parquet(tmp_path))
+    tables = SampleTables(tmp_path, "", 1, 4, Clock())
+    tables.add(record(1, 5))
+    table = tables.take()
+    assert table is not None
+    assert table.rows[0][5] == "[branch 2 of 2] last"
 
 
 @pytest.mark.parametrize(

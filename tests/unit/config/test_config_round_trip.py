@@ -89,6 +89,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.renderer": st.just({}),
     "environment.images": st.none(),  # a section that an override cannot take out again
     "environment.episodes_per_child": st.none(),
+    "environment.episode_deadline_s": st.none(),
     "sampler": st.composite(sampler)(),
     "algorithm.loss.target": st.sampled_from(["mine:loss", "a.b:loss"]),
     "algorithm.loss.options": OPTIONS,

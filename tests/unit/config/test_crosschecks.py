@@ -401,6 +401,24 @@ def test_the_renderer_of_every_agent_is_one_key() -> None:
     assert "environment.renderer={'name': 'qwen3'} is not used" in text
 
 
+def test_an_agent_has_no_deadline_for_its_reward() -> None:
+    agent = {"name": "agent", "target": "my.agents:run", "reward_deadline_s": 3}
+    text = only({"environment": agent}, DATA)
+    assert "environment.reward_deadline_s=3.0 is not used" in text
+    assert "Set environment.episode_deadline_s instead" in text
+
+
+def test_an_episode_has_less_time_than_its_group() -> None:
+    limit: dict[str, Any] = {"name": "agent", "target": "my.agents:run", "episode_deadline_s": 20}
+    environment, group = {"environment": limit}, {"rollout": {"deadline_s": 20.5}}
+    assert not messages(environment, DATA, group)
+    text = only(environment, DATA, {"rollout": {"deadline_s": 20}})
+    assert "environment.episode_deadline_s=20 is never reached" in text
+    assert "Set it to 10 or less" in text
+    text = only({"environment": {"name": "arithmetic", "episode_deadline_s": 20}})
+    assert "environment.episode_deadline_s=20.0 is not used" in text
+
+
 def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
     text = only({"environment": {"name": "arithmetic", "episodes_per_child": 4}})
     assert "environment.episodes_per_child=4 is not used" in text

@@ -20,6 +20,7 @@ FIRST_MASKED: dict[str, Any] = {
     "rewards": (0.0, 1.0, 0.0, 0.5),
     "branches": (1, 1, 2, 1),
     "textless_tokens": 3,
+    "refused_requests": (0, 5, 0, 1),
 }
 OF_FOUR: dict[str, Any] = {
     "samples_per_group": 4,
@@ -74,7 +75,8 @@ def test_metrics_and_journal_count_valid_samples_and_tell_the_masked_ones_apart(
     assert first["rollout/retried_fraction"] == 1 / 8
     assert (first["rollout/branches_mean"], first["rollout/branched_fraction"]) == (9 / 8, 1 / 8)
     assert first["rollout/textless_fraction"] == 3 / sum(FIRST_MASKED["valid_tokens"] + (2,) * 4)
-    assert run.built.progress.summary("run", "finished", None).masked_samples == 1
+    summary = run.built.progress.summary("run", "finished", None)
+    assert (summary.masked_samples, summary.refused_samples) == (1, 2)
 
 
 def test_the_mean_of_a_named_reward_is_over_the_valid_samples_that_have_it() -> None:

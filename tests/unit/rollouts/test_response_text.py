@@ -23,9 +23,19 @@ def test_special_tokens_are_in_the_text() -> None:
     assert response_texts(CharTokenizer(), RECEIPT, columns("7\0", "8")) == ("7</s>", "8")
 
 
-def test_a_sample_with_several_branches_has_the_text_of_the_last() -> None:
+def test_a_sample_with_several_branches_has_the_text_of_each() -> None:
     branched = msgspec.structs.replace(RECEIPT, branches=(2, 1))
-    assert response_texts(CharTokenizer(), branched, columns("a", "bc", "d")) == ("bc", "d")
+    both = "[branch 1 of 2]\na\n[branch 2 of 2]\nbc"
+    assert response_texts(CharTokenizer(), branched, columns("a", "bc", "d")) == (both, "d")
+
+
+def test_each_branch_of_a_long_sample_keeps_its_ends() -> None:
+    branched = msgspec.structs.replace(RECEIPT, branches=(2, 1))
+    long = "a" + "-" * SAMPLE_CHARACTERS + "b"
+    text, _ = response_texts(CharTokenizer(), branched, columns(long, "bc", "d"))
+    assert text.startswith("[branch 1 of 2]\na-")
+    assert text.endswith("-b\n[branch 2 of 2]\nbc")
+    assert len(text) < SAMPLE_CHARACTERS
 
 
 def test_the_placeholder_of_a_sample_without_a_turn_is_no_text() -> None:

@@ -19,6 +19,7 @@ from offbeat.environments.protocol import SingleTurn
 from offbeat.messages.failures import (
     ActorLost,
     ArgumentLost,
+    Component,
     EngineUnavailable,
     FailureKind,
     InvalidRequest,
@@ -89,6 +90,35 @@ async def test_trained_tokens_that_the_tokenizer_does_not_have_are_counted(tmp_p
             assert receipt.textless_tokens == 2
     [warning] = [entry for entry in logs if entry["event"] == "rollout.tokens_without_text"]
     assert (warning["tokens"], warning["of"]) == (2, 6)
+    await worker.close()
+
+
+async def test_a_late_group_is_a_strike_unless_its_engine_has_just_answered_another(
+    tmp_path: Path,
+) -> None:
+    async def answer_other_groups(request: GenerateRequest) -> GenerateResult:
+        if request.prompt_ids == (ord("1"), ord("+"), ord("2"), ord("=")):
+            await asyncio.get_running_loop().create_future()
+        return await answers("7", "hang")(request)
+
+    worker = WorkerOf(
+        tmp_path, Arithmetic(CharTokenizer()), CharTokenizer(), only(answer_other_groups)
+    )
+    worker.admit(FENCE)
+    late = msgspec.structs.replace(
+        task(), deadline_s=0.5, prompt=Prompt(7, 0, 7, {"prompt": "1+2=", "answer": 3})
+    )
+    with pytest.raises(RolloutFailed) as alone:
+        await worker.roll_out(late)
+    assert (alone.value.reason, alone.value.source) == ("deadline", Component.ENGINE)
+    running = asyncio.ensure_future(worker.roll_out(late))
+    while not running.done():
+        await worker.roll_out(task())
+    with pytest.raises(RolloutFailed) as beside:
+        await running
+    assert (beside.value.kind, beside.value.reason) == (FailureKind.INFRASTRUCTURE, "deadline")
+    assert beside.value.source is Component.WORKER
+    assert beside.value.detail.endswith("engine-0 answers other requests")
     await worker.close()
 
 

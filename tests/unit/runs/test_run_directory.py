@@ -296,6 +296,21 @@ def test_a_resume_says_at_its_start_which_steps_it_trains_again(tmp_path: Path) 
     assert "the initial model" in said[0]
 
 
+def test_a_resume_with_fewer_steps_than_were_trained_says_so(tmp_path: Path) -> None:
+    made = make_run_dir(config("unused", steps=9), tmp_path / "run")
+    recorded = RecordedRun(made)
+    recorded.ledger.released(0, "d0")
+    for _ in range(2):
+        recorded.train(recorded.ready(2))
+    recorded.close()
+    said = list[str]()
+    with ExitStack() as ours:
+        opened = open_run(config("unused", steps=1), None, made, ours, {}, changed_code=False)
+        opened.tell_changes(said.append)
+    assert "no checkpoint of version 2" in said[-1]
+    assert said[-1].endswith("steps=1 is less than the 2 steps that were trained")
+
+
 def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
     made = make_run_dir(config("unused"), tmp_path / "run")
     recorded = RecordedRun(made)

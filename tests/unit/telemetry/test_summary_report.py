@@ -106,6 +106,12 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
         assert part in text
 
 
+def test_samples_with_a_refused_request_are_counted_if_there_are_any() -> None:
+    assert "refused" not in rendered(SUMMARY)
+    text = rendered(msgspec.structs.replace(SUMMARY, refused_samples=12))
+    assert "refused     12 samples" in text and "see agent.request_refused in logs/" in text
+
+
 def test_a_run_without_any_signal_says_so_and_names_the_preview() -> None:
     learned_nothing = msgspec.structs.replace(SUMMARY, steps_with_signal=0)
     console = Console(file=io.StringIO(), width=400)

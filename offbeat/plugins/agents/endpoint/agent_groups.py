@@ -6,6 +6,8 @@
 | one of its requests failed in the engine     | the attempt of the group fails, by that failure  |
 | the agent raised, exited, or sent no reward  | the sample fails, kind model                     |
 | it never called the model                    | the sample fails, ``no_model_call``              |
+| it exceeds ``environment.episode_deadline_s``| the sample fails, ``episode_deadline``; kind     |
+|                                              | infrastructure if a request was open             |
 | turns in more than one branch                | a valid sample, all of its branches are trained; |
 |                                              | or it fails, ``branches``, and is not retried    |
 | ``EnvironmentUnavailable``                   | the sample fails, kind infrastructure            |
@@ -34,9 +36,9 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.environment_plugin import Agent, AgentClient
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.generators.end_tokens import end_ids_of
-from offbeat.messages.failures import FailureKind, OffbeatError
+from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import EPISODE_LATE, Receipt
 from offbeat.messages.text import printable
 from offbeat.plugins.agents.endpoint.chat_bridge import ChatBridge
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
@@ -230,9 +232,16 @@ class AgentGroups:
         try:
             async with asyncio.TaskGroup() as episode:
                 failing = episode.create_task(session.raise_failure(), name="session-failure")
-                with environment_code(task):
-                    rewards = await self._agent.run(task, client)
-                for value in (rewards.reward, *rewards.by_name.values()):
+                try:
+                    with environment_code(task):
+                        rewards = await self._agent.run(task, client)
+                except RolloutFailed as failure:
+                    if failure.reason == EPISODE_LATE and session.open_requests:
+                        failure.kind = FailureKind.INFRASTRUCTURE
+                        failure.detail += ", and waited for the model"
+                    raise
+                metrics = (value for value in rewards.by_name.values() if value is not None)
+                for value in (rewards.reward, *metrics):
                     check_reward(task, value, session.sample)
                 failing.cancel()
         except ExceptionGroup as errors:

@@ -62,7 +62,9 @@ function drawPanels(runs) {
     curve(run, 'rollout/response_tokens_mean', 'tokens', '--c0', { smooth: true })]);
   put(learning, { title: 'Cut off, masked', note: 'share of the samples', format: percent, range: fromZero }, run => [
     curve(run, 'rollout/truncated_fraction', 'out of tokens', '--c0'),
-    curve(run, 'rollout/masked_fraction', 'failed and masked', '--c1', { dash: [6, 4] })]);
+    curve(run, 'rollout/masked_fraction', 'failed and masked', '--c1', { dash: [6, 4] }),
+    run.curves['rollout/refused_fraction']?.some(share => share > 0)
+      ? curve(run, 'rollout/refused_fraction', 'with a refused request', '--c2') : null]);
   put(learning, { title: 'Gradient', note: 'L2 norm before clipping', range: fromZero }, run => [
     curve(run, 'train/grad_norm', 'norm', '--c0', { smooth: true })]);
   put(learning, { title: 'Speed', note: 'samples trained per second', range: fromZero }, run => [
