@@ -417,7 +417,7 @@ def test_every_key_of_a_large_section_of_another_library_is_answered(report: Rep
         ("actor_rollout_ref.actor.optim.weight_decay=0", "is `trainer.optimizer.weight_decay` here"),
         ("actor_rollout_ref.actor.kl_loss_type=low_var_kl", "is `algorithm.loss.kl_kind` here. Its"),
         ("actor_rollout_ref.actor.kl_loss_type=kl", "`kl` is `k1`, `mse` is `k2`, and `low_var_kl`"),
-        ("async_training.require_batches=4", "is `groups_per_step` here. Times `ppo_mini_batch"),
+        ("async_training.require_batches=4", "is `groups_per_step` here. Multiply it by `ppo_mini_batch"),
         ("async_training.staleness_threshold=0.5", "0.5 at an interval of 4 is `sampler.max_stal"),
         ("actor_rollout_ref.actor.fsdp_config.model_dtype=fp32", "keeps float32 masters"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "It needs `trainer.backend=m"),
