@@ -39,13 +39,15 @@ class NoSuchKey(OffbeatError):
 def explain(key: str = "") -> str:
     """Return type, range, default and meaning of a dotted key, or all keys of a section.
 
-    The last part of a key suffices if no other key ends with it. Other packages are imported only
+    The last part of a key suffices if no other key ends with it. Blanks around a key are ignored,
+    and dashes stand for underscores, except in names that a recipe chooses. Other packages are imported only
     if they are needed for the answer: a tracker for its section, and engines for section
     ``generator`` and for its keys that only some engines have.
 
     Raises:
         NoSuchKey: It names the nearest key.
     """
+    key = _spell(key.strip())
     if not key:
         doc = RunConfig.__doc__ or ""
         return f"{doc.strip()}\n\n{_table(schema.children(''))}"
@@ -68,6 +70,17 @@ def explain(key: str = "") -> str:
     engines = [*_engines_of_packages()] if key == _GENERATOR else []
     own = [*_keys_of_packages()] if key == _GENERATOR else []
     return "\n".join([head, *choices, *engines, "", _table(schema.children(known.key)), *own])
+
+
+def _spell(key: str) -> str:
+    """Return a key with underscores for its dashes, but with the name of a plug-in as it is."""
+    if schema.known(key) is not None:
+        return key  # a dash in it belongs to a name that a recipe chose
+    section, _, below = key.partition(".")
+    if section != _PLUGINS:
+        return key.replace("-", "_")
+    name, dot, own = below.partition(".")
+    return f"{section}.{name}{dot}{own.replace('-', '_')}" if name else key
 
 
 def _explain_plugin(key: str) -> str:

@@ -81,7 +81,7 @@ def install_package(folder: Path, package: str, sources: Mapping[str, str]) -> N
 
 def module_of(package: str, name: str) -> str:
     """Return the name of the module of an entry point."""
-    return f"{package}_{name.replace('.', '_')}"
+    return f"{package}_{name}".replace(".", "_").replace("-", "_")
 
 
 TRACKER = """

@@ -46,6 +46,32 @@ def test_every_key_says_what_it_does(key: str) -> None:
     assert explain(key)
 
 
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        (" sampler.max_staleness", "sampler.max_staleness"),
+        ("sampler.max_staleness\t", "sampler.max_staleness"),
+        ("sampler.max-staleness", "sampler.max_staleness"),
+        (" top-p ", "top_p"),
+        (" ", ""),
+    ],
+)
+def test_blanks_around_a_key_and_dashes_for_underscores_are_understood(
+    written: str, key: str
+) -> None:
+    assert explain(written) == explain(key)
+
+
+def test_a_dash_in_a_name_that_a_recipe_chose_stays() -> None:
+    key = "environment.rewards.my-reward.weight"
+    assert explain(key).startswith(f"{key}: ")
+
+
+def test_a_misspelt_key_with_dashes_is_told_its_nearest() -> None:
+    with pytest.raises(NoSuchKey, match="Did you mean `max_staleness`"):
+        explain("sampler.max-stalenes")
+
+
 def test_an_unknown_key_is_told_its_nearest() -> None:
     with pytest.raises(NoSuchKey, match=r"sync\.intervall: unknown key. Did you mean `interval`"):
         explain("sync.intervall")

@@ -134,3 +134,9 @@ def test_an_engine_that_cannot_be_imported_is_named_where_its_keys_would_be(site
     with pytest.raises(NoSuchKey, match=told):
         explain("generator.depth")
     assert told not in explain("trainer") + explain() + explain("plugins.board")
+
+
+def test_a_dash_in_the_name_of_a_plug_in_stays(site: Path) -> None:
+    install_package(site, "lab", {"tracker.my-board": TRACKER})
+    assert explain("plugins.my-board.path") == explain(" plugins.my-board.path")
+    assert explain("plugins.my-board.path").startswith("plugins.my-board.path: text; required\n")
