@@ -193,11 +193,11 @@ test-vllm: $(VLLM_STAMP)
 check: lint types layers
 
 lint: $(DEV_STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(or $(FILES),.)
+	$(BIN)/ruff format --check $(or $(FILES),.)
 
 types: $(DEV_STAMP)
-	$(BIN)/pyright
+	$(BIN)/pyright $(FILES)
 
 layers: $(DEV_STAMP)
 	$(BIN)/lint-imports --no-logo
