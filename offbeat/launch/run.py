@@ -28,6 +28,7 @@ from offbeat.messages.missing_package import name_missing_package
 from offbeat.runs import results
 from offbeat.runs.directory import CONFIG, RunDirUnusable, what_to_name
 from offbeat.runs.past_run import run_directory
+from offbeat.runs.unfinished import describe_unsaved_steps
 from offbeat.runs.why import GroupHistory, why
 
 if TYPE_CHECKING:
@@ -91,18 +92,21 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted. It ended cleanly and can be resumed.
+    """A run was interrupted and can be resumed. The message names steps that no checkpoint has.
 
-    Fix: resume the run to continue.
+    Fix: resume the run to continue. Raise ``supervision.signal_grace_s`` if steps were not saved.
     """
 
-    def __init__(self, run_dir: str, go_on: str) -> None:
-        super().__init__(run_dir, go_on)
+    def __init__(self, run_dir: str, go_on: str, unsaved: str = "") -> None:
+        super().__init__(run_dir, go_on, unsaved)
         self.run_dir = run_dir
         self.go_on = go_on  # the call that resumes the run
+        self.unsaved = unsaved  # a sentence on steps that no checkpoint has, or ""
 
     def __str__(self) -> str:
-        return f"the run ended cleanly; to resume: {self.go_on}"
+        longer = "Raise supervision.signal_grace_s to wait longer for it"
+        end = f"{self.unsaved}. {longer}" if self.unsaved else "the run ended cleanly"
+        return f"{end}; to resume: {self.go_on}"
 
     @property
     def run(self) -> "Run":
@@ -459,7 +463,8 @@ def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     if end.summary.outcome == "failed":
         raise TrainingFailed(end.summary.error or "", str(end.directory), end.go_on)
     if end.summary.outcome == "aborted" and not is_asked:
-        raise RunInterrupted(str(end.directory), end.go_on)
+        unsaved = describe_unsaved_steps(end.directory, end.summary.trainer_version)
+        raise RunInterrupted(str(end.directory), end.go_on, unsaved)
     return Run(end.directory)
 
 

@@ -52,9 +52,10 @@ class SupervisionConfig(Config):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for each actor to close before it is killed."""
 
-    signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including a last checkpoint. Keep it
-    below the sender's kill time, often 30 s."""
+    signal_grace_s: Annotated[float, Field(gt=0)] = 25.0
+    """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including the step in progress and a
+    last checkpoint. Keep it below the sender's kill time, often 30 s. Without a sender that kills,
+    as in a notebook, raise it for a large model."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
     """Stop the run this many seconds after the command started, like `offbeat control RUN stop`.

@@ -55,7 +55,7 @@ async def test_abort_ends_within_its_grace_and_closes_every_actor(
     interval: int, within_s: float
 ) -> None:
     """Of 10 seconds, 7 are for a step that is being finished; without checkpoints nobody waits."""
-    world = World({"checkpoint": {"interval": interval}})
+    world = World({"checkpoint": {"interval": interval}, "supervision": {"signal_grace_s": 10}})
     world.trainer.step_s = 1000
     controller = world.controller()
     asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")

@@ -1,5 +1,6 @@
 """The call that resumes a run gives again what was given by value, and allows the fix of the user."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -92,3 +93,15 @@ def test_both_errors_of_an_ended_run_name_the_call() -> None:
     call = compose_resume_call(RUN, of(give(right)))
     assert str(TrainingFailed("it failed", "runs/mine", call)).endswith(f"to resume: {call}")
     assert str(RunInterrupted("runs/mine", call)).endswith(f"to resume: {call}")
+
+
+def test_an_interruption_that_saved_too_little_names_the_steps_and_the_key() -> None:
+    call = compose_resume_call(RUN, of(give(right)))
+    interrupted = RunInterrupted(
+        "runs/mine", call, "no checkpoint of version 7 was written in time"
+    )
+    assert str(pickle.loads(pickle.dumps(interrupted))) == str(interrupted)  # noqa: S301
+    assert str(interrupted).startswith(
+        "no checkpoint of version 7 was written in time. Raise supervision.signal_grace_s"
+    )
+    assert "ended cleanly" not in str(interrupted)
