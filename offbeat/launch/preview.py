@@ -27,13 +27,13 @@ from offbeat.rollouts.log_table import rest_of_row
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.metrics_file import whole_lines
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
+from offbeat.telemetry.summary import FEW_SIGNALS
 
 PROMPTS: Final = 16
 SAMPLES: Final = 4
 _SHOWN: Final = 3
 _CHARACTERS: Final = 1200  # of a prompt or a response
 _ROW_CHARACTERS: Final = 300
-_FEW_SIGNALS: Final = 0.25
 _FIX: Final = "fix the code, or set rollout.on_failed_sample=mask"
 
 
@@ -177,7 +177,7 @@ class Preview:
             rewards = {reward for each in self.prompts for reward in each.rewards}
             same = f": every reward is {rewards.pop():g}" if len(rewards) == 1 else ""
             return f"There is nothing to learn from{same}. Change the prompts, the reward or the model."
-        if share < _FEW_SIGNALS:
+        if share < FEW_SIGNALS:
             return f"Only {share:.0%} of the groups have something to learn from: expect slow progress."
         return f"{share:.0%} of the groups have something to learn from."
 
