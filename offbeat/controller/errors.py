@@ -59,8 +59,8 @@ class EveryRolloutFailed(BudgetSpent):
 
     def __str__(self) -> str:
         return (
-            f"{self.last.rstrip('.')}. {self.fix}: every rollout fails, and {self.what} with "
-            f"{self.key}={self.budget} would be spent on the same failure"
+            f"{self.last.rstrip('.')}. {self.fix}: no rollout has succeeded, and this failure "
+            f"would spend all {self.what} with {self.key}={self.budget}"
         )
 
 

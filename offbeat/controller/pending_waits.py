@@ -189,12 +189,12 @@ class PendingWaits:
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
         wanted = (entry for entry in remote if component in (None, entry.component))
         first = next((entry for entry in wanted if not entry.background), None)
-        return "" if first is None else f"{first.waiter}: {first.target}"
+        return "" if first is None else f"{first.target} ({first.waiter})"
 
     def describe_wait(self, pump: Pump) -> str:
         """Describe the wait of one pump, or return "" if it waits for nothing."""
         return next(
-            (f"{each.waiter}: {each.target}" for each in self._open if each.pump is pump), ""
+            (f"{each.target} ({each.waiter})" for each in self._open if each.pump is pump), ""
         )
 
     def list_longest(self, now: float) -> tuple[NamedWait, ...]:

@@ -29,8 +29,7 @@ def parquet_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open file as plain values, in the file's order.
 
-    Only ``columns`` are read, or all columns if none are named. A null becomes a missing key,
-    because a Parquet row has a place for every column, and a struct for every field. In the columns
+    Only ``columns`` are read, or all columns if none are named. A null is None. In the columns
     ``media`` a value may be the bytes of a file, directly or as field ``bytes``. They become
     ``{"bytes": text in base64}``.
 
@@ -46,10 +45,7 @@ def parquet_rows(
             raise PromptFileError(str(path), 0, problem)
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             for row in batch.to_pylist():
-                yield {
-                    key: _file(value) if key in media else value
-                    for key, value in _without_nulls(row).items()
-                }
+                yield {key: _file(value) if key in media else value for key, value in row.items()}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = f"is not a readable Parquet file: {error}"
         raise PromptFileError(str(path), 0, problem) from error
@@ -69,7 +65,7 @@ def _problem_of_columns(
         if (count := names.count(name)) > 1:
             return f"has column {name!r} {count} times {columns}; give each a different name"
         if not (_is_plain(kind) or (name in media and _is_file(kind))):
-            fix = "name the columns that are needed"
+            fix = "name the columns that are needed in data.columns"
             return f"has column {name!r} of type {kind}, which no prompt can hold; {fix}"
     return None
 
@@ -124,12 +120,13 @@ def _is_plain(kind: pa.DataType) -> bool:
     return text or number or kinds.is_boolean(kind) or kinds.is_null(kind)
 
 
-def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - a plain value of any kind
+def without_nulls(value: Any) -> Any:  # noqa: ANN401 - a plain value of any kind
+    """Return the value without null fields of objects, at any depth."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        return {key: _without_nulls(child) for key, child in fields.items() if child is not None}
+        return {key: without_nulls(child) for key, child in fields.items() if child is not None}
     if isinstance(value, list):
-        return [_without_nulls(child) for child in cast("list[Any]", value)]
+        return [without_nulls(child) for child in cast("list[Any]", value)]
     return value
 
 

@@ -24,7 +24,7 @@ import msgspec
 from offbeat.config.hub_path import FORM, is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolve_commit
 from offbeat.environments.media_prompts import find_media
-from offbeat.environments.prompt_row import read_column, row_problem
+from offbeat.environments.prompt_row import OF_MESSAGES, read_column, row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.messages.bad_json import DEEPEST, ENDS_EARLY, json_problem, nesting_depth
 from offbeat.messages.failures import OffbeatError
@@ -94,6 +94,10 @@ _OTHERS: Final = {
     b"ARROW1": ("is an Arrow file", "Write it as Parquet"),
 }
 """First bytes of other unusable files, their description, and the fix."""
+_EITHER: Final = ("prompt", "messages")
+"""Keys of which a row has one, so a Parquet file with both columns has a null in each row."""
+_RENDERED: Final = ("messages", *OF_MESSAGES)
+"""Keys whose values the chat template reads. It may test whether a field exists."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -122,6 +126,9 @@ class FilePrompts(RowPrompts):
     other rows, a row has ``prompt`` (a string, tokenised unchanged) or ``messages`` (a list of
     ``{"role": ..., "content": ...}``, rendered by the chat template). All other keys belong to the
     environment. ``columns`` maps keys to columns of the file. If set, a row has only these keys.
+    A null is None, with two exceptions in Parquet, which has a place for every column and field:
+    a null ``prompt`` or ``messages`` is a missing key, and so is a null field inside of messages
+    or of values that are rendered with them.
 
     Raises:
         PromptFileError: Names the line, its problem and the expected form.
@@ -244,22 +251,25 @@ class _Reader:
             if len(line) > _LONGEST_ROW_BYTES:
                 raise PromptFileError(str(path), number, _TOO_LONG)
             if row := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                fields = self._check_row(path, number, _decode_row(path, number, row))
+                fields = self._map_row(path, number, _decode_row(path, number, row))
+                self._check_row(path, number, fields)
                 yield msgspec.json.encode(fields) if self._columns else row
         self._digest.update(digest.digest())
 
     def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
         # Imported late: most runs read JSON Lines, or have an environment that makes its prompts
-        from offbeat.environments.parquet_rows import parquet_rows  # noqa: PLC0415
+        from offbeat.environments.parquet_rows import parquet_rows, without_nulls  # noqa: PLC0415
 
         self._digest.update(hashlib.file_digest(file, "sha256").digest())
         named = {self._columns.get(key, key) for key in self._media.ROW_KEYS}
-        # A null means a missing key. In an existing column of media it means a row of text.
-        here = (self._columns[key] for key in self._media.ROW_KEYS if key in self._columns)
-        absent = {column: None for column in here if "." not in column}
         rows = parquet_rows(path, file, tuple(self._columns.values()), named)
         for number, fields in enumerate(rows, start=1):
-            checked = self._check_row(path, number, absent | fields)
+            mapped = self._map_row(path, number, fields)
+            if not self._columns:
+                mapped = {k: v for k, v in mapped.items() if v is not None or k not in _EITHER}
+            rendered = {k: without_nulls(mapped[k]) for k in _RENDERED if k in mapped}
+            checked = {**mapped, **rendered}
+            self._check_row(path, number, checked)
             try:
                 row = json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
             except ValueError as error:
@@ -269,10 +279,8 @@ class _Reader:
                 raise PromptFileError(str(path), number, _TOO_LONG)
             yield row
 
-    def _check_row(
-        self, path: Path, number: int, row: Mapping[str, object]
-    ) -> Mapping[str, object]:
-        """Return the row under the keys that the environment reads. Record its prompt's digest."""
+    def _map_row(self, path: Path, number: int, row: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the row under the keys that the environment reads."""
         mapped = dict[str, object]() if self._columns else dict(row)
         for key, column in self._columns.items():
             try:
@@ -280,6 +288,10 @@ class _Reader:
             except KeyError as missing:
                 problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
                 raise PromptFileError(str(path), number, problem) from missing
+        return mapped
+
+    def _check_row(self, path: Path, number: int, mapped: Mapping[str, object]) -> None:
+        """Raise if the row cannot be used, else record its prompt's digest."""
         if problem := self._problem_of(mapped):
             raise PromptFileError(str(path), number, problem)
         shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
@@ -288,7 +300,6 @@ class _Reader:
             shown += os.fsencode(path.parent.absolute())  # the names of media are relative to it
         digest = hashlib.blake2b(shown, digest_size=self.digests.itemsize).digest()
         self.digests.frombytes(digest)
-        return mapped
 
 
 def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:

@@ -23,15 +23,17 @@ from offbeat.launch.session import RunEnd, Session
 from offbeat.messages.evaluations import ScoredSample
 from offbeat.messages.failures import OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
+from offbeat.rollouts.log_table import rest_of_row
 from offbeat.run_files.files import FAILURES
 from offbeat.runs.metrics_file import whole_lines
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
+from offbeat.telemetry.summary import FEW_SIGNALS
 
 PROMPTS: Final = 16
 SAMPLES: Final = 4
 _SHOWN: Final = 3
 _CHARACTERS: Final = 1200  # of a prompt or a response
-_FEW_SIGNALS: Final = 0.25
+_ROW_CHARACTERS: Final = 300
 _FIX: Final = "fix the code, or set rollout.on_failed_sample=mask"
 
 
@@ -47,6 +49,9 @@ class PreviewFailed(ShortInNotebooks, OffbeatError):
         return self.error
 
 
+_Text = tuple[str, str]  # text of a prompt, and the row's other keys
+
+
 @dataclass(frozen=True, slots=True)
 class PreviewedPrompt:
     """A prompt and the model's answers to it."""
@@ -55,6 +60,8 @@ class PreviewedPrompt:
     samples: tuple[ScoredSample, ...]
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """Errors of the failed samples, by sample number."""
+    row: str = ""
+    """The row's other keys as JSON, cut; empty without any, and if ``text`` is the row."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -127,6 +134,8 @@ class Preview:
         for number, prompt in self._shown():
             yield f"prompt {number}"
             yield _indent(prompt.text)
+            if prompt.row:
+                yield f"  row {cut(prompt.row, _ROW_CHARACTERS)}"
             for each in prompt.samples:
                 yield f"  {_outcome(each, prompt.errors)}"
                 yield _indent("" if each.response is None else each.response, by=6)
@@ -168,7 +177,7 @@ class Preview:
             rewards = {reward for each in self.prompts for reward in each.rewards}
             same = f": every reward is {rewards.pop():g}" if len(rewards) == 1 else ""
             return f"There is nothing to learn from{same}. Change the prompts, the reward or the model."
-        if share < _FEW_SIGNALS:
+        if share < FEW_SIGNALS:
             return f"Only {share:.0%} of the groups have something to learn from: expect slow progress."
         return f"{share:.0%} of the groups have something to learn from."
 
@@ -263,25 +272,25 @@ def _read_scored(end: RunEnd, directory: Path) -> Sequence[ScoredSample]:
 
 def _build_prompts(
     scored: Sequence[ScoredSample],
-    texts: Mapping[tuple[str, int], str],
+    texts: Mapping[tuple[str, int], _Text],
     errors: Mapping[tuple[str, int, int], str],
 ) -> Iterator[PreviewedPrompt]:
     groups = dict[tuple[str, int], list[ScoredSample]]()
     for each in scored:
         groups.setdefault((each.set, each.prompt_index), []).append(each)
     for key, samples in groups.items():
-        text = texts.get(key, samples[0].prompt or "")
+        text, row = texts.get(key, (samples[0].prompt or "", ""))
         keys = {each.sample: (each.set, each.row, each.sample) for each in samples}
         found = {sample: errors[key] for sample, key in keys.items() if key in errors}
-        yield PreviewedPrompt(text, tuple(samples), found)
+        yield PreviewedPrompt(text, tuple(samples), found, row)
 
 
-def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
+def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], _Text]:
     """Return the first prompts as the model reads them, by set and position in it.
 
     Prompts of an agent and prompts with media have no such text. Their row is shown.
     """
-    texts = dict[tuple[str, int], str]()
+    texts = dict[tuple[str, int], _Text]()
     tokenizer = load_tokenizer(config)
     for name, view in environment_views(config).items():
         if view.environment.is_agent:
@@ -289,10 +298,15 @@ def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], str]:
         environment = make_environment(view.environment, tokenizer, Path.cwd())
         source = make_prompts(view)
         for index in range(config.eval.prompts):
-            prompt = source.prompt(index)
-            encoded = () if prompt is None else environment.encode(prompt)
+            if (prompt := source.prompt(index)) is None:
+                break
+            try:
+                encoded = environment.encode(prompt)
+            except Exception:  # noqa: BLE001, S112 - the checks, or the run itself, report it
+                continue
             if encoded and isinstance(encoded, tuple) and tokenizer is not None:
-                texts[name, index] = tokenizer.decode(encoded)
+                text, row = tokenizer.decode(encoded), rest_of_row(prompt.data) or ""
+                texts[name, index] = text, row
     return texts
 
 

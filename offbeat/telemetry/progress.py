@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.status_file import IncidentLine, Status, StatusFile
 from offbeat.telemetry.summary import duration
@@ -81,7 +82,8 @@ def _curve(points: Sequence[Point], name: str) -> str:
     line = " ".join(
         f"{5 + (x - first) * across:.1f},{_HEIGHT - 15 - (y - low) * up:.1f}" for x, y in points
     )
-    label = f"{name} of steps {first} to {last}: from {low:.3f} to {high:.3f}"
+    mean = f", mean over up to {WINDOW_STEPS} steps" if name == "reward" else ""
+    label = f"{name} of steps {first} to {last}{mean}: from {low:.3f} to {high:.3f}"
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
         f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>'

@@ -11,7 +11,7 @@ from rich.text import Text
 from offbeat.telemetry.applied_steps import WINDOW_STEPS, count_window
 from offbeat.telemetry.charts import bar
 from offbeat.telemetry.summary import Summary, duration
-from offbeat.telemetry.time_accounting import tuning
+from offbeat.telemetry.time_accounting import GENERATOR_LABELS, TRAINER_LABELS, tuning
 
 _BAR: Final = 24
 _COLOURS: Final = {"finished": "green", "aborted": "yellow", "failed": "red"}
@@ -49,12 +49,9 @@ def _headline(summary: Summary, preview: str) -> Text:
     if summary.ended_by:
         of = f"after {summary.steps} of {summary.steps_asked} steps"
         text.append(f"\nended by {summary.ended_by} {of}")
-    if summary.had_no_signal and summary.outcome != "failed":
-        text.append(
-            "\nNo step had a signal: in each group all rewards were equal, so nothing was learned. "
-            f"Look at prompts, answers and rewards{f': {preview}' if preview else '.'}",
-            style="yellow",
-        )
+    if (warning := summary.signal_warning) and summary.outcome != "failed":
+        look = f"Look at prompts, answers and rewards{f': {preview}' if preview else '.'}"
+        text.append(f"\n{warning} {look}", style="yellow")
     return text
 
 
@@ -104,7 +101,8 @@ def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
         failed = f"{summary.evaluations_failed} failed"
         _add(table, "evaluations", failed, summary.evaluation_failure)
     if summary.rewinds:
-        _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
+        where = "the trainer went back: offbeat report lists to which version, and why"
+        _add(table, "rewound", _times(summary.rewinds), where)
     return table
 
 
@@ -165,15 +163,15 @@ def _staleness(summary: Summary) -> Table:
 
 def _time(summary: Summary) -> Table:
     table = _columns()
-    for who, busy, waits in (
-        ("trainer", summary.trainer_busy_fraction, summary.trainer_waits),
-        ("generators", summary.generator_busy_fraction, summary.generator_waits),
+    for who, busy, waits, labels in (
+        ("trainer", summary.trainer_busy_fraction, summary.trainer_waits, TRAINER_LABELS),
+        ("generators", summary.generator_busy_fraction, summary.generator_waits, GENERATOR_LABELS),
     ):
         rows = {"busy": busy, **dict(sorted(waits.items(), key=lambda item: -item[1]))}
         for name, percent in whole_percents(rows).items():
             _add(
                 table,
-                f"{who} {name.replace('_', ' ')}",
+                f"{who} {labels.get(name, name)}",
                 bar(percent / 100, _BAR),
                 f"{percent:3d} %",
             )

@@ -2,11 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from offbeat.run_files.disk import DISK, Disk
+
+FEW_SIGNALS: Final = 0.25
+"""Share of steps or groups with a signal below which a run, or a preview, warns."""
 
 
 class GroupCounts(msgspec.Struct, frozen=True):
@@ -96,6 +99,22 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def had_no_signal(self) -> bool:
         """Return whether the rewards of every group were equal, in a run that was never resumed."""
         return self.steps_with_signal == 0 < self.steps and self.controller_incarnations == 1
+
+    @property
+    def signal_warning(self) -> str:
+        """Return a sentence on a run with a signal in no step or few steps, else no text."""
+        if self.had_no_signal:
+            return (
+                "No step had a signal: in each group all rewards were equal, so nothing was "
+                "learned."
+            )
+        count = self.steps_with_signal
+        if count is None or self.controller_incarnations > 1 or count >= FEW_SIGNALS * self.steps:
+            return ""
+        return (
+            f"Only {count:,} of {self.steps:,} steps had a signal: in all other steps, the rewards "
+            "of each group were equal."
+        )
 
     def to_json(self) -> bytes:
         """Encode as indented JSON with a final newline. A value that is not finite becomes null."""

@@ -43,6 +43,28 @@ class GeneratorTime(enum.StrEnum):
     OTHER = "other"  # unattributed
 
 
+TRAINER_LABELS: Final[Mapping[str, str]] = {
+    TrainerTime.CALLS: "sending data",
+    TrainerTime.CONTROLLER: "between calls",
+    TrainerTime.WAITING_GROUPS: "waiting for groups",
+    TrainerTime.WAITING_WEIGHTS: "waiting for engines to load",
+    TrainerTime.WAITING_GATE: "paused",
+    TrainerTime.SYNC: "publishing weights",
+    TrainerTime.CHECKPOINT: "saving a checkpoint",
+    TrainerTime.OTHER: "unattributed",
+}
+"""Names of a trainer's time for people, where they differ from the category."""
+
+GENERATOR_LABELS: Final[Mapping[str, str]] = {
+    GeneratorTime.EPISODES: "waiting for rewards",
+    GeneratorTime.WAITING_GATE: "waiting for the trainer",
+    GeneratorTime.WAITING_WEIGHTS: "waiting for weights",
+    GeneratorTime.SYNC: "loading weights",
+    GeneratorTime.OTHER: "unattributed",
+}
+"""Names of an engine's time for people, where they differ from the category."""
+
+
 class Bottleneck(enum.StrEnum):
     """The longest cause of waiting in a step or run: the first thing to tune.
 

@@ -1,6 +1,7 @@
 """A preview samples real answers and rewards them by the recipe's own function."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ def test_it_shows_prompts_answers_and_rewards_and_keeps_nothing(
     for each in shown.prompts:
         row = json.loads(each.samples[0].prompt or "")
         assert each.text == row["prompt"]
+        assert json.loads(each.row) == {"answer": row["answer"]}
         for sample in each.samples:
             response = (sample.response or "").removesuffix("<eos>")
             assert sample.reward == reward(row, response)
@@ -104,3 +106,11 @@ def test_prompts_that_cannot_be_used_are_refused_with_their_line(tmp_path: Path)
     prompts.write_text(json.dumps(chat))
     with pytest.raises(offbeat.RunRefused, match=r"chat.jsonl:1.*messages"):
         offbeat.preview(model=MODEL, prompts=prompts, reward=reward, max_new_tokens=4)
+
+
+def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    chat = [{"messages": [{"role": "user", "content": "1+1="}], "answer": 2}] * 4
+    with pytest.raises(offbeat.RunRefused, match=r"cannot be tokenised.*chat_template"):
+        offbeat.preview(model=model, prompts=chat, reward=reward, max_new_tokens=4)

@@ -20,7 +20,7 @@ from offbeat.plugins.report.group_rows import MAX_ROWS
 from offbeat.plugins.report.page import page
 from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import as_bytes
-from offbeat.plugins.report.verdicts import NOTHING, verdict_of
+from offbeat.plugins.report.verdicts import NOTHING, count_signals, verdict_of
 from offbeat.runs.applied_steps import AXES, bin_means, last_of_bins
 from offbeat.runs.logged_samples import (
     SAMPLE_CHARACTERS,
@@ -291,6 +291,9 @@ def _reason(summary: Summary) -> Iterator[tuple[str, str]]:
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows that a comparison of runs shows side by side."""
     yield "steps", f"{summary.steps:,}"
+    yield "steps with signal", count_signals(summary) or NOTHING
+    if summary.signal_warning:
+        yield "warning", summary.signal_warning
     yield "reward, first steps", _figure(summary.reward_first)
     yield "reward, last steps", _figure(summary.reward_last)
     yield "duration", duration(summary.wall_s)

@@ -1,7 +1,7 @@
 """Outcome of a run, cards and advice, for the top of the page."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -67,8 +67,12 @@ def verdict_of(
     """
     counts = Counter(each.what for each in incidents) if counts is None else counts
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
+    advice = _alarm(waits) or _advice(state, summary, incidents, recipe or {})
+    if state == "finished" and (warning := summary.signal_warning):
+        look = "Look at prompts, answers and rewards: offbeat preview RUN/config.yaml"
+        tone, advice = "warn", f"{warning} {look}"
     return Verdict(
-        state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents, recipe or {}),
+        state, tone, _headline(state, summary), advice,
         list(_cards(state, summary, bound, counts)),
     )  # fmt: skip
 
@@ -138,6 +142,7 @@ def _cards(
     broken = sum(failures.values())
     return [
         Card("reward", _from_to(summary.reward_first, summary.reward_last), f"means over {count_window(summary.steps)} steps, first and last"),
+        *_signal(summary),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
              f"{_whole(summary.tokens_per_s)} tokens/s; {duration(summary.wall_s)} in all"),
         Card("bottleneck", summary.verdict or NOTHING,
@@ -154,6 +159,20 @@ def _cards(
              if broken else _listed(others) or ("none" if state != "running" else "none so far"),
             "warn" if broken else "good"),
     ]  # fmt: skip
+
+
+def count_signals(summary: Summary) -> str:
+    """Return the number of steps with a signal, or "" if it is unknown."""
+    count, is_whole = summary.steps_with_signal, summary.controller_incarnations == 1
+    if count is None:
+        return ""
+    return f"{count:,} of {summary.steps:,}" if is_whole else f"{count:,} since the last start"
+
+
+def _signal(summary: Summary) -> Iterator[Card]:
+    if counted := count_signals(summary):
+        note = "steps with unequal rewards in a group"
+        yield Card("signal", counted, note, "warn" if summary.signal_warning else "")
 
 
 def _listed(counts: Mapping[IncidentKind, int]) -> str:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.launch.commands.main import app
 from offbeat.plugins import report
-from offbeat.plugins.report.document import document
+from offbeat.plugins.report.document import document, run_facts
 from offbeat.plugins.report.page import SCRIPTS, page
 from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import Incident, IncidentKind
@@ -357,3 +357,31 @@ def test_the_advice_names_the_process_that_was_lost_and_is_not_back(tmp_path: Pa
         == "environment-0 has been down since 4 s into the run: see logs/controller.log."
     )
     assert advice(msgspec.structs.replace(lost, back_s=6.0), rewound) == advice()
+
+
+@pytest.mark.parametrize(
+    ("with_signal", "value", "warns", "advice"),
+    [
+        (0, "0 of 40", True, "No step had a signal"),
+        (2, "2 of 40", True, "Only 2 of 40 steps had a signal"),
+        (30, "30 of 40", False, "No waiting takes more"),
+    ],
+)
+def test_the_page_warns_of_a_run_with_few_signals(
+    tmp_path: Path, with_signal: int, value: str, warns: bool, advice: str
+) -> None:
+    story = RunStory(shown_run.finished(tmp_path / "run", 2), 0)
+    story.state, story.summary = (
+        "finished",
+        msgspec.structs.replace(
+            story.summary, steps=40, steps_with_signal=with_signal, verdict="balanced"
+        ),
+    )
+    facts = run_facts(story, full=False)
+    assert facts["verdict"]["tone"] == ("warn" if warns else "good")
+    assert facts["verdict"]["advice"].startswith(advice)
+    (card,) = [each for each in facts["verdict"]["cards"] if each["title"] == "signal"]
+    assert (card["value"], card["tone"]) == (value, "warn" if warns else "")
+    rows = dict(facts["summary"])
+    assert rows["steps with signal"] == value
+    assert ("warning" in rows) == warns

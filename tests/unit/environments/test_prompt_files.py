@@ -145,13 +145,35 @@ def test_a_parquet_file_gives_the_prompts_that_the_same_rows_give_as_json(tmp_pa
     ]
 
 
-def test_a_null_of_parquet_is_no_key(tmp_path: Path) -> None:
+def test_a_null_of_parquet_is_none_as_in_json(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "1+2=", "answer": 3.0, "bounds": {"a": 1, "b": None}, "tags": ["x"]},
+        {"prompt": "3+4=", "answer": None, "bounds": {"a": None, "b": 2}, "tags": None},
+    ]
+    as_json = jsonl(tmp_path, "\n".join(map(json.dumps, rows)))
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    assert rows_of(file) == rows_of(as_json) == rows
+    assert prompts(file).digests == prompts(as_json).digests
+    columns = {"prompt": "prompt", "answer": "answer", "least": "bounds.a"}
+    assert rows_of(file, columns=columns) == rows_of(as_json, columns=columns)
+    assert rows_of(file, columns=columns)[1] == {"prompt": "3+4=", "answer": None, "least": None}
+
+
+def test_a_null_in_the_column_of_the_prompt_is_named(tmp_path: Path) -> None:
+    file = parquet(tmp_path, {"question": ["1+1=", None]})
+    with pytest.raises(PromptFileError, match="parquet:2: 'prompt' is None; it must be a string"):
+        rows_of(file, columns={"prompt": "question"})
+
+
+def test_a_null_that_parquet_needs_for_a_prompt_is_no_key(tmp_path: Path) -> None:
     messages = [[{"role": "user", "content": "2+3?", "name": None}], None]
     kind = pa.list_(pa.struct({name: pa.string() for name in ("role", "content", "name")}))
-    file = parquet(tmp_path, {"prompt": [None, "a"], "messages": pa.array(messages, kind)})
-    assert rows_of(file) == [
-        {"messages": [{"role": "user", "content": "2+3?"}]},
-        {"prompt": "a"},
+    tools = [[{"name": "add", "strict": None}], None]
+    columns = {"prompt": [None, "a"], "messages": pa.array(messages, kind), "tools": tools}
+    assert rows_of(parquet(tmp_path, columns)) == [
+        {"messages": [{"role": "user", "content": "2+3?"}], "tools": [{"name": "add"}]},
+        {"prompt": "a", "tools": None},
     ]
 
 
@@ -194,7 +216,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         ({"text": ["a"]}, r"parquet:1: .*neither of 'prompt' and 'messages' \(keys: text\)"),
         ({"prompt": ["a", None]}, r"parquet:2: .*neither of 'prompt' and 'messages'"),
         ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: holds a number that is not finite"),
-        ({"prompt": ["a"], "blob": [b"png"]}, "column 'blob' of type binary, which no prompt"),
+        ({"prompt": ["a"], "blob": [b"png"]}, r"'blob' of type binary, .* needed in data\.columns"),
         ({"prompt": ["a"], "when": [[date(2020, 1, 1)]]}, "column 'when' of type list"),
         ({"prompt": pa.array([], pa.string())}, "holds no rows"),
         ({"prompt": ["a" * (17 * 2**20)]}, "parquet:1: has more than 16 MiB"),

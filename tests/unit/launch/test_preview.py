@@ -78,6 +78,14 @@ def test_the_text_shows_three_prompts_and_the_figures_of_all() -> None:
     assert "20% of the samples, at the limit of tokens" in text
 
 
+def test_the_other_keys_of_the_row_are_shown_and_cut() -> None:
+    text = str(previewed((replace(prompt(0.0, 1.0), row='{"answer": 2}'),)))
+    assert '    1+1=\n  row {"answer": 2}\n  reward 0' in text
+    long = str(previewed((replace(prompt(0.0, 1.0), row="x" * 5000),)))
+    assert 200 < long.count("x") < 500
+    assert "row" not in str(previewed((prompt(0.0, 1.0),))).partition("model ")[0].split()
+
+
 def test_a_failed_sample_is_shown_as_one() -> None:
     failed = previewed(
         (replace(prompt(None, 1.0), errors={0: "r.py:6 in reward: ValueError: no"}),)

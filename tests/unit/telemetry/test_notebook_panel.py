@@ -16,7 +16,7 @@ def test_the_curve_goes_through_every_step_that_was_seen() -> None:
         points = with_point(points, status(step, step / 10 if step else None))
     assert points == [(1, 0.1), (5, 0.5)]
     html = as_html(status(5), points)
-    assert "reward of steps 1 to 5: from 0.100 to 0.500" in html
+    assert "reward of steps 1 to 5, mean over up to 20 steps: from 0.100 to 0.500" in html
     assert re.search(r'points="5\.0,95\.0 475\.0,15\.0"', html)
 
 
@@ -31,6 +31,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
 def test_a_run_of_demonstrations_shows_its_loss() -> None:
     with_loss = status(3, None, loss=2.0)
     assert "loss 2.000" in as_html(with_loss, with_point([], with_loss))
+    curve = as_html(with_loss, with_point([(2, 1.0)], with_loss))
+    assert "loss of steps 2 to 3: from 1.000 to 2.000" in curve, "of each step, not a mean"
 
 
 def test_text_of_a_run_is_escaped() -> None:

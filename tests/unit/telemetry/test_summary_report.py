@@ -14,6 +14,7 @@ from offbeat.telemetry.applied_steps import WINDOW_STEPS, AppliedStepHistory
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
 from offbeat.telemetry.summary import GroupCounts, Summary, Syncs, write_atomically
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 SUMMARY = Summary(
     run_id="run-1",
@@ -99,7 +100,7 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
     text = rendered(SUMMARY, metrics=Path("runs/quickstart/metrics.jsonl"))
     for part in (
         "finished", "0.113 -> 0.974", "600 in 3 min 07 s", "first after 9.2 s", "819 samples/s",
-        "7,373 tokens/s", "bottleneck  trainer", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
+        "7,373 tokens/s", "bottleneck  trainer", "evicted 1, reward_raised 3", "50.0%", "trainer waiting for groups",
         " 33 %", "generators busy",
         "11.3 ms paused", "40.2 ms in transfer, 1.3 MB; medians of 600 syncs", "80 %", "runs/quickstart/metrics.jsonl",
     ):  # fmt: skip
@@ -120,8 +121,20 @@ def test_a_run_without_any_signal_says_so_and_names_the_preview() -> None:
     rule = "No step had a signal: in each group all rewards were equal, so nothing was learned."
     assert rule in console.file.getvalue()
     assert "rewards: offbeat preview runs/mine/config.yaml" in console.file.getvalue()
-    almost = msgspec.structs.replace(SUMMARY, steps_with_signal=1)
-    assert "signal" not in rendered(almost) + rendered(SUMMARY)
+
+
+def test_a_run_with_few_steps_with_a_signal_says_how_many() -> None:
+    few, enough = (msgspec.structs.replace(SUMMARY, steps_with_signal=n) for n in (20, 300))
+    assert "Only 20 of 600 steps had a signal" in " ".join(rendered(few).split())
+    assert "signal" not in rendered(enough) + rendered(SUMMARY)
+
+
+def test_every_kind_of_time_has_a_label_for_people() -> None:
+    waits = dict.fromkeys(set(TrainerTime) - {TrainerTime.COMPUTE}, 0.1)
+    idle = dict.fromkeys(set(GeneratorTime) - {GeneratorTime.COMPUTE}, 0.1)
+    text = rendered(msgspec.structs.replace(SUMMARY, trainer_waits=waits, generator_waits=idle))
+    assert "generators waiting for the trainer" in text and "trainer sending data" in text
+    assert "gate" not in text and "calls " not in text.replace("between calls ", "")
 
 
 def test_a_resumed_run_claims_nothing_of_the_steps_before() -> None:
@@ -136,7 +149,9 @@ def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
     rows = [" ".join(line.split()) for line in rendered(replaced).splitlines()]
     assert "restarts 4 2 of engines, 2 of the controller" in rows
     assert "resumed once" in rows
-    assert "rewound 2 times to a checkpoint, or to the initial model" in rows
+    assert any(
+        row.startswith("rewound 2 times the trainer went back: offbeat report") for row in rows
+    )
 
 
 def test_evaluations_that_failed_are_told_with_the_reason_of_the_last() -> None:

@@ -23,7 +23,7 @@ function drawHead(run, made) {
   const [word, tone] = STATES[verdict.state] || [verdict.state, ''];
   $('name').textContent = run.name;
   $('state').textContent = word;
-  $('state').className = `pill ${tone}`;
+  $('state').className = `pill ${verdict.tone || tone}`;
   $('headline').textContent = verdict.headline;
   $('headline').className = verdict.state === 'failed' ? 'error' : '';
   $('advice').textContent = verdict.advice;
