@@ -37,6 +37,11 @@ from tests.support.recorded_runs import RecordedRun
 HOSTILE = "</script></title><img src=x onerror=\"document.title='taken'\"><!--\u2028'"
 
 
+def test_a_name_with_line_ends_makes_one_line_of_the_page() -> None:
+    text = page({"runs": [{"name": "a\nssh-ed25519 AAAA evil\r\n", "run_id": "a-1"}]})
+    assert "<title>a ssh-ed25519 AAAA evil (a-1) · offbeat</title>" in text
+
+
 def offbeat(*args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
