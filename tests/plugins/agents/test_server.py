@@ -19,6 +19,8 @@ from yarl import URL
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.models.media_rules import MediaTokens
+from offbeat.plugins.agents.endpoint.errors import RequestRefused
+from offbeat.plugins.agents.endpoint.requests import reading_body
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import SampleSession, SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
@@ -336,6 +338,30 @@ def test_what_is_not_supported_is_refused_by_its_name(changes: Any, named: str) 
         assert (engine.calls, client.session.failure) == ([], None)
 
     play(story, engine)
+
+
+HUGE = [10**20, 10**400, int("9" * 4000)]
+
+
+@pytest.mark.parametrize("number", HUGE, ids=["20 digits", "400 digits", "4000 digits"])
+@pytest.mark.parametrize("field", ["top_k", "n", "seed", "max_tokens", "top_logprobs", "min_p"])
+def test_a_number_without_end_is_refused_and_never_fails_the_sample(
+    field: str, number: int
+) -> None:
+    async def story(client: Client) -> None:
+        status, _ = await client.post({**HELLO, field: number})
+        sampling = {"top_k": number, "max_tokens": 4}
+        body = {"token_ids": [1], "sampling_params": sampling}
+        by_tokens, _ = await client.post(body, "/inference/v1/generate")
+        assert (status, by_tokens, client.session.failure) == (400, 400, None)
+
+    play(story)
+
+
+def test_an_error_while_a_body_is_read_is_the_agents() -> None:
+    error = OverflowError("int too large to convert to float")
+    with pytest.raises(RequestRefused, match="OverflowError"), reading_body():
+        raise error
 
 
 def test_values_that_change_nothing_are_accepted() -> None:
