@@ -314,6 +314,7 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_engine() -> None:
         ({"best_of": 2}, "best_of"),
         ({"stop": ""}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x" * 1001]}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
@@ -539,6 +540,21 @@ def test_a_flood_of_requests_is_turned_away_and_the_others_are_answered(requests
     asyncio.run(main())
 
 
+def test_a_refused_request_is_not_kept() -> None:
+    limits = SessionLimits(max_requests=2)
+
+    async def story(client: Client) -> None:
+        for number in range(5):
+            body = {**HELLO, "messages": [{"role": "user", "content": str(number)}]}
+            status, _ = await client.post(body)
+            assert status == (200 if number < limits.max_requests else 429)
+        (entry,) = client.endpoint._entries.values()  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+        kept = entry.calls._calls  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+        assert len(kept) == limits.max_requests
+
+    play(story, limits=limits)
+
+
 def test_a_history_of_megabytes_is_refused_before_it_is_encoded_or_even_read() -> None:
     async def story(client: Client) -> None:
         for size, refusal in (
@@ -547,6 +563,10 @@ def test_a_history_of_megabytes_is_refused_before_it_is_encoded_or_even_read() -
         ):
             long = {**HELLO, "messages": [{"role": "user", "content": "x" * size}]}
             assert await client.refused(long) == refusal
+        call = {"id": "1", "function": {"name": "f", "arguments": "x" * (1 << 20)}}
+        called = {"role": "assistant", "tool_calls": [call]}
+        long = {**HELLO, "messages": [called, {"role": "tool", "content": ""}]}
+        assert await client.refused(long) == (400, "context_length_exceeded")
         assert (await client.post(HELLO))[0] == 200
 
     play(story)

@@ -20,7 +20,8 @@ from offbeat.plugins.agents.endpoint.errors import RequestRefused, refuse_field
 from offbeat.plugins.agents.endpoint.session import ChatTurn, TokenTurn
 
 log = structlog.stdlib.get_logger()
-Stop = str | Annotated[list[str], Meta(max_length=16)] | None
+StopString = Annotated[str, Meta(max_length=1000)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=16)] | None
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)] | None
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # Python's ints have no end

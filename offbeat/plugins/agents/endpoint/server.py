@@ -412,7 +412,7 @@ async def _answer(
 
 
 def _check_length(session: SampleSession, turn: ChatTurn) -> None:
-    characters = sum(len(message.content) for message in turn.messages)
+    characters = sum(message.characters for message in turn.messages)
     characters += sum(map(len, turn.tools)) + len(turn.variables)
     window = session.engine.max_model_len
     if characters > window * _CHARACTERS_PER_TOKEN:
