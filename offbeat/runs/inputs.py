@@ -18,7 +18,7 @@ from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_contents, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
-from offbeat.runs.limits import TOKENIZER_BYTES
+from offbeat.run_files.limits import TOKENIZER_BYTES
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from offbeat.runs.inputs import TOKENIZER
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     ROLLOUT_BYTES,
     ROLLOUT_FILE_BYTES,
     TOKENIZER_BYTES,
@@ -23,6 +22,7 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
+from offbeat.runs.inputs import TOKENIZER
 from offbeat.telemetry.preview_column import column_name
 
 _GROUP: Final = "prompt_index"  # the first column of a file

@@ -23,9 +23,9 @@ from yaml.composer import ComposerError
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.files import FAILURES
+from offbeat.run_files.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, leaves
 from offbeat.runs.inputs import TOKENIZER
-from offbeat.runs.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 from offbeat.telemetry.status_file import STATUS_FILE
 
 METRICS: Final = "metrics.jsonl"

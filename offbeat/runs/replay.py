@@ -13,8 +13,8 @@ from offbeat.controller.journal import JournalCorrupt, differing_aggregates, rec
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.messages.text import cut, printable
+from offbeat.run_files.limits import SUMMARY_BYTES, read_limited
 from offbeat.runs.directory import SUMMARY
-from offbeat.runs.limits import SUMMARY_BYTES, read_limited
 from offbeat.runs.past_run import clock_time, find_journal, fold_events, never_began
 from offbeat.telemetry.summary import Summary
 

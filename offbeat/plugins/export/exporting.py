@@ -28,9 +28,9 @@ from msgspec.structs import replace
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.disk import replacing
+from offbeat.run_files.limits import LINE_BYTES, regular_bytes
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.limits import LINE_BYTES, regular_bytes
 from offbeat.runs.metrics_file import ValidRecords, decode_record, whole_lines, with_evaluation
 from offbeat.runs.page_files import METRICS, readable_values
 from offbeat.runs.run_journal import RunJournal

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.run_files.files import FAILURES, FAILURES_BYTES
-from offbeat.runs.limits import read_limited
+from offbeat.run_files.limits import read_limited
 
 _SHOWN: Final = 20
 _CHARACTERS: Final = 2000  # of each text

@@ -17,15 +17,15 @@ from offbeat.plugins.report.same_prompt import find_same_prompts
 from offbeat.plugins.report.timeline import Timeline
 from offbeat.plugins.report.verdicts import State
 from offbeat.run_files.files import FAILURES
-from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
-from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
     NoRegularFile,
     read_limited,
 )
+from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
+from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.logged_samples import LoggedGroups, TokenText, read_logged_rows, token_text
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.page_files import METRICS, recipe_values

@@ -19,9 +19,7 @@ import numpy as np
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import cut
 from offbeat.plugins.watch.runs import Signature, WatchedRuns, file_states
-from offbeat.runs.applied_steps import bin_means
-from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     LINE_BYTES,
     STATUS_BYTES,
     SUMMARY_BYTES,
@@ -30,6 +28,8 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
+from offbeat.runs.applied_steps import bin_means
+from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.metrics_file import decode_record, with_evaluation
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.past_run import read_events

@@ -26,7 +26,7 @@ from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import Incident, IncidentKind
 from offbeat.plugins.report.verdicts import verdict_of
 from offbeat.plugins.watch.run_lines import last_record
-from offbeat.runs.limits import FileTooLarge, read_limited
+from offbeat.run_files.limits import FileTooLarge, read_limited
 from offbeat.runs.why import why
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status_file import NamedWait

@@ -26,6 +26,8 @@ ROLLOUT_FILE_BYTES: Final = 256 * 2**20
 """Decompressed size, according to the file's metadata, above which a file is left out."""
 ROLLOUT_BYTES: Final = 1024 * 2**20
 """Total decompressed size of all files that are read together."""
+JOURNAL_FILE_BYTES: Final = 2**30
+"""Size of a segment or a snapshot: 20,000 records of 50 KB. A run begins a new one long before."""
 
 
 class FileTooLarge(OffbeatError):
@@ -78,9 +80,11 @@ def read_limited(path: Path, limit: int) -> bytes:
         NoRegularFile: It is a pipe, a socket, a device or a directory.
         OSError: It cannot be read.
     """
-    regular_bytes(path)
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise FileTooLarge(str(path), path.stat().st_size, limit)
-    return content
+    nbytes = regular_bytes(path)
+    if nbytes <= limit:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) <= limit:
+            return content
+        nbytes = max(nbytes, len(content))  # it has grown meanwhile
+    raise FileTooLarge(str(path), nbytes, limit)
