@@ -5,10 +5,14 @@ A run directory may come from anybody, so a file is measured before it is decomp
 
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
+
+from offbeat.messages.bad_json import decode_json
 from offbeat.messages.failures import OffbeatError
 
+T = TypeVar("T")
 CONFIG_BYTES: Final = 4 * 2**20
 SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
@@ -59,6 +63,23 @@ class NoRegularFile(OffbeatError):
         return f"{self.path} is no regular file. Is it the file that the run wrote?"
 
 
+class DamagedFile(OffbeatError):
+    """A file of a run directory is not JSON, or has other content than a run writes.
+
+    Fix: restore the file that the run wrote.
+    """
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be read: {self.problem}. Is it the file that the run wrote?"
+
+
+UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile, DamagedFile)
+"""Errors of ``read_json``."""
+
+
 def regular_bytes(path: Path) -> int:
     """Return the size of a file before it is opened. Opening a pipe would wait for its writer.
 
@@ -88,3 +109,18 @@ def read_limited(path: Path, limit: int) -> bytes:
             return content
         nbytes = max(nbytes, len(content))  # it has grown meanwhile
     raise FileTooLarge(str(path), nbytes, limit)
+
+
+def read_json(path: Path, limit: int, kind: type[T]) -> T:
+    """Decode a JSON file of at most ``limit`` bytes.
+
+    Raises:
+        DamagedFile: It is not JSON, of another type, or nested too deeply.
+        FileTooLarge: It is larger.
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
+        OSError: It cannot be read.
+    """
+    try:
+        return decode_json(read_limited(path, limit), kind)
+    except msgspec.DecodeError as error:
+        raise DamagedFile(str(path), str(error)) from error

@@ -6,8 +6,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from offbeat.config.by_value import unverifiable
 from offbeat.config.graders import GRADERS
 from offbeat.config.mixture import environment_views, key_in, prompt_paths
@@ -18,7 +16,7 @@ from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_contents, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
-from offbeat.run_files.limits import TOKENIZER_BYTES
+from offbeat.run_files.limits import CONFIG_BYTES, TOKENIZER_BYTES, read_json
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"
@@ -118,9 +116,12 @@ def record_input(directory: Path, key: str, digest: str) -> None:
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
-    """Return the digests that a run began with, or nothing for a run without any."""
+    """Return the digests that a run began with, or nothing for a run without any.
+
+    Raises the errors of ``read_json``, except for a missing file.
+    """
     path = directory / INPUTS
-    return yaml.safe_load(path.read_bytes()) if path.exists() else {}
+    return read_json(path, CONFIG_BYTES, dict[str, str]) if path.exists() else {}
 
 
 def replace_inputs(directory: Path, inputs: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from offbeat.config.user_code import RESULT_FD
 from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
+from offbeat.messages.bad_json import decode_json
 from offbeat.messages.text import printable
 
 TARGET: Final = f"{__name__}:run_program"
@@ -121,7 +122,7 @@ def _result_in(written: bytes, program: str) -> object:
         problem = f"{program} wrote no result to the descriptor that {RESULT_FD} names"
     else:
         try:
-            return msgspec.json.decode(written)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decode_json(written, object)
+        except msgspec.DecodeError as error:
             problem = f"{program} wrote a result that is not JSON: {error}"
     return BadReward("agent_no_result", problem)

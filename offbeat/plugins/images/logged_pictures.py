@@ -78,7 +78,7 @@ def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPic
 def _names(rest_of_row: str | None) -> list[str]:
     try:
         row: Any = json.loads(rest_of_row or "{}")
-    except ValueError:  # truncated when it was logged
+    except (ValueError, RecursionError):  # truncated when it was logged
         return []
     if not isinstance(row, Mapping):
         return []

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.messages.bad_json import decode_json
 from offbeat.run_files.files import FAILURES, FAILURES_BYTES
 from offbeat.run_files.limits import read_limited
 
@@ -41,8 +42,8 @@ def find_failed_samples(run_dir: Path) -> dict[str, Any] | None:
         count += 1
         if len(found) < _SHOWN:
             try:
-                found.append(msgspec.json.decode(line, type=FailedSample))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                found.append(decode_json(line, FailedSample))
+            except msgspec.DecodeError:
                 continue  # torn by a crash
     return {"count": count, "file": FAILURES, "samples": [_cut(each) for each in found]}
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgspec
 import yaml
 
 from offbeat.controller.events import AnyEvent, Committed
@@ -20,9 +19,9 @@ from offbeat.run_files.files import FAILURES
 from offbeat.run_files.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
-    FileTooLarge,
-    NoRegularFile,
-    read_limited,
+    UNREADABLE,
+    DamagedFile,
+    read_json,
 )
 from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
 from offbeat.runs.directory import CONFIG, SUMMARY
@@ -37,7 +36,6 @@ from offbeat.telemetry.summary import Summary
 T = TypeVar("T")
 RECORDS: Final = 400_000
 """Number of events above which only stretches of a journal are read. A group has three or four."""
-_UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
 class RunStory:
@@ -93,7 +91,7 @@ class RunStory:
         """Return the values of ``config.yaml`` by dotted key."""
         try:
             return recipe_values(self.run_dir / CONFIG)
-        except (*_UNREADABLE, yaml.YAMLError, UnicodeDecodeError) as error:
+        except (*UNREADABLE, yaml.YAMLError, UnicodeDecodeError) as error:
             self.problems.append(f"{CONFIG} cannot be read: {error}")
             return {}
 
@@ -133,17 +131,19 @@ class RunStory:
     def _decoded(self, name: str, limit: int, kind: type[T]) -> T | None:
         """Decode a JSON file of the run; return None if it is missing or a problem."""
         try:
-            return msgspec.json.decode(read_limited(self.run_dir / name, limit), type=kind)
+            return read_json(self.run_dir / name, limit, kind)
         except FileNotFoundError:
             pass
-        except (*_UNREADABLE, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DamagedFile as error:
+            self.problems.append(f"{name} cannot be read: {error.problem}")
+        except UNREADABLE as error:
             self.problems.append(f"{name} cannot be read: {error}")
         return None
 
     def _read_failures(self) -> dict[str, Any] | None:
         try:
             return find_failed_samples(self.run_dir)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self.problems.append(f"{FAILURES} cannot be read: {error}")
             return None
 

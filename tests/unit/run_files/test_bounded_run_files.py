@@ -14,7 +14,7 @@ import pytest
 
 from offbeat.run_files.files import FAILURES, FAILURES_BYTES, count_failures
 from offbeat.run_files.limited_parquet import read_parquet
-from offbeat.run_files.limits import FileTooLarge, NoRegularFile
+from offbeat.run_files.limits import DamagedFile, FileTooLarge, NoRegularFile, read_json
 from offbeat.runs.logged_samples import token_text
 
 REPEATED = "x" * 4000
@@ -93,6 +93,14 @@ def test_the_decoders_of_known_models_are_used(tmp_path: Path) -> None:
         tmp_path, [*known, {"type": "Strip", "content": " ", "start": 1, "stop": 0}], "▁a"
     )
     assert token_text(tmp_path, "none").of([0, 0]) == "a a"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": 1}x', '"\ud800"', "[]", "\xff"])
+def test_json_that_no_run_writes_is_a_damaged_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text(text, encoding="latin-1", errors="backslashreplace")
+    with pytest.raises(DamagedFile, match=r"inputs\.json cannot be read"):
+        read_json(path, 1 << 20, dict[str, str])
 
 
 def test_failures_are_counted_in_a_file_that_a_run_can_have_written(tmp_path: Path) -> None:
