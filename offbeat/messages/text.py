@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from offbeat.messages.redaction import cut_head, cut_tail
+
 LONGEST: Final = 2000
 """Characters kept of one text. A user's exception may quote a whole response or file."""
 
@@ -28,7 +30,8 @@ def bound_text(text: str) -> str:
     if left_out <= 0:
         return encodable
     half = SAMPLE_CHARACTERS // 2
-    return f"{encodable[:half]} [... {left_out} characters left out ...] {encodable[-half:]}"
+    head, tail = cut_head(encodable, half), cut_tail(encodable, half)
+    return f"{head} [... {left_out} characters left out ...] {tail}"
 
 
 def printable(text: str, *, longest: int = LONGEST) -> str:
@@ -39,7 +42,7 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
     """
     left_out = len(text) - longest
     if left_out > 0:
-        text = f"{text[:longest]} ... and {left_out} characters more"
+        text = f"{cut_head(text, longest)} ... and {left_out} characters more"
     if text.isprintable():
         return text
     line = " ".join(text.split())
@@ -77,7 +80,7 @@ def first_line(error: BaseException) -> str:
 
 def cut(text: str, longest: int) -> str:
     """Return the text, with its end replaced by " ..." if it is longer than ``longest``."""
-    return text if len(text) <= longest else f"{text[:longest]} ..."
+    return text if len(text) <= longest else f"{cut_head(text, longest)} ..."
 
 
 def list_names(names: Sequence[str], most: int) -> str:

@@ -21,6 +21,7 @@ from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
 from offbeat.messages.bad_json import decode_json
+from offbeat.messages.redaction import LONGEST_SECRET, cut_tail
 from offbeat.messages.text import printable
 
 TARGET: Final = f"{__name__}:run_program"
@@ -33,8 +34,9 @@ UNAVAILABLE_EXIT: Final = os.EX_TEMPFAIL
 
 _STDERR: Final = 2
 _PIPE_BYTES: Final = 1 << 20  # more than a pipe holds
-_ERRORS_BYTES: Final = 200
-"""Bytes at the end of a program's standard error that are quoted if it fails."""
+_ERRORS_CHARACTERS: Final = 200
+"""Characters at the end of a program's standard error that are quoted if it fails."""
+_KEPT_BYTES: Final = 4 * (_ERRORS_CHARACTERS + 2 * LONGEST_SECRET)  # to redact before it is cut
 
 
 async def run_program(task: dict[str, Any], client: AgentClient, *, command: list[str]) -> object:
@@ -88,7 +90,7 @@ class _StandardError:
     def last(self) -> str:
         """Return the last output as text to append to a sentence, or "" without output."""
         self._pass_on()
-        text = printable(self._end.decode(errors="ignore").strip())
+        text = printable(cut_tail(self._end.decode(errors="ignore").strip(), _ERRORS_CHARACTERS))
         return f"; the end of its standard error: {text}" if text else ""
 
     def _pass_on(self) -> None:
@@ -101,7 +103,7 @@ class _StandardError:
             os.close(self._read_fd)
         sys.stderr.buffer.write(written)
         sys.stderr.buffer.flush()
-        self._end = (self._end + written)[-_ERRORS_BYTES:]
+        self._end = (self._end + written)[-_KEPT_BYTES:]
 
 
 def _environment(client: AgentClient, result_fd: int) -> dict[str, str]:
