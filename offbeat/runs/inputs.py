@@ -88,6 +88,26 @@ def targets(config: RunConfig) -> dict[str, str]:
     return {key: target for key, target in named.items() if target not in GRADERS}
 
 
+def find_shipped_code(run_dir: Path, working_dir: Path, config: RunConfig) -> str:
+    """Return why the recipe's code may come from the run directory itself, or "" if it does not.
+
+    Whoever wrote the directory chose its recipe, and could so run code on the reader's machine.
+    """
+    named = targets(config)
+    if not named:
+        return ""
+    if not working_dir.is_absolute():
+        return f"{INPUTS} names {str(working_dir)!r} as working directory, which is not absolute"
+    run = run_dir.resolve()
+    if working_dir.resolve().is_relative_to(run):
+        return f"its code is imported from {working_dir}, inside the run directory"
+    for key, target in named.items():
+        module = working_dir / target.partition(":")[0].replace(".", "/")
+        if module.resolve().is_relative_to(run):
+            return f"{key}={target} is inside the run directory"
+    return ""
+
+
 def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
     """Return the digests of the run's inputs, and the directory its modules are imported from.
 

@@ -38,7 +38,7 @@ def retrain(
     """Train recorded groups of a run again, without engines and environments.
 
     Without settings, it compares with the record bit for bit. 1: a step differs. With settings of
-    the loss or the optimizer, it shows both side by side.
+    the loss or the optimizer, it shows both side by side. It runs the code that the recipe names.
     """
     from offbeat.config.problems import ConfigError
 
