@@ -1,5 +1,6 @@
 """Sanitises and bounds external text for a log, a terminal, a journal, or a file of samples."""
 
+import json
 import textwrap
 from collections.abc import Sequence
 from typing import Final
@@ -52,6 +53,13 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
 def printable_lines(text: str) -> str:
     """Return the text with its line ends; everything else that a terminal acts on is escaped."""
     return "".join(each if each == "\n" or each.isprintable() else _escape(each) for each in text)
+
+
+def printable_json(text: str) -> str:
+    """Return the same JSON with an escape for each character that a terminal may act on."""
+    return "".join(
+        each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text
+    )
 
 
 def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
