@@ -117,7 +117,8 @@ def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | No
     from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415 -- see above
 
     def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
-        return pc.and_(pc.equal(batch["set"], name), pc.equal(batch["row"], row))
+        is_of_set = pc.call_function("equal", [batch["set"], name])
+        return pc.call_function("and", [is_of_set, pc.call_function("equal", [batch["row"], row])])
 
     rows = read_parquet(path, keep=is_wanted).to_pylist()
     return _evaluated(rows) if rows else None

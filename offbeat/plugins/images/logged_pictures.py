@@ -57,7 +57,7 @@ def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPic
     from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415
 
     def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
-        return pc.equal(batch["prompt_index"], prompt_index)
+        return pc.call_function("equal", [batch["prompt_index"], prompt_index])
 
     try:
         rows = read_parquet(path, _COLUMNS, is_wanted).to_pylist()

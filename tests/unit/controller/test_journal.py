@@ -104,6 +104,10 @@ def written(directory: Path, events: list[AnyEvent]) -> Path:
     return max(directory.glob("events-*"))
 
 
+def read_all(directory: Path) -> list[AnyEvent]:
+    return list(read_journal(directory))
+
+
 def frame_ends(data: bytes) -> list[int]:
     """Where a torn file would be whole: behind the header, behind each frame."""
     return [HEADER_BYTES, *(end for _, end in frames.frames("", data))]
@@ -169,7 +173,7 @@ def test_segments_that_follow_each_other_in_a_circle_are_damage(
     for number, former in follows.items():
         data = header(SEGMENT, former, HEADER_BYTES) + frame(b"\xc0")
         (tmp_path / f"events-{number:06d}.bin").write_bytes(data)
-    for read in (recover, lambda directory: list(read_journal(directory))):
+    for read in (recover, read_all):
         with pytest.raises(JournalCorrupt, match="which is not before it"):
             read(tmp_path)
 
@@ -186,7 +190,7 @@ def test_a_search_behind_a_bad_frame_is_bounded_and_what_it_cannot_search_is_dam
 def test_a_file_larger_than_any_journal_is_refused_before_it_is_read(tmp_path: Path) -> None:
     file = written(tmp_path, EVERY_KIND)
     os.truncate(file, JOURNAL_FILE_BYTES + 1)  # sparse
-    for read in (recover, lambda directory: list(read_journal(directory))):
+    for read in (recover, read_all):
         with pytest.raises(FileTooLarge, match="at most 1,073,741,824 are read"):
             read(tmp_path)
 

@@ -1,6 +1,7 @@
 """Text is redacted before it is cut, so that no part of a secret stays at the cut."""
 
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -33,8 +34,8 @@ def _known() -> None:  # pyright: ignore[reportUnusedFunction]
     [
         printable,
         bound_text,
-        lambda text: cut(text, LONGEST),
-        lambda text: cut_tail(text, LONGEST),
+        partial(cut, longest=LONGEST),
+        partial(cut_tail, longest=LONGEST),
         in_traceback,
     ],
     ids=["line", "sample", "value", "tail", "traceback"],
