@@ -4,23 +4,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
+from offbeat.messages.redaction import SHORTEST, USER_IN_URL
+
 REDACTED: Final = "REDACTED"
 """Replaces a secret in a recipe."""
 
-SHORTEST: Final = 6
-"""Minimum length of a secret. Removing shorter values such as "1" or "true" would garble every
-text.
-"""
-
-USER_IN_URL: Final = re.compile(r"(?<=://)[^\s/?#@:\"']{0,200}:[^\s/?#@\"']{1,200}(?=@)")
-"""``user:password`` in a URL that has a password. Its length is bounded so that no text makes it
-slow.
-"""
-
-_VARIABLE: Final = re.compile(
-    r"(?:(?:^|_)(?:TOKEN|SECRET|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)|PASSWORD|PASSWD|PASSPHRASE)$",
-    re.IGNORECASE,
-)
 _KEY: Final = re.compile(
     r"(?:^|[_-])(?:token|secret|password|passwd|passphrase|credentials?|authorization"
     r"|(?:api|access|secret|private)[_-]?key)$",
@@ -30,20 +18,6 @@ _MARKUP_TOKEN: Final = re.compile(
     r"^(?:bos|eos|pad|unk|sep|stop|start|end|mask)[_-]token$", re.IGNORECASE
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-
-def is_secret_variable(name: str) -> bool:
-    """Return whether an environment variable holds a secret, judging by its name."""
-    return _VARIABLE.search(name) is not None
-
-
-def of_environment(environ: Mapping[str, str]) -> set[str]:
-    """Return the values of environment variables that hold a secret, judging by their names."""
-    return {
-        value
-        for name, value in environ.items()
-        if _VARIABLE.search(name) and len(value) >= SHORTEST
-    }
 
 
 def of_recipe(values: Mapping[str, Any]) -> set[str]:

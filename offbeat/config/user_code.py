@@ -17,6 +17,7 @@ from typing import Any, Final
 from offbeat.config.by_value import given, is_by_value
 from offbeat.doors import import_object
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.redaction import cut_tail
 from offbeat.messages.text import printable
 
 _RESPONSES: Final = {"completion", "response"}  # the second argument of a reward
@@ -366,5 +367,5 @@ def describe(error: BaseException, user_dir: Path | None = None) -> str:
 
 def format_traceback(error: BaseException) -> str:
     """Return the end of an error's traceback, in at most ``_TRACEBACK_CHARACTERS``."""
-    text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
+    text = cut_tail("".join(traceback.format_exception(error)), _TRACEBACK_CHARACTERS)
     return text.encode(errors="backslashreplace").decode()  # UTF-8 has no lone surrogates

@@ -18,8 +18,9 @@ from yaml import events, nodes
 
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
-from offbeat.config.secrets import of_environment, without_secrets
+from offbeat.config.secrets import without_secrets
 from offbeat.config.tree import Leaf, Node, Section
+from offbeat.messages.redaction import of_environment
 
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import msgspec
 
 from offbeat.config.by_value import unpack
+from offbeat.config.secrets import of_recipe
 from offbeat.config.user_code import TargetNotFound, describe, format_traceback, load_target
 from offbeat.environments.frames import (
     CallMark,
@@ -34,6 +35,7 @@ from offbeat.environments.reward_value import (
 )
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
+from offbeat.messages.redaction import remember_secrets
 
 Send = Callable[[msgspec.Struct], None]
 _Message = TypeVar("_Message")
@@ -78,6 +80,7 @@ def run_child(
     target = receive(frames, RewardTarget)
     if target is None:
         return
+    remember_secrets(of_recipe(target.options))
     mark = CallMark(mark_fd)
     os.close(mark_fd)
     if target.memory_mib is not None:

@@ -347,7 +347,7 @@ class Child:
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             detail = f"the process of {self._target.target} ended with {how}"
             raise RewardFailed(_DIED, detail) from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RewardFailed(_DIED, f"it sent no answer: {error}") from None
 
     def _handle_reply(self, reply: RewardReply) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
+from offbeat.messages.redaction import cut_head
 
 _LARGEST = 3.4e38  # rewards are stored as float32
 _REWARD: Final = "reward"
@@ -61,7 +62,7 @@ def parse_reward(value: object, name: str = "the reward") -> float | BadReward:
         if getattr(value, "shape", None) == () and hasattr(value, "item"):
             value = cast("Any", value).item()  # numpy, torch, jax
         if not isinstance(value, numbers.Real):
-            got = f"{type(value).__name__} {value!r:.80}"
+            got = f"{type(value).__name__} {cut_head(repr(value), 80)}"
             return BadReward("reward_wrong_type", f"{name} is {got}; return a float")
     try:
         reward = float(value)
@@ -91,7 +92,8 @@ def parse_named_reward(value: Mapping[object, object]) -> NamedRewards | BadRewa
     keys: set[object] = {_REWARD, _ANSWER}
     if set(value) != keys or not isinstance(answer, str | None):
         got = {str(key): type(each).__name__ for key, each in value.items()}
-        problem = f"the reward is a mapping of {got!r:.200}; return a float, or a mapping of "
+        shown = cut_head(repr(got), 200)
+        problem = f"the reward is a mapping of {shown}; return a float, or a mapping of "
         return BadReward("reward_wrong_type", f"{problem}'reward' (float) and 'answer' (str)")
     reward = parse_reward(value[_REWARD])
     return (

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final, cast
 
 from offbeat.config.engine_plugin import known_engines
-from offbeat.config.secrets import is_secret_variable
+from offbeat.messages.redaction import is_secret_variable
 from offbeat.telemetry.hub import all_trackers
 
 _PREFIXES: Final = (

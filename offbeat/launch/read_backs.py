@@ -20,6 +20,7 @@ import structlog
 from offbeat.launch.control import check_live
 from offbeat.messages.failures import FixableError
 from offbeat.messages.text import first_line
+from offbeat.run_files.disk import replacing
 from offbeat.runs.directory import RunDirUnusable
 from offbeat.weight_sync.served import ServedWeights
 
@@ -81,9 +82,8 @@ def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> Non
     Raises:
         OSError: The disk cannot write.
     """
-    staged = run_dir / FOLDER / f".{question}"
-    staged.write_bytes(msgspec.msgpack.encode(list(served)))
-    staged.rename(run_dir / FOLDER / f"{question}{_ANSWER}")
+    with replacing(run_dir / FOLDER / f"{question}{_ANSWER}") as staged:
+        staged.write_bytes(msgspec.msgpack.encode(list(served)))
 
 
 log = structlog.stdlib.get_logger()

@@ -16,7 +16,7 @@ import yaml
 
 from offbeat.config.hub_path import name_of_copy
 from offbeat.config.run import RunConfig
-from offbeat.config.secrets import of_environment, without_secrets
+from offbeat.config.secrets import without_secrets
 from offbeat.config.yaml_text import RecipeDumper
 from offbeat.controller.commands import Stop
 from offbeat.doors import find_only
@@ -25,6 +25,7 @@ from offbeat.messages.delayed_interrupt import delay_interrupt
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.missing_package import name_missing_package
+from offbeat.messages.redaction import of_environment
 from offbeat.runs import results
 from offbeat.runs.directory import CONFIG, RunDirUnusable, what_to_name
 from offbeat.runs.past_run import run_directory

@@ -45,6 +45,7 @@ from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.finding import Finding
 from offbeat.messages.text import first_line, printable, printable_lines
+from offbeat.run_files.limits import UNREADABLE
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import CONFIG, RunDirUnusable, check_code_is_here
 from offbeat.runs.inputs import read_inputs, targets
@@ -298,7 +299,7 @@ def drive(  # noqa: PLR0913 -- the options of a run, by name
         if not dry_run:
             config = with_local_model(config, partial(_say, session.console))
         commits = list_fetched_commits(config, read_inputs(resume) if resume is not None else {})
-    except (RunDirUnusable, CannotStage, HubFilesError, DeadlineExceeded) as error:
+    except (RunDirUnusable, CannotStage, HubFilesError, DeadlineExceeded, *UNREADABLE) as error:
         return session.refuse(error)
     signals = session.signals
     with ExitStack() as ours:

@@ -7,9 +7,26 @@ The module also measures the nesting of JSON values written by other people or b
 """
 
 import json
-from typing import Final, cast
+from typing import Final, TypeVar, cast
+
+import msgspec
 
 ENDS_EARLY: Final = "is not JSON: it ends too early"
+
+
+T = TypeVar("T")
+
+
+def decode_json(text: bytes, kind: type[T]) -> T:
+    """Decode JSON that anybody may have written.
+
+    Raises:
+        msgspec.DecodeError: It is not JSON, of another type, or nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(json_problem(text)) from error
 
 
 class _NotFinite(ValueError):

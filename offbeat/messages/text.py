@@ -1,8 +1,11 @@
 """Sanitises and bounds external text for a log, a terminal, a journal, or a file of samples."""
 
+import json
 import textwrap
 from collections.abc import Sequence
 from typing import Final
+
+from offbeat.messages.redaction import cut_head, cut_tail
 
 LONGEST: Final = 2000
 """Characters kept of one text. A user's exception may quote a whole response or file."""
@@ -28,7 +31,8 @@ def bound_text(text: str, longest: int = SAMPLE_CHARACTERS) -> str:
     if left_out <= 0:
         return encodable
     half = longest // 2
-    return f"{encodable[:half]} [... {left_out} characters left out ...] {encodable[-half:]}"
+    head, tail = cut_head(encodable, half), cut_tail(encodable, half)
+    return f"{head} [... {left_out} characters left out ...] {tail}"
 
 
 def join_branches(texts: Sequence[str]) -> str:
@@ -48,7 +52,7 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
     """
     left_out = len(text) - longest
     if left_out > 0:
-        text = f"{text[:longest]} ... and {left_out} characters more"
+        text = f"{cut_head(text, longest)} ... and {left_out} characters more"
     if text.isprintable():
         return text
     line = " ".join(text.split())
@@ -58,6 +62,13 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
 def printable_lines(text: str) -> str:
     """Return the text with its line ends; everything else that a terminal acts on is escaped."""
     return "".join(each if each == "\n" or each.isprintable() else _escape(each) for each in text)
+
+
+def printable_json(text: str) -> str:
+    """Return the same JSON with an escape for each character that a terminal may act on."""
+    return "".join(
+        each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text
+    )
 
 
 def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
@@ -86,7 +97,7 @@ def first_line(error: BaseException) -> str:
 
 def cut(text: str, longest: int) -> str:
     """Return the text, with its end replaced by " ..." if it is longer than ``longest``."""
-    return text if len(text) <= longest else f"{text[:longest]} ..."
+    return text if len(text) <= longest else f"{cut_head(text, longest)} ..."
 
 
 def list_names(names: Sequence[str], most: int) -> str:

@@ -27,6 +27,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask, VersionSpans
 from offbeat.messages.media import Media
+from offbeat.messages.redaction import cut_head
 from offbeat.models.media_rules import TEXT_ALONE, MediaTokens
 from offbeat.transfer_queue.schema import check_medium
 
@@ -227,7 +228,8 @@ def check_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...
     if ids.shape == (0,):
         return ()
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        detail = f"{what} is {type(values).__name__} {values!r:.80}; return a tuple of token ids"
+        got = f"{type(values).__name__} {cut_head(repr(values), 80)}"
+        detail = f"{what} is {got}; return a tuple of token ids"
         raise make_failure(task, FailureKind.DATA, _WRONG_TYPE, detail)
     if not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN:
         detail = f"{what} holds {int(ids.min())} to {int(ids.max())}; no token has such an id"

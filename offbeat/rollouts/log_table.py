@@ -31,6 +31,7 @@ def write_groups(path: Path, rows: list[LoggedGroup], files: Files | None) -> in
     beside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)  # pyarrow would follow a link
         pq.write_table(build_table(rows), beside)
         if files is None:
             beside.replace(path)

@@ -19,8 +19,11 @@ class Disk:
         path.mkdir(parents=True, exist_ok=True)
 
     def write(self, file: Path, content: bytes) -> None:
-        """Create or replace a file."""
-        file.write_bytes(content)
+        """Create or replace a file. A link under its name is replaced, never followed."""
+        file.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(file, flags, 0o666), "wb") as stream:
+            stream.write(content)
 
     def sync(self, path: Path) -> None:
         """Return once a file's content, or a directory's entries, would survive a power cut."""
@@ -73,11 +76,17 @@ DISK: Final = Disk()
 def replacing(path: Path) -> Generator[Path]:
     """Yield a name next to ``path`` for a file that then replaces it, atomically but not durably.
 
-    If the block raises, the file is removed. Two writers use different files.
+    If the block raises, the file is removed. Two writers use different files. Nobody can guess the
+    name, so no link of another user waits under it.
     """
-    beside = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}")
+    beside = unguessable_name(path)
     try:
         yield beside
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def unguessable_name(path: Path) -> Path:
+    """Return a hidden name next to ``path`` that no file has."""
+    return path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(8)}")

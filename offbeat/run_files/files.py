@@ -17,6 +17,7 @@ import xxhash
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.disk import DISK
+from offbeat.run_files.limits import read_limited
 from offbeat.run_files.line_file import append_line
 from offbeat.run_files.shared_directory import RunDirToken
 
@@ -190,9 +191,14 @@ class RunFiles:
 
 
 def count_failures(run_dir: Path, group: str) -> int:
-    """Return the number of kept failures of a training group."""
+    """Return the number of kept failures of a training group.
+
+    Raises:
+        FileTooLarge: The file is larger than any file that a run writes.
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
+    """
     try:
-        lines = (run_dir / FAILURES).read_bytes().splitlines()
+        lines = read_limited(run_dir / FAILURES, 2 * FAILURES_BYTES).splitlines()
     except FileNotFoundError:
         return 0
     return sum(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.controller.stats_records import STEP_FIELDS, Aggregates
-from offbeat.runs.limits import METRIC_NAMES
+from offbeat.run_files.limits import METRIC_NAMES
 from offbeat.runs.metrics_file import MetricsFile
 from offbeat.telemetry.records import MetricRecord
 

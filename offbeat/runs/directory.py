@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import yaml
 
@@ -33,6 +33,7 @@ from offbeat.config.yaml_text import to_yaml
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA, source_digest
 from offbeat.messages.failures import FixableError
+from offbeat.run_files.limits import SUMMARY_BYTES, UNREADABLE, read_json
 from offbeat.runs.inputs import (
     MODEL,
     WORKING_DIR,
@@ -197,7 +198,7 @@ def reopen_run_dir(
         kept = {**_still_named(known, before, config), **_of_tasks(known, config)}
         now = all_inputs(config, Path.cwd(), kept)
         (directory / SUMMARY).unlink(missing_ok=True)
-    except (OSError, yaml.YAMLError) as error:
+    except (*UNREADABLE, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
     return ResumedDirectory(directory, now, content, frozenset(recorded), notices)
@@ -249,7 +250,7 @@ def _check_journal(directory: Path) -> None:
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
     """Check that steps are left. Otherwise a finished run keeps its summary."""
     path = directory / SUMMARY
-    summary = dict(leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
+    summary = read_json(path, SUMMARY_BYTES, dict[str, Any]) if path.exists() else {}
     done = summary.get("steps")
     if summary.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
         problem = f"its run has finished step {done}, and steps={config.steps}"

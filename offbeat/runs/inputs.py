@@ -6,8 +6,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from offbeat.config.by_value import unverifiable
 from offbeat.config.graders import GRADERS
 from offbeat.config.mixture import environment_views, key_in, prompt_paths
@@ -18,7 +16,7 @@ from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import ADVANTAGE, LOSS, SAMPLER, digest_contents, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
-from offbeat.runs.limits import TOKENIZER_BYTES
+from offbeat.run_files.limits import CONFIG_BYTES, TOKENIZER_BYTES, read_json
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"
@@ -90,6 +88,26 @@ def targets(config: RunConfig) -> dict[str, str]:
     return {key: target for key, target in named.items() if target not in GRADERS}
 
 
+def find_shipped_code(run_dir: Path, working_dir: Path, config: RunConfig) -> str:
+    """Return why the recipe's code may come from the run directory itself, or "" if it does not.
+
+    Whoever wrote the directory chose its recipe, and could so run code on the reader's machine.
+    """
+    named = targets(config)
+    if not named:
+        return ""
+    if not working_dir.is_absolute():
+        return f"{INPUTS} names {str(working_dir)!r} as working directory, which is not absolute"
+    run = run_dir.resolve()
+    if working_dir.resolve().is_relative_to(run):
+        return f"its code is imported from {working_dir}, inside the run directory"
+    for key, target in named.items():
+        module = working_dir / target.partition(":")[0].replace(".", "/")
+        if module.resolve().is_relative_to(run):
+            return f"{key}={target} is inside the run directory"
+    return ""
+
+
 def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
     """Return the digests of the run's inputs, and the directory its modules are imported from.
 
@@ -118,9 +136,12 @@ def record_input(directory: Path, key: str, digest: str) -> None:
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
-    """Return the digests that a run began with, or nothing for a run without any."""
+    """Return the digests that a run began with, or nothing for a run without any.
+
+    Raises the errors of ``read_json``, except for a missing file.
+    """
     path = directory / INPUTS
-    return yaml.safe_load(path.read_bytes()) if path.exists() else {}
+    return read_json(path, CONFIG_BYTES, dict[str, str]) if path.exists() else {}
 
 
 def replace_inputs(directory: Path, inputs: Mapping[str, str]) -> None:

@@ -3,10 +3,11 @@
 # pyarrow has no types.
 """Samples of the rollout log: prompt and tokens of groups, and their text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from offbeat.environments.media_prompts import find_media
-from offbeat.runs.inputs import TOKENIZER
-from offbeat.runs.limits import (
+from offbeat.messages.bad_json import decode_json
+from offbeat.run_files.limited_parquet import read_parquet
+from offbeat.run_files.limits import (
     ROLLOUT_BYTES,
     ROLLOUT_FILE_BYTES,
     TOKENIZER_BYTES,
@@ -24,6 +26,7 @@ from offbeat.runs.limits import (
     read_limited,
     regular_bytes,
 )
+from offbeat.runs.inputs import TOKENIZER
 
 _GROUP: Final = "prompt_index"  # the first column of a file
 _ANY: Final = 2**63 - 1
@@ -64,10 +67,51 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
     for path in (run_dir / TOKENIZER, *exported, Path(model_path) / TOKENIZER):
         try:
             text = read_limited(path, TOKENIZER_BYTES).decode()
-            return TokenText(Tokenizer.from_str(text))
+            tokenizer = Tokenizer.from_str(text)
+            if _is_bounded(text, tokenizer):
+                return TokenText(tokenizer)
         except Exception:  # noqa: BLE001, S112  tokenizers raises Exception itself for other files
             continue
     return TokenText(None)
+
+
+_DECODERS: Final = 16
+_TOKEN_CHARACTERS: Final = 1000
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The part of a ``tokenizer.json`` that can lengthen text. Its other parts are not read."""
+
+    decoder: dict[str, Any] | None = None
+
+
+def _is_bounded(text: str, tokenizer: Tokenizer) -> bool:
+    """Return whether the text of tokens has a bound, so that few tokens cannot fill memory.
+
+    Anybody may have written the file. A chain of decoders may double the text again and again, and
+    one token may have megabytes.
+    """
+    decoders = [decode_json(text.encode(), _TokenizerFile).decoder or {}]
+    for each in decoders:  # it grows
+        decoders += each.get("decoders", ())
+        if len(decoders) > _DECODERS or not _keeps_length(each):
+            return False
+    return max(map(len, tokenizer.get_vocab()), default=0) <= _TOKEN_CHARACTERS
+
+
+def _keeps_length(decoder: Mapping[str, Any]) -> bool:
+    """Return whether a decoder adds at most one character to a token."""
+    match decoder:
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return 0 < len(pattern) >= len(content)
+        case {"type": "Replace"}:  # a regular expression may also need endless time
+            return False
+        case {"type": "BPEDecoder", "suffix": replaced}:
+            return bool(replaced)
+        case {"type": "CTC", "word_delimiter_token": replaced}:
+            return bool(replaced)
+        case _:
+            return True
 
 
 class RolloutFiles:
@@ -114,10 +158,10 @@ def read_logged_rows(
     left = most_bytes
     for path in found:
         try:
-            with pq.ParquetFile(path) as file:
-                left -= _count_decompressed_bytes(file, path, min(left, ROLLOUT_FILE_BYTES))
-                selected = list(_select(file, wanted))
-        except (OSError, KeyError, pa.ArrowException, FileTooLarge):
+            table = _select(path, wanted, min(left, ROLLOUT_FILE_BYTES))
+            left -= table.nbytes
+            selected = table.to_pylist()
+        except (OSError, KeyError, pa.ArrowException, FileTooLarge, NoRegularFile):
             skipped += 1
             continue
         for row in selected:
@@ -136,16 +180,9 @@ def rollout_files(run_dir: Path) -> list[Path]:
 def read_columns(path: Path, columns: Iterable[str]) -> Any:  # noqa: ANN401 -- of pyarrow
     """Return these columns of a file, without columns that it lacks.
 
-    Raises:
-        OSError: The file cannot be read.
-        NoRegularFile: It is a pipe, a socket, a device or a directory.
-        FileTooLarge: It is larger than any file that a run writes.
-        pyarrow.ArrowException: It is damaged.
+    Raises the errors of ``read_parquet``.
     """
-    regular_bytes(path)
-    with pq.ParquetFile(path) as file:
-        _count_decompressed_bytes(file, path, ROLLOUT_FILE_BYTES)
-        return file.read(columns=list(columns))
+    return read_parquet(path, columns)
 
 
 def _groups_in(path: Path) -> tuple[int, int] | None:
@@ -172,25 +209,17 @@ def _read_range(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
     return min(lows, default=0), max(highs, default=-1)
 
 
-def _count_decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:
-    """Return the size according to the file's table of contents, before decompressing anything."""
-    parts = range(file.metadata.num_row_groups)
-    nbytes = sum(file.metadata.row_group(part).total_byte_size for part in parts)
-    if nbytes > limit:
-        raise FileTooLarge(str(path), nbytes, limit)
-    return nbytes
+def _select(path: Path, wanted: NDArray[np.int64], limit: int) -> Any:  # noqa: ANN401 -- of pyarrow
+    """Return the rows of the wanted groups. If a file has none, read only its group numbers."""
 
+    def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
+        return pa.array(np.isin(batch[_GROUP].to_numpy(zero_copy_only=False), wanted))
 
-def _select(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
-    """Yield the rows of the wanted groups. If a file has none, read only its group numbers."""
-    groups = file.read(columns=["prompt_index"])["prompt_index"].to_numpy()
-    at = np.flatnonzero(np.isin(groups, wanted))
-    if len(at):
-        yield from (
-            file.read(columns=[*_COLUMNS, find_media().PREVIEW_COLUMN])
-            .take(pa.array(at))
-            .to_pylist()
-        )
+    table = read_parquet(path, [_GROUP], is_wanted, limit)
+    if len(table):
+        columns = [*_COLUMNS, find_media().PREVIEW_COLUMN]
+        table = read_parquet(path, columns, is_wanted, limit)
+    return table
 
 
 def read_prompt(rows: BranchesBySample | None, text: TokenText) -> str | None:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 import msgspec
 import numpy as np
 
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     LINE_BYTES,
     METRICS_BYTES,
     SAMPLED_LINES,

@@ -23,9 +23,9 @@ from yaml.composer import ComposerError
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.files import FAILURES
+from offbeat.run_files.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, leaves
 from offbeat.runs.inputs import TOKENIZER
-from offbeat.runs.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 from offbeat.telemetry.status_file import STATUS_FILE
 
 METRICS: Final = "metrics.jsonl"
@@ -44,8 +44,8 @@ class LinkRefused(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is a symbolic link, which pages of a run never follow: it may lead to "
-            "any file of this machine. Replace it by its target, or remove it"
+            f"{self.path} is a symbolic link, which pages and exports of a run never follow: it may "
+            "lead to any file of this machine. Replace it by its target, or remove it"
         )
 
 
@@ -66,6 +66,17 @@ def check_no_links(run_dir: Path) -> None:
         LinkRefused: One of them is a symbolic link. The run directory itself may be one.
     """
     for path in page_files(run_dir):
+        if path.is_symlink():
+            raise LinkRefused(str(path))
+
+
+def check_not_linked(folder: Path, tool: str) -> None:
+    """Check that no name in ``folder`` that a tool writes, such as ``wandb``, is a link.
+
+    Raises:
+        LinkRefused: One is a symbolic link.
+    """
+    for path in folder.glob(f"{tool}*"):
         if path.is_symlink():
             raise LinkRefused(str(path))
 

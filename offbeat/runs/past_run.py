@@ -12,8 +12,8 @@ from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import FixableError, OffbeatError, ShortInNotebooks
 from offbeat.messages.text import cut
+from offbeat.run_files.limits import regular_bytes
 from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, what_to_name
-from offbeat.runs.limits import regular_bytes
 
 _LONGEST_EVENT: Final = 500
 """Characters of an event in a message. A step or a rewind may contain very many groups."""

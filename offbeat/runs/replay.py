@@ -13,8 +13,8 @@ from offbeat.controller.journal import JournalCorrupt, differing_aggregates, rec
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.messages.text import cut, printable
+from offbeat.run_files.limits import SUMMARY_BYTES, DamagedFile, read_json
 from offbeat.runs.directory import SUMMARY
-from offbeat.runs.limits import SUMMARY_BYTES, read_limited
 from offbeat.runs.past_run import clock_time, find_journal, fold_events, never_began
 from offbeat.telemetry.summary import Summary
 
@@ -276,9 +276,9 @@ def _compare_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, l
     if not path.exists():
         return "not written", "", []
     try:
-        summary = Summary.from_json(read_limited(path, SUMMARY_BYTES))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
+        summary = read_json(path, SUMMARY_BYTES, Summary)
+    except DamagedFile as error:
+        return "differs", "", [f"{SUMMARY} cannot be read: {error.problem}"]
     why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
     ended = f"{summary.outcome}: {why}" if why else summary.outcome
     said = _figures(summary)

@@ -14,6 +14,7 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_w
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_stats import summarize
 from offbeat.controller.stats_records import RunTotals
+from offbeat.run_files.limits import SUMMARY_BYTES, UNREADABLE, read_json
 from offbeat.runs.directory import JOURNAL, SUMMARY, find_saved_version
 from offbeat.telemetry.summary import Summary
 
@@ -37,16 +38,16 @@ def last_summary(
     """
     path = run_dir / SUMMARY
     try:
-        return Summary.from_json(path.read_bytes())
+        return read_json(path, SUMMARY_BYTES, Summary)
     except FileNotFoundError:
         pass
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as damage:
+    except UNREADABLE as damage:
         log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
     journal, ledger, totals = run_dir / JOURNAL, Ledger(), RunTotals()
     try:
         if journal.exists():
             ledger, totals = recover_with_totals(journal)
-    except (JournalCorrupt, JournalVersion, OSError) as damage:
+    except (JournalCorrupt, JournalVersion, *UNREADABLE) as damage:
         log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
         if str(damage) not in error:
             error = f"{error}; nothing is counted here: {damage}"

@@ -23,6 +23,7 @@ from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
 FOLDER: Final = "evaluations"
+_VERSIONS: Final = ("due", "version")
 _PREVIEWS: Final = "previews"  # the column has a different name than the sample's field
 _NAME: Final = re.compile(r"(\d{6,})\.parquet")
 log = structlog.stdlib.get_logger()
@@ -97,11 +98,9 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
         OSError: The file cannot be read.
         pyarrow.ArrowException: It is damaged.
     """
-    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+    from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415 -- see above
 
-    left_out = find_media().PREVIEW_COLUMN
-    columns = [name for name in pq.read_schema(path).names if name != left_out]
-    return _evaluated(pq.read_table(path, columns=columns).to_pylist())
+    return _evaluated(read_parquet(path, ScoredSample.__struct_fields__ + _VERSIONS).to_pylist())
 
 
 def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | None:
@@ -111,9 +110,15 @@ def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | No
         OSError: The file cannot be read.
         pyarrow.ArrowException: It is damaged.
     """
-    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+    import pyarrow.compute as pc  # noqa: PLC0415 -- see above
 
-    rows = pq.read_table(path, filters=[("set", "==", name), ("row", "==", row)]).to_pylist()
+    from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415 -- see above
+
+    def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
+        is_of_set = pc.call_function("equal", [batch["set"], name])
+        return pc.call_function("and", [is_of_set, pc.call_function("equal", [batch["row"], row])])
+
+    rows = read_parquet(path, keep=is_wanted).to_pylist()
     return _evaluated(rows) if rows else None
 
 
@@ -124,10 +129,10 @@ def rows_by_set(path: Path) -> dict[str, list[int]]:
         OSError: The file cannot be read.
         pyarrow.ArrowException: It is damaged.
     """
-    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+    from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415 -- see above
 
     found: dict[str, set[int]] = {}
-    for each in pq.read_table(path, columns=["set", "row"]).to_pylist():
+    for each in read_parquet(path, ["set", "row"]).to_pylist():
         found.setdefault(each["set"], set()).add(each["row"])
     return {name: sorted(rows) for name, rows in found.items()}
 

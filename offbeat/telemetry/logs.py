@@ -11,10 +11,8 @@ Also sets up the processes of a run.
 import atexit
 import faulthandler
 import gc
-import json
 import logging
 import os
-import re
 import signal
 import threading
 import warnings
@@ -27,43 +25,33 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from offbeat.config import secrets as config_secrets
 from offbeat.config.run import RunConfig
-
-REDACTED: Final = "[redacted]"
+from offbeat.config.secrets import of_recipe
+from offbeat.messages.redaction import (
+    REDACTED,
+    compile_secrets,
+    of_environment,
+    remember_secrets,
+)
 
 
 class Redactor:
     """Replaces known secrets and passwords in URLs in any text. Also finds JSON-escaped secrets."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        found = {secret for secret in secrets if len(secret) >= config_secrets.SHORTEST}
-        forms = {form for secret in found for form in _written_forms(secret)}
-        # The longest first: a secret may be a prefix of another.
-        longest_first = sorted(forms, key=lambda form: (-len(form), form))
-        known = [re.escape(form) for form in longest_first]
-        self._pattern = re.compile("|".join([*known, config_secrets.USER_IN_URL.pattern]))
+        self._pattern = compile_secrets(set(secrets))
 
     @classmethod
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
     ) -> "Redactor":
         """Create a redactor of all environment variables and recipe keys named like a secret."""
-        of_recipe = set[str]() if config is None else config_secrets.of_recipe(config.model_dump())
-        return cls(config_secrets.of_environment(environ) | of_recipe)
+        named = set[str]() if config is None else of_recipe(config.model_dump())
+        remember_secrets(named)
+        return cls(of_environment(environ) | named)
 
     def __call__(self, text: str) -> str:
         return self._pattern.sub(REDACTED, text)
-
-
-def _written_forms(secret: str) -> set[str]:
-    """Return the secret unchanged and as ``repr`` writes it, both also JSON-escaped."""
-    plain = {secret, repr(secret)[1:-1]}
-    return plain | {
-        json.dumps(form, ensure_ascii=ascii_only)[1:-1]
-        for form in plain
-        for ascii_only in (True, False)
-    }
 
 
 Event = MutableMapping[str, Any]

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.messages.bad_json import decode_json
 from offbeat.telemetry.step_samples import StepSamples
 
 
@@ -50,7 +51,7 @@ def decode_line(line: bytes) -> MetricRecord:
     Raises:
         msgspec.DecodeError: Not a record.
     """
-    values = msgspec.json.decode(line, type=dict[str, float | str])
+    values = decode_json(line, dict[str, float | str])
     head = {name: float(values.pop(name)) for name in ("step", "version", "time_s")}
     metrics = {name: float(value) for name, value in values.items()}
     return MetricRecord(int(head["step"]), int(head["version"]), head["time_s"], metrics)

@@ -1,12 +1,11 @@
 """Defines ``summary.json``, the result of a run for programs."""
 
-import os
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from offbeat.run_files.disk import DISK, Disk
+from offbeat.run_files.disk import DISK, Disk, unguessable_name
 
 FEW_SIGNALS: Final = 0.25
 """Share of steps or groups with a signal below which a run, or a preview, warns."""
@@ -145,7 +144,7 @@ def duration(seconds: float) -> str:
 
 def write_atomically(path: Path, content: bytes, disk: Disk = DISK) -> None:
     """Replace the file by ``content``, atomically and durably."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = unguessable_name(path)
     try:
         disk.write(beside, content)
         disk.sync(beside)

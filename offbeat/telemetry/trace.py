@@ -156,7 +156,7 @@ class TraceJson:
         self.path.touch()
         try:
             incarnation, began_unix_s = self._scan()
-        except (msgspec.DecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
             if self.path.stat().st_size:
                 aside = self.path.with_name(f"{self.path.name}.unreadable")
                 self.path.rename(aside)

@@ -7,7 +7,6 @@ needs from any release, and nothing else from a release that is planned for its 
 Also writes the layout of a run's engines to the run directory, for plans made outside the run.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.disk import replacing
 from offbeat.weight_sync.buckets import NamedRegion, collect_placements
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest, TensorMeta
@@ -119,9 +119,8 @@ def write_layout(layout: EngineLayout, run_dir: Path) -> None:
     Raises:
         OSError: The disk cannot write.
     """
-    staged = run_dir / f".{LAYOUT_FILE}.{os.getpid()}"
-    staged.write_bytes(msgspec.msgpack.encode(layout))
-    staged.replace(run_dir / LAYOUT_FILE)
+    with replacing(run_dir / LAYOUT_FILE) as staged:
+        staged.write_bytes(msgspec.msgpack.encode(layout))
 
 
 def read_layout(path: Path) -> EngineLayout:

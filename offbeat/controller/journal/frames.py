@@ -179,9 +179,9 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
     while offset < len(view):
         end = _frame_end(view, offset)
         if end is None:
-            whole = _next_frame(view, offset + 1)
-            if whole is not None:
-                raise JournalCorrupt(file, offset, f"a bad frame before a whole one at {whole}")
+            problem = find_damage(view, offset + 1)
+            if problem is not None:
+                raise JournalCorrupt(file, offset, problem)
             if limit is not None:
                 raise JournalCorrupt(file, offset, "a bad frame that was durable once")
             return
@@ -204,7 +204,35 @@ def _frame_end(view: memoryview, offset: int) -> int | None:
     return end
 
 
-def _next_frame(view: memoryview, offset: int) -> int | None:
-    """Return the start of the next whole frame. A length may be damaged, so every byte is tried."""
-    places = range(offset, len(view) - _FRAME.size)
-    return next((place for place in places if _frame_end(view, place) is not None), None)
+_SEARCHED_BYTES: Final = 8 * 2**20
+"""Bytes behind a bad frame in which a whole one is searched: more than a crash can tear."""
+_SUMMED_BYTES: Final = 256 * 2**20
+"""Bytes whose checksum that search computes, because bad lengths could make it quadratic."""
+
+
+def find_damage(
+    view: memoryview,
+    offset: int,
+    searched_bytes: int = _SEARCHED_BYTES,
+    summed_bytes: int = _SUMMED_BYTES,
+) -> str | None:
+    """Return why the bytes from ``offset`` on are no torn tail, or None if they may be one.
+
+    A whole frame in them is damage. A length may be damaged, so every byte is tried. More bytes
+    than a crash can tear are damage, too. Zeros at the end are not searched.
+    """
+    tail = bytes(view[offset:]).rstrip(b"\0")
+    summed = 0
+    for place in range(min(len(tail), searched_bytes)):
+        length = int.from_bytes(tail[place : place + 4], "little")
+        if not 0 < length <= len(view) - offset - place - _FRAME.size:
+            continue
+        summed += length
+        if summed > summed_bytes:
+            break
+        if _frame_end(view, offset + place) is not None:
+            return f"a bad frame before a whole one at {offset + place}"
+    else:
+        if len(tail) <= searched_bytes:
+            return None
+    return "a bad frame, and more bytes without a whole one than a crash can leave"

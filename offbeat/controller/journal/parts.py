@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from offbeat.controller.events import AnyEvent
-from offbeat.controller.journal.frames import AGGREGATES, JournalCorrupt, JournalVersion
+from offbeat.controller.journal.frames import AGGREGATES, JournalCorrupt
 from offbeat.controller.journal.reading import (
+    BAD_FILE,
     JournalSegment,
     aggregates_path,
     chain_to,
@@ -105,7 +106,7 @@ def read_parts(directory: Path) -> JournalParts:
     while before > begun:
         try:
             part = _read_aggregates(directory, before)
-        except (OSError, JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
+        except (OSError, *BAD_FILE) as error:
             part = _recount(directory, segments, before)
             problems.append(
                 f"{aggregates_path(directory, before).name} cannot be read ({error}): "

@@ -30,11 +30,17 @@ from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger, StepsAfter, steps_after
 from offbeat.controller.run_stats import RunStats
 from offbeat.controller.stats_records import CarriedState, RunTotals
+from offbeat.run_files.limits import JOURNAL_FILE_BYTES, FileTooLarge, NoRegularFile, read_limited
 
 log = structlog.stdlib.get_logger()
 
 _ARRAY_16: Final = 0xDC  # MessagePack's array of more than 15 fields, with a header of 3 bytes
 _KIND_BYTES: Final = 32  # exceeds the header of an array and the longest name of a kind
+BAD_FILE: Final = (
+    *(JournalCorrupt, JournalVersion, FileTooLarge, NoRegularFile, RecursionError),
+    ValueError,  # msgspec's is one
+)
+"""Errors of reading a file next to a segment that do not come from the disk."""
 _NAME: Final = re.compile(r"(events|snapshot|aggregates)-(\d{6,})\.bin")
 
 
@@ -166,12 +172,14 @@ class JournalSegment:
         ``kinds`` selects events by the bytes that ``_kind`` returns. Without it, yield all events.
         """
         decode = msgspec.msgpack.Decoder(AnyEvent).decode
-        for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
+        for payload, end in frames(
+            str(self.path), read_limited(self.path, JOURNAL_FILE_BYTES), self.limit
+        ):
             if kinds and not _is_any(payload, kinds):
                 continue
             try:
                 event = decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 start = end - len(payload)
                 raise JournalCorrupt(str(self.path), start, f"no record: {error}") from error
             yield event, end
@@ -236,7 +244,12 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> JournalSeg
         return None
     with path.open("rb") as file:
         header = parse_header(str(path), file.read(HEADER_BYTES + 1), SEGMENT)
-    return None if header is None else JournalSegment(number, path, header, limit)
+    if header is None:
+        return None
+    if header.follows >= number:  # a reader of a circle would never end
+        problem = f"it says that it follows segment {header.follows}, which is not before it"
+        raise JournalCorrupt(str(path), 0, problem)
+    return JournalSegment(number, path, header, limit)
 
 
 def newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
@@ -249,7 +262,7 @@ def newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | No
             path = snapshot_path(directory, number)
             try:
                 return number, _read_snapshot(directory, number)
-            except (JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
+            except BAD_FILE as error:
                 # An older snapshot and more events give the same state.
                 log.warning("journal.snapshot_skipped", file=str(path), error=str(error))
     return 1, None
@@ -268,7 +281,7 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
         JournalVersion: A different version of offbeat wrote it.
         OSError: It cannot be read.
     """
-    data = path.read_bytes()
+    data = read_limited(path, JOURNAL_FILE_BYTES)
     found = parse_header(str(path), data, kind)
     if found is None:
         raise JournalCorrupt(str(path), 0, "it is empty")
@@ -288,7 +301,7 @@ def snapshot_before(directory: Path, number: int) -> SavedState | None:
     """Return the state before a segment, or None if its snapshot is missing or damaged."""
     try:
         return _read_snapshot(directory, number)
-    except (OSError, JournalCorrupt, JournalVersion, ValueError):  # msgspec's is one
+    except (OSError, *BAD_FILE):
         return None
 
 

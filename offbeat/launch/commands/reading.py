@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from offbeat.launch.commands.arguments import LOOK, RunArgument, error_in_one_line
-from offbeat.messages.text import printable_lines
+from offbeat.messages.text import printable_json, printable_lines
 
 reading_app = typer.Typer(rich_markup_mode=None)
 
@@ -19,7 +19,9 @@ def replay(run: RunArgument, as_json: JsonOption = False) -> None:
 
     with error_in_one_line():
         found = replayed(run)
-    typer.echo(found.to_json() if as_json else printable_lines(found.to_text()), nl=False)
+    typer.echo(
+        printable_json(found.to_json()) if as_json else printable_lines(found.to_text()), nl=False
+    )
     raise typer.Exit(0 if found.agrees else 1)
 
 
@@ -56,4 +58,7 @@ def why(
             history = load_evaluated_row(run, *of_eval, due)
         else:
             history = group_history(run, group or "")
-    typer.echo(history.to_json() if as_json else printable_lines(history.to_text()), nl=False)
+    typer.echo(
+        printable_json(history.to_json()) if as_json else printable_lines(history.to_text()),
+        nl=False,
+    )

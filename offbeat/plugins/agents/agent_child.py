@@ -40,6 +40,7 @@ from offbeat.environments.reward_value import (
     unavailable,
 )
 from offbeat.messages.framing import LENGTH, body_length
+from offbeat.messages.redaction import cut_head
 
 T = TypeVar("T")
 _NONE: Final = 0
@@ -228,16 +229,18 @@ def _reward_in(value: object) -> object:
     answers = _ANSWER in named
     answer = named.pop(_ANSWER, None)
     if not isinstance(answer, str | None):
-        problem = f"{_ANSWER!r} is {type(answer).__name__} {answer!r:.80}: it is the final answer, as text"
+        got = cut_head(repr(answer), 80)
+        problem = f"{_ANSWER!r} is {type(answer).__name__} {got}: it is the final answer, as text"
         return BadReward("reward_wrong_type", problem)
+    shown = cut_head(repr(sorted(map(str, named))), 200)
     if _REWARD not in named:
-        problem = f"the agent returned {sorted(map(str, named))!r:.200} without {_REWARD!r}"
+        problem = f"the agent returned {shown} without {_REWARD!r}"
         return BadReward("reward_wrong_type", problem)
     if len(named) > _MOST_NAMES or not all(
         isinstance(name, str) and _NAME.fullmatch(name) for name in named
     ):
         problem = (
-            f"the agent named its rewards {sorted(map(str, named))!r:.200}: use at most {_MOST_NAMES} "
+            f"the agent named its rewards {shown}: use at most {_MOST_NAMES} "
             "names, of letters, digits, '_' and '-'"
         )
         return BadReward("reward_wrong_type", problem)

@@ -20,7 +20,9 @@ from offbeat.config.user_code import RESULT_FD
 from offbeat.environments.environment_plugin import AgentClient
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
-from offbeat.messages.text import printable
+from offbeat.messages.bad_json import decode_json
+from offbeat.messages.redaction import LONGEST_SECRET, cut_tail, redact
+from offbeat.messages.text import printable, printable_lines
 
 TARGET: Final = f"{__name__}:run_program"
 """Agent function that plays an episode of a program."""
@@ -31,9 +33,11 @@ UNAVAILABLE_EXIT: Final = os.EX_TEMPFAIL
 """Exit code (75) with which a program reports that a dependency is out of service."""
 
 _STDERR: Final = 2
+_LONGEST_LINE_BYTES: Final = 1 << 16  # a longer line is copied before it ends
 _PIPE_BYTES: Final = 1 << 20  # more than a pipe holds
-_ERRORS_BYTES: Final = 200
-"""Bytes at the end of a program's standard error that are quoted if it fails."""
+_ERRORS_CHARACTERS: Final = 200
+"""Characters at the end of a program's standard error that are quoted if it fails."""
+_KEPT_BYTES: Final = 4 * (_ERRORS_CHARACTERS + 2 * LONGEST_SECRET)  # to redact before it is cut
 
 
 async def run_program(task: dict[str, Any], client: AgentClient, *, command: list[str]) -> object:
@@ -74,7 +78,7 @@ class _StandardError:
         """Open a pipe. The running event loop reads it until its last writer has closed it."""
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        self._end = b""
+        self._end = self._unshown = b""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._pass_on)
 
@@ -83,11 +87,12 @@ class _StandardError:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.write_fd)
+        self._show(b"")
 
     def last(self) -> str:
         """Return the last output as text to append to a sentence, or "" without output."""
         self._pass_on()
-        text = printable(self._end.decode(errors="ignore").strip())
+        text = printable(cut_tail(self._end.decode(errors="ignore").strip(), _ERRORS_CHARACTERS))
         return f"; the end of its standard error: {text}" if text else ""
 
     def _pass_on(self) -> None:
@@ -98,9 +103,18 @@ class _StandardError:
         if not written:
             self._loop.remove_reader(self._read_fd)
             os.close(self._read_fd)
-        sys.stderr.buffer.write(written)
-        sys.stderr.buffer.flush()
-        self._end = (self._end + written)[-_ERRORS_BYTES:]
+        self._show(written)
+        self._end = (self._end + written)[-_KEPT_BYTES:]
+
+    def _show(self, written: bytes) -> None:
+        """Copy whole lines, without secrets and without control of the terminal. "" is the end."""
+        lines, end, rest = (self._unshown + written).rpartition(b"\n")
+        if len(rest) > _LONGEST_LINE_BYTES or not written:
+            lines, end, rest = lines + end + rest, b"", b""
+        self._unshown = rest
+        text = (lines + end).decode(errors="replace").expandtabs().replace("\r", "\n")
+        sys.stderr.write(printable_lines(redact(text)))
+        sys.stderr.flush()
 
 
 def _environment(client: AgentClient, result_fd: int) -> dict[str, str]:
@@ -121,7 +135,7 @@ def _result_in(written: bytes, program: str) -> object:
         problem = f"{program} wrote no result to the descriptor that {RESULT_FD} names"
     else:
         try:
-            return msgspec.json.decode(written)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decode_json(written, object)
+        except msgspec.DecodeError as error:
             problem = f"{program} wrote a result that is not JSON: {error}"
     return BadReward("agent_no_result", problem)

@@ -28,11 +28,11 @@ from msgspec.structs import replace
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.disk import replacing
+from offbeat.run_files.limits import LINE_BYTES, regular_bytes
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.limits import LINE_BYTES, regular_bytes
 from offbeat.runs.metrics_file import ValidRecords, decode_record, whole_lines, with_evaluation
-from offbeat.runs.page_files import METRICS, readable_values
+from offbeat.runs.page_files import METRICS, check_not_linked, readable_values
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.hub import all_trackers
 from offbeat.telemetry.records import MetricRecord, decode_line
@@ -288,11 +288,14 @@ def export(run_dir: Path, tool: str, output: str | None, *, in_samples: bool = F
 
     Raises:
         NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
+        LinkRefused: The place inside the run directory is a link.
         NotExported: The place exists or is unsuitable, or the x axis is unknown.
         SinkUnusable: The tool is not installed, or does not answer.
         FixableError: A tracker cannot use the place.
         OSError: The place cannot be written.
     """
+    if output is None:
+        check_not_linked(run_dir, tool)
     records = StepRecords(run_dir)
     recipe = readable_values(run_dir / CONFIG)  # names and parameters, which metrics do not need
     name = str(recipe.get("name", run_dir.resolve().name))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
 from offbeat.plugins.images.rows import name_pictures
 
@@ -51,14 +52,16 @@ def read_logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPicture
 def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPictures]:
     # Loaded here, because the history of a group without pictures needs no pyarrow
     import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    from offbeat.run_files.limited_parquet import read_parquet  # noqa: PLC0415
+
+    def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
+        return pc.call_function("equal", [batch["prompt_index"], prompt_index])
 
     try:
-        there = set(pq.read_schema(path).names)
-        columns = [name for name in _COLUMNS if name in there]
-        wanted = [("prompt_index", "==", prompt_index)]
-        rows = pq.read_table(path, columns=columns, filters=wanted).to_pylist()
-    except (OSError, pa.ArrowException):
+        rows = read_parquet(path, _COLUMNS, is_wanted).to_pylist()
+    except (OSError, KeyError, OffbeatError, pa.ArrowException):
         return
     for row in rows:
         if copies := row.get("pictures"):
@@ -75,7 +78,7 @@ def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPic
 def _names(rest_of_row: str | None) -> list[str]:
     try:
         row: Any = json.loads(rest_of_row or "{}")
-    except ValueError:  # truncated when it was logged
+    except (ValueError, RecursionError):  # truncated when it was logged
         return []
     if not isinstance(row, Mapping):
         return []

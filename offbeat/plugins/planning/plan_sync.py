@@ -7,7 +7,7 @@ from pathlib import Path
 from offbeat.launch.commands.arguments import refuse
 from offbeat.launch.commands.recipes import read_with_model
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import printable_lines
+from offbeat.messages.text import printable_json, printable_lines
 from offbeat.plugins.planning.grid_text import parse_grid
 from offbeat.plugins.planning.sync_plan import (
     ENGINE_KEYS,
@@ -57,7 +57,7 @@ def plan_or_exit(
         refuse(found)
     except OffbeatError as error:
         refuse(error)
-    return report.to_json() if as_json else printable_lines(report.to_text())
+    return printable_json(report.to_json()) if as_json else printable_lines(report.to_text())
 
 
 def _layouts(

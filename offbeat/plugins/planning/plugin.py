@@ -14,7 +14,7 @@ from offbeat.launch.commands.arguments import (
     refuse,
 )
 from offbeat.messages.exit_codes import FAILED
-from offbeat.messages.text import printable_lines
+from offbeat.messages.text import printable_json, printable_lines
 
 COMMANDS: Final = typer.Typer(rich_markup_mode=None)
 
@@ -102,7 +102,10 @@ def plan(
             cores=cores,
             others=others,
         )
-    typer.echo(planned.to_json() if as_json else printable_lines(planned.to_text()), nl=False)
+    typer.echo(
+        printable_json(planned.to_json()) if as_json else printable_lines(planned.to_text()),
+        nl=False,
+    )
 
 
 @COMMANDS.command(cls=RecipeCommand, rich_help_panel=PLAN)

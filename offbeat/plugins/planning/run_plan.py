@@ -24,6 +24,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import ModelGeneratorConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.controller.events import Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
@@ -39,6 +40,7 @@ from offbeat.plugins.planning.shared_cores import CoreUse
 from offbeat.plugins.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.applied_steps import AppliedSteps
 from offbeat.runs.directory import CONFIG
+from offbeat.runs.inputs import find_shipped_code
 from offbeat.runs.metrics_file import read_metrics_file
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.time_accounting import TrainerTime
@@ -128,6 +130,7 @@ def measure_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     """
     journal = RunJournal(run_dir)  # first, because its error explains why a directory is not a run
     config = load_recipe(run_dir / CONFIG, [], dry_run=True).config
+    _check_code(run_dir, config)
     steps = AppliedSteps(journal.aggregates)
     if len(steps) < _LEAST_STEPS:
         problem = f"{run_dir} has trained {len(steps)} steps; at least {_LEAST_STEPS} are needed"
@@ -406,7 +409,17 @@ def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     config = load_recipe(run_dir / CONFIG, list(overrides), dry_run=True).config
     for clash in shared_weights_clashes(config):
         raise NotPlanned(clash.message, clash.hint)
+    _check_code(run_dir, config)
     return config
+
+
+def _check_code(run_dir: Path, config: RunConfig) -> None:
+    """Raise NotPlanned if a custom sampler would be imported from the run directory."""
+    if isinstance(config.sampler, CustomSamplerConfig) and (
+        problem := find_shipped_code(run_dir, Path.cwd(), config)
+    ):
+        fix = "Read that code first; to trust it, copy it elsewhere and plan from there"
+        raise NotPlanned(problem, fix)
 
 
 def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:

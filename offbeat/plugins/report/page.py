@@ -104,7 +104,8 @@ STYLES: Final = ("vendor/uPlot.min.css", "page.css")
 
 def page(facts: dict[str, Any]) -> str:
     """Return the page of ``document.document``'s tree as one HTML file."""
-    title = ", ".join(f"{run['name']} ({run['run_id']})" for run in facts["runs"])
+    named = ", ".join(f"{run['name']} ({run['run_id']})" for run in facts["runs"])
+    title = html.escape(" ".join(named.split()))  # one line, whatever the recipe holds
     script, style = script_text(), style_text()
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
@@ -114,7 +115,7 @@ def page(facts: dict[str, Any]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)} · offbeat</title>\n<style>{style}</style></head>\n"
+        f"<title>{title} · offbeat</title>\n<style>{style}</style></head>\n"
         f"{body_text()}\n"
         f'<script type="text/plain" id="data">{packed(facts)}</script>\n'
         f"<script>{script}</script></body></html>\n"

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from offbeat.messages.groups import group_id
-from offbeat.runs.limits import FileTooLarge, NoRegularFile
+from offbeat.run_files.limits import FileTooLarge, NoRegularFile
 from offbeat.runs.logged_samples import (
     SAMPLE_CHARACTERS,
     SAMPLE_TOKENS,

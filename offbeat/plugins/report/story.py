@@ -10,21 +10,23 @@ import yaml
 
 from offbeat.controller.events import AnyEvent, Committed
 from offbeat.controller.run_stats import summarize
+from offbeat.messages.bad_json import decode_json
 from offbeat.messages.groups import Receipt
 from offbeat.plugins.report.group_rows import GroupColumns, GroupRows
 from offbeat.plugins.report.same_prompt import find_same_prompts
 from offbeat.plugins.report.timeline import Timeline
 from offbeat.plugins.report.verdicts import State
 from offbeat.run_files.files import FAILURES, FAILURES_BYTES
-from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
-from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
-    FileTooLarge,
-    NoRegularFile,
+    UNREADABLE,
+    DamagedFile,
+    read_json,
     read_limited,
 )
+from offbeat.runs.applied_steps import AppliedSteps, join_columns, read_evaluations
+from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.logged_samples import LoggedGroups, TokenText, read_logged_rows, token_text
 from offbeat.runs.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.page_files import METRICS, recipe_values
@@ -36,7 +38,6 @@ from offbeat.telemetry.summary import Summary
 T = TypeVar("T")
 RECORDS: Final = 400_000
 """Number of events above which only stretches of a journal are read. A group has three or four."""
-_UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
 class RunStory:
@@ -92,7 +93,7 @@ class RunStory:
         """Return the values of ``config.yaml`` by dotted key."""
         try:
             return recipe_values(self.run_dir / CONFIG)
-        except (*_UNREADABLE, yaml.YAMLError, UnicodeDecodeError) as error:
+        except (*UNREADABLE, yaml.YAMLError, UnicodeDecodeError) as error:
             self.problems.append(f"{CONFIG} cannot be read: {error}")
             return {}
 
@@ -132,17 +133,19 @@ class RunStory:
     def _decoded(self, name: str, limit: int, kind: type[T]) -> T | None:
         """Decode a JSON file of the run; return None if it is missing or a problem."""
         try:
-            return msgspec.json.decode(read_limited(self.run_dir / name, limit), type=kind)
+            return read_json(self.run_dir / name, limit, kind)
         except FileNotFoundError:
             pass
-        except (*_UNREADABLE, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DamagedFile as error:
+            self.problems.append(f"{name} cannot be read: {error.problem}")
+        except UNREADABLE as error:
             self.problems.append(f"{name} cannot be read: {error}")
         return None
 
     def _read_failures(self) -> dict[str, Any] | None:
         try:
             return find_failed_samples(self.run_dir)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self.problems.append(f"{FAILURES} cannot be read: {error}")
             return None
 
@@ -234,8 +237,8 @@ def find_failed_samples(run_dir: Path) -> dict[str, Any] | None:
         count += 1
         if len(found) < _SHOWN:
             try:
-                found.append(msgspec.json.decode(line, type=FailedSample))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                found.append(decode_json(line, FailedSample))
+            except msgspec.DecodeError:
                 continue  # torn by a crash
     return {"count": count, "file": FAILURES, "samples": [_cut(each) for each in found]}
 

@@ -39,7 +39,7 @@ def retrain(
 
     Without settings, it compares each step with the record bit for bit; exit code 1: a step
     differs. With settings for the loss or the optimizer, it shows recorded and new values side by
-    side.
+    side. It runs the code that the recipe names.
     """
     from offbeat.config.problems import ConfigError
 

@@ -42,7 +42,7 @@ from offbeat.plugins.retrain.recording import (
 )
 from offbeat.plugins.retrain.settings import Settings
 from offbeat.rollouts.worker import mask_truncated
-from offbeat.runs.inputs import WORKING_DIR, read_inputs, targets
+from offbeat.runs.inputs import WORKING_DIR, find_shipped_code, read_inputs, targets
 from offbeat.telemetry.logs import log_to
 from offbeat.telemetry.records import MetricRecord
 from offbeat.trainers.checkpoints.manifest import (
@@ -173,6 +173,7 @@ class _Trainer:
         """Load the model like the run did.
 
         Raises:
+            CannotRetrain: The run directory contains its own code.
             OffbeatError: The model, or the user's loss or advantage, cannot be loaded.
         """
         self._run_dir, self._settings, self._columns = run_dir, settings, columns
@@ -180,6 +181,9 @@ class _Trainer:
         self.config = config = with_initial_model(settings.config, initial)
         inputs = dict(read_inputs(run_dir))
         working_dir = Path(inputs.get(WORKING_DIR, Path.cwd()))
+        if problem := find_shipped_code(run_dir, working_dir, config):
+            fix = "Read that code first; to trust it, copy it into the working directory of the run"
+            raise CannotRetrain(str(run_dir), problem, fix)
         named = targets(config)
         for key in (LOSS, ADVANTAGE):
             if f"{key}" in settings.changed or key not in named:

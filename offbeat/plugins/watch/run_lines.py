@@ -17,19 +17,19 @@ import msgspec
 import numpy as np
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import cut
+from offbeat.messages.text import cut, first_line
 from offbeat.plugins.watch.runs import Signature, WatchedRuns, file_states
-from offbeat.runs.applied_steps import bin_means
-from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.limits import (
+from offbeat.run_files.limits import (
     LINE_BYTES,
     STATUS_BYTES,
     SUMMARY_BYTES,
-    FileTooLarge,
+    UNREADABLE,
     NoRegularFile,
-    read_limited,
+    read_json,
     regular_bytes,
 )
+from offbeat.runs.applied_steps import bin_means
+from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.metrics_file import decode_record, with_evaluation
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.past_run import read_events
@@ -78,15 +78,21 @@ class RunLines:
         """Return a line for each run, the newest start first."""
         now_unix_s = self._now_unix_s()
         with self._lock:
-            found = dict[str, tuple[Signature, _RunFiles]]()
+            found, lines = dict[str, tuple[Signature, _RunFiles]](), list[RunLine]()
             for name, directory in self._runs.readable():
-                signature = tuple(file_states(directory))
-                known = self._read.get(name)
-                if known is None or known[0] != signature:
-                    known = signature, _RunFiles(directory, signature)
-                found[name] = known
+                try:
+                    signature = tuple(file_states(directory))
+                    known = self._read.get(name)
+                    if known is None or known[0] != signature:
+                        known = signature, _RunFiles(directory, signature)
+                    lines.append(_line(name, known[1], now_unix_s))
+                    found[name] = known
+                except Exception as damage:  # noqa: BLE001  one run must not hide the others
+                    reason = cut(f"its files cannot be read: {first_line(damage)}", _REASON)
+                    lines.append(
+                        RunLine(name=name, outcome="lost", reason=reason, began_unix_s=0.0)
+                    )
             self._read = found
-        lines = [_line(name, files, now_unix_s) for name, (_, files) in found.items()]
         return sorted(lines, key=lambda line: (-line.began_unix_s, line.name))[:LISTED]
 
 
@@ -246,6 +252,6 @@ def sample_rewards(path: Path) -> list[float | None]:
 def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
     """Decode a JSON file of a run; return None if it is missing or has different content."""
     try:
-        return msgspec.json.decode(read_limited(path, nbytes), type=kind)
-    except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError, UnicodeDecodeError):
+        return read_json(path, nbytes, kind)
+    except UNREADABLE:
         return None

@@ -107,7 +107,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
         raise CheckpointCorrupt(str(file), "it is missing")
     try:
         envelope = msgspec.json.decode(file.read_bytes(), type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(str(file), str(error)) from None
     content = bytes(envelope.manifest)
     _expect(file, xxhash.xxh3_128_hexdigest(content), envelope.digest)

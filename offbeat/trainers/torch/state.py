@@ -310,8 +310,18 @@ class _Reader(FileSystemReader):
                 raise OSError(f"{self.path}/{METADATA}: {error!r}") from error
         if not isinstance(metadata, Metadata) or "state_dict_metadata" not in vars(metadata):
             raise OSError(f"{self.path}/{METADATA} holds a {type(metadata).__name__}")
+        for name in _named_files(metadata):
+            if Path(name).name != name or (Path(self.path) / name).is_symlink():
+                raise OSError(f"{self.path}/{METADATA} names {name!r}, no file of its directory")
         metadata.storage_meta = StorageMeta()
         return metadata
+
+
+def _named_files(metadata: Metadata) -> set[str]:
+    """Return the files that a table of contents names. Anybody may have written it."""
+    stored: object = vars(metadata).get("storage_data")
+    entries = cast("dict[object, object]", stored).values() if isinstance(stored, dict) else ()
+    return {str(vars(each)["relative_path"]) for each in entries}
 
 
 class _OnlyMetadata(pickle.Unpickler):

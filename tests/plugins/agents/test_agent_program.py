@@ -89,6 +89,16 @@ def test_a_failed_program_is_quoted_with_the_end_of_its_standard_error_alone() -
     assert r". \x1b[31mno key for the sandbox (agent_" in quoted and len(quoted) < 320
 
 
+def test_what_a_program_writes_to_its_standard_error_cannot_steer_the_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RolloutFailed):
+        play("exits", "3")
+    shown = capfd.readouterr().err
+    assert r"\x1b[31mno key for the sandbox" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_program_may_say_that_its_sandbox_is_out_of_service() -> None:
     with pytest.raises(RolloutFailed) as caught:
         play("exits", str(os.EX_TEMPFAIL))

@@ -19,6 +19,8 @@ from yarl import URL
 from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.models.media_rules import MediaTokens
+from offbeat.plugins.agents.endpoint.errors import RequestRefused
+from offbeat.plugins.agents.endpoint.requests import reading_body
 from offbeat.plugins.agents.endpoint.server import AgentEndpoint
 from offbeat.plugins.agents.endpoint.session import SampleSession, SessionLimits
 from offbeat.plugins.agents.endpoint.template_bridge import TemplateBridge
@@ -312,6 +314,7 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_engine() -> None:
         ({"best_of": 2}, "best_of"),
         ({"stop": ""}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x" * 1001]}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
@@ -336,6 +339,30 @@ def test_what_is_not_supported_is_refused_by_its_name(changes: Any, named: str) 
         assert (engine.calls, client.session.failure) == ([], None)
 
     play(story, engine)
+
+
+HUGE = [10**20, 10**400, int("9" * 4000)]
+
+
+@pytest.mark.parametrize("number", HUGE, ids=["20 digits", "400 digits", "4000 digits"])
+@pytest.mark.parametrize("field", ["top_k", "n", "seed", "max_tokens", "top_logprobs", "min_p"])
+def test_a_number_without_end_is_refused_and_never_fails_the_sample(
+    field: str, number: int
+) -> None:
+    async def story(client: Client) -> None:
+        status, _ = await client.post({**HELLO, field: number})
+        sampling = {"top_k": number, "max_tokens": 4}
+        body = {"token_ids": [1], "sampling_params": sampling}
+        by_tokens, _ = await client.post(body, "/inference/v1/generate")
+        assert (status, by_tokens, client.session.failure) == (400, 400, None)
+
+    play(story)
+
+
+def test_an_error_while_a_body_is_read_is_the_agents() -> None:
+    error = OverflowError("int too large to convert to float")
+    with pytest.raises(RequestRefused, match="OverflowError"), reading_body():
+        raise error
 
 
 def test_values_that_change_nothing_are_accepted() -> None:
@@ -513,6 +540,21 @@ def test_a_flood_of_requests_is_turned_away_and_the_others_are_answered(requests
     asyncio.run(main())
 
 
+def test_a_refused_request_is_not_kept() -> None:
+    limits = SessionLimits(max_requests=2)
+
+    async def story(client: Client) -> None:
+        for number in range(5):
+            body = {**HELLO, "messages": [{"role": "user", "content": str(number)}]}
+            status, _ = await client.post(body)
+            assert status == (200 if number < limits.max_requests else 429)
+        (entry,) = client.endpoint._entries.values()  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+        kept = entry.calls._calls  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+        assert len(kept) == limits.max_requests
+
+    play(story, limits=limits)
+
+
 def test_a_history_of_megabytes_is_refused_before_it_is_encoded_or_even_read() -> None:
     async def story(client: Client) -> None:
         for size, refusal in (
@@ -521,6 +563,10 @@ def test_a_history_of_megabytes_is_refused_before_it_is_encoded_or_even_read() -
         ):
             long = {**HELLO, "messages": [{"role": "user", "content": "x" * size}]}
             assert await client.refused(long) == refusal
+        call = {"id": "1", "function": {"name": "f", "arguments": "x" * (1 << 20)}}
+        called = {"role": "assistant", "tool_calls": [call]}
+        long = {**HELLO, "messages": [called, {"role": "tool", "content": ""}]}
+        assert await client.refused(long) == (400, "context_length_exceeded")
         assert (await client.post(HELLO))[0] == 200
 
     play(story)

@@ -98,6 +98,19 @@ def test_a_table_replaces_no_file_that_is_none_and_no_directory(tmp_path: Path, 
     assert {path.name for path in tmp_path.iterdir()} == {"run", "a.csv"}
 
 
+@pytest.mark.parametrize(
+    ("tool", "place"), [("wandb", "wandb"), ("tensorboard", "tensorboard"), ("mlflow", "mlflow.db")]
+)
+def test_an_export_follows_no_link_of_a_run(tmp_path: Path, tool: str, place: str) -> None:
+    run = with_losses(tmp_path / "run", steps=2)
+    (tmp_path / "victim").mkdir()
+    (run / place).symlink_to(tmp_path / "victim")
+    refused = offbeat("export", run, "--to", tool)
+    assert refused.exit_code == 2
+    assert "is a symbolic link" in " ".join(refused.stderr.split())
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 def test_a_name_that_a_spreadsheet_would_evaluate_is_text_in_a_csv_file(tmp_path: Path) -> None:
     run = with_losses(tmp_path / "run", steps=2)
     metrics = run / "metrics.jsonl"

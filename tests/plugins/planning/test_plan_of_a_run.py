@@ -1,6 +1,7 @@
 """`offbeat plan`: a run's own times, the production controller on a virtual clock, other settings."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from offbeat.config.run import RunConfig
@@ -209,6 +211,18 @@ def test_a_directory_that_is_no_run_is_named(tmp_path: Path, name: str, said: st
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotARun, match=said):
         plan_run(tmp_path / name)
+
+
+def test_no_sampler_is_imported_from_the_run_directory(tmp_path: Path) -> None:
+    run_dir = shown_run.finished(tmp_path / "run", 12)
+    (run_dir / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    tree = yaml.safe_load((run_dir / "config.yaml").read_text())
+    tree["sampler"] = {"name": "custom", "target": "run.evil:S", "max_staleness": 1}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(tree))
+    named = r"sampler\.target=run\.evil:S is inside the run directory"
+    with contextlib.chdir(tmp_path), pytest.raises(NotPlanned, match=named):
+        plan_run(run_dir)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_run_of_few_steps_is_not_planned(tmp_path: Path) -> None:

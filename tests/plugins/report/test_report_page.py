@@ -26,7 +26,7 @@ from offbeat.plugins.report.story import RunStory
 from offbeat.plugins.report.timeline import Incident, IncidentKind
 from offbeat.plugins.report.verdicts import verdict_of
 from offbeat.plugins.watch.run_lines import last_record
-from offbeat.runs.limits import FileTooLarge, read_limited
+from offbeat.run_files.limits import FileTooLarge, read_limited
 from offbeat.runs.why import why
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status_file import NamedWait
@@ -35,6 +35,11 @@ from tests.support import shown_run
 from tests.support.recorded_runs import RecordedRun
 
 HOSTILE = "</script></title><img src=x onerror=\"document.title='taken'\"><!--\u2028'"
+
+
+def test_a_name_with_line_ends_makes_one_line_of_the_page() -> None:
+    text = page({"runs": [{"name": "a\nssh-ed25519 AAAA evil\r\n", "run_id": "a-1"}]})
+    assert "<title>a ssh-ed25519 AAAA evil (a-1) · offbeat</title>" in text
 
 
 def offbeat(*args: object) -> Result:

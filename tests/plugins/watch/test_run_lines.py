@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -50,6 +51,31 @@ def test_a_line_has_outcome_steps_reward_score_start_and_duration(tmp_path: Path
     assert line.duration_s == pytest.approx(
         json.loads((tmp_path / "good/summary.json").read_text())["wall_s"]
     )
+
+
+def test_json_nested_without_end_hides_no_other_run(tmp_path: Path) -> None:
+    end(tmp_path / "good", outcome="finished", error=None)
+    end(tmp_path / "evil", outcome="finished", error=None)
+    for name in ("summary.json", "status.json", "metrics.jsonl"):
+        (tmp_path / "evil" / name).write_text('{"x":' + "[" * 100_000 + "\n")
+    assert lines_of(tmp_path)["good"].outcome == "finished"
+
+
+class OneUnreadable:
+    """Runs of which one cannot be examined for a reason that nobody has foreseen."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def readable(self) -> list[tuple[str, Any]]:
+        return [("evil", None), ("good", self._directory / "good")]
+
+
+def test_an_unforeseen_error_of_one_run_hides_no_other(tmp_path: Path) -> None:
+    end(tmp_path / "good", outcome="finished", error=None)
+    lines = RunLines(cast("WatchedRuns", OneUnreadable(tmp_path))).lines()
+    assert [line.name for line in lines] == ["good", "evil"]
+    assert lines[1].reason.startswith("its files cannot be read")
 
 
 def test_each_outcome_has_its_word_and_a_failure_its_reason_in_one_line(tmp_path: Path) -> None:

@@ -130,6 +130,14 @@ def test_what_a_page_names_is_found_from_where_the_page_lies(client: Client) -> 
     assert client.allowed(urljoin(f"{place}/", "runs")).status == 200
 
 
+def test_a_cookie_is_compared_as_sent_and_long_ones_are_not_read() -> None:
+    access = Access.create("127.0.0.1", 1234)
+    ours = f"{COOKIE}={access.cookie}"
+    assert access.may_read({"Cookie": f"other=1; {ours};more=2"})
+    for refused in (f'{COOKIE}="{access.cookie}"', "x=" * 9000 + f"; {ours}", f"{ours}é", ""):
+        assert not access.may_read({"Cookie": refused})
+
+
 def sent_cookies(jar: CookieJar, url: str) -> list[str]:
     request = Request(url)  # noqa: S310 -- no request is made
     jar.add_cookie_header(request)

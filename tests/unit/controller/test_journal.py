@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -57,6 +58,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.fakes.receipts import make_receipt
 from offbeat.messages.failures import Component
 from offbeat.run_files.disk import Disk
+from offbeat.run_files.limits import JOURNAL_FILE_BYTES, FileTooLarge
 
 RECEIPT = make_receipt(0, 1, (((0, 1), (1, 1)),), rewards=(0.5,), payload_bytes=10)
 EVERY_KIND: list[AnyEvent] = [
@@ -100,6 +102,10 @@ def written(directory: Path, events: list[AnyEvent]) -> Path:
         journal.append(event)
     assert journal.close()
     return max(directory.glob("events-*"))
+
+
+def read_all(directory: Path) -> list[AnyEvent]:
+    return list(read_journal(directory))
 
 
 def frame_ends(data: bytes) -> list[int]:
@@ -158,6 +164,35 @@ def test_a_flipped_bit_is_a_torn_last_frame_or_told_with_its_place(
     assert raised.value.file == str(file)
     if isinstance(raised.value, JournalCorrupt):
         assert raised.value.offset == max((end for end in ends if end <= place), default=0)
+
+
+@pytest.mark.parametrize("follows", [{1: 1}, {1: 2, 2: 1}, {1: 7}])
+def test_segments_that_follow_each_other_in_a_circle_are_damage(
+    tmp_path: Path, follows: dict[int, int]
+) -> None:
+    for number, former in follows.items():
+        data = header(SEGMENT, former, HEADER_BYTES) + frame(b"\xc0")
+        (tmp_path / f"events-{number:06d}.bin").write_bytes(data)
+    for read in (recover, read_all):
+        with pytest.raises(JournalCorrupt, match="which is not before it"):
+            read(tmp_path)
+
+
+def test_a_search_behind_a_bad_frame_is_bounded_and_what_it_cannot_search_is_damage() -> None:
+    lengths = memoryview(b"\x10\x00\x00\x00" * 100)  # each names a frame that ends in the file
+    many = "more bytes without a whole one than a crash can leave"
+    assert frames.find_damage(lengths, 1) is None
+    assert many in str(frames.find_damage(lengths, 1, summed_bytes=500))
+    assert many in str(frames.find_damage(lengths, 1, searched_bytes=300))
+    assert frames.find_damage(memoryview(bytes(400)), 1, searched_bytes=300) is None
+
+
+def test_a_file_larger_than_any_journal_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = written(tmp_path, EVERY_KIND)
+    os.truncate(file, JOURNAL_FILE_BYTES + 1)  # sparse
+    for read in (recover, read_all):
+        with pytest.raises(FileTooLarge, match="at most 1,073,741,824 are read"):
+            read(tmp_path)
 
 
 def test_a_whole_frame_that_is_no_event_is_damage(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """External text in one line of a log."""
 
+import json
+
+import msgspec
 import pytest
 
-from offbeat.messages.text import LONGEST, first_line, printable, printable_lines
+from offbeat.messages.text import LONGEST, first_line, printable, printable_json, printable_lines
 
 
 @pytest.mark.parametrize("length", [0, 1, LONGEST - 1, LONGEST])
@@ -40,3 +43,12 @@ def test_lines_stay_lines_and_nothing_in_them_acts_on_a_terminal() -> None:
     shown = printable_lines(hostile)
     assert shown == "\\x1b]0;title\\x07\\r\\x9b2J\\u202eabc\\tx\\udcff\n"
     assert all(line.isprintable() for line in shown.splitlines())
+
+
+def test_json_on_a_terminal_has_escapes_and_the_same_value() -> None:
+    value = {"text": "ä € \x9b31m\u202e\u2066\x85\u2028\x7f\U000e0001"}
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    shown = printable_json(text)
+    assert json.loads(shown) == value
+    assert shown.replace("\n", "").isprintable()
+    assert "ä €" in shown

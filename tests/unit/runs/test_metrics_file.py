@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from offbeat.runs.limits import METRICS_BYTES, SAMPLED_LINES
+from offbeat.run_files.limits import METRICS_BYTES, SAMPLED_LINES
 from offbeat.runs.metrics_file import read_metrics_file
 from offbeat.telemetry.records import MetricRecord, encode_line
 

@@ -1,6 +1,7 @@
 import io
 import json
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -94,6 +95,21 @@ def test_writing_again_replaces_the_file(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.json", b"old, and longer")
     write_atomically(tmp_path / "a.json", b"new")
     assert (tmp_path / "a.json").read_bytes() == b"new"
+
+
+def test_a_link_in_a_run_directory_is_never_written_through(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "run" / "report.html"
+    victim.write_bytes(b"of the reader")
+    path.parent.mkdir()
+    guessable = (path.name, f".{path.name}.{os.getpid()}", f"{path.name}.tmp")
+    for name in guessable:
+        (path.parent / name).symlink_to(victim)
+    write_atomically(path, b"a page")
+    Disk().write(path.parent / guessable[1], b"a page")
+    assert victim.read_bytes() == b"of the reader"
+    assert path.read_bytes() == b"a page"
+    assert not path.is_symlink()
+    assert (path.parent / guessable[2]).is_symlink()
 
 
 def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:

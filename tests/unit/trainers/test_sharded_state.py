@@ -86,6 +86,23 @@ def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) 
     assert not trapped.exists()
 
 
+@pytest.mark.parametrize("kind", ["path", "link"])
+def test_a_checkpoint_names_no_file_outside_its_directory(tmp_path: Path, kind: str) -> None:
+    inside, outside = tmp_path / "state_1", tmp_path / "other.distcp"
+    inside.mkdir()
+    save_shards({"a": torch.arange(6.0)}, inside, SingleRank())
+    (inside / "__0_0.distcp").rename(outside)
+    if kind == "link":
+        (inside / "__0_0.distcp").symlink_to(outside)
+    else:
+        contents = pickle.loads((inside / METADATA).read_bytes())  # noqa: S301 - just written
+        for each in contents.storage_data.values():
+            each.relative_path = "../other.distcp"
+        (inside / METADATA).write_bytes(pickle.dumps(contents))
+    with pytest.raises(OSError, match="no file of its directory"):
+        load_shards({"a": torch.zeros(6)}, inside, SingleRank())
+
+
 _METADATA_CLASS = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 
 

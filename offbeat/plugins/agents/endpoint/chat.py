@@ -33,6 +33,15 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str = ""
     reasoning: str = ""  # of an answer, if the bridge separates it from the content
 
+    @property
+    def characters(self) -> int:
+        """Return the length of all its texts."""
+        texts = (self.role, self.content, self.tool_call_id, self.name, self.reasoning)
+        called = sum(
+            len(each.id) + len(each.name) + len(each.arguments) for each in self.tool_calls
+        )
+        return sum(map(len, texts)) + called
+
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form for chat templates, with tool arguments as objects."""
         fields: dict[str, Any] = {"role": self.role, "content": self.content}

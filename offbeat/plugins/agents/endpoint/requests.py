@@ -4,10 +4,13 @@ A field that is not listed here is refused. A field that would change how tokens
 accepted with the recipe's value, because the trainer computes with that value.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
+import structlog
 from msgspec import Meta, Struct
 
 from offbeat.messages.bad_json import json_problem
@@ -16,9 +19,12 @@ from offbeat.plugins.agents.endpoint.chat import ChatMessage, ToolCall, compact_
 from offbeat.plugins.agents.endpoint.errors import RequestRefused, refuse_field
 from offbeat.plugins.agents.endpoint.session import ChatTurn, TokenTurn
 
-Stop = str | Annotated[list[str], Meta(max_length=16)] | None
+log = structlog.stdlib.get_logger()
+StopString = Annotated[str, Meta(max_length=1000)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=16)] | None
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
-Count = Annotated[int, Meta(ge=1)] | None
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)] | None
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # Python's ints have no end
 T = TypeVar("T")
 
 
@@ -47,7 +53,7 @@ class SentCall(_Body):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: int | None = None
+    index: Whole | None = None
 
 
 class SentMessage(_Body):
@@ -116,9 +122,9 @@ class _Sampling(_Body):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    n: int | None = None
+    n: Whole | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -137,9 +143,9 @@ class ChatRequest(_Sampling, kw_only=True):
     stop: Stop = None
     max_tokens: Count = None
     max_completion_tokens: Count = None
-    seed: int | None = None
+    seed: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -196,10 +202,10 @@ class TokenSampling(_Sampling):
     max_tokens: Count = None
     stop: Stop = None
     stop_token_ids: list[TokenId] | None = None
-    seed: int | None = None
-    logprobs: int | None = None
+    seed: Whole | None = None
+    logprobs: Whole | None = None
     skip_special_tokens: bool | None = None  # no text is returned
-    routed_experts_prompt_start: int | None = None  # no routed experts are returned
+    routed_experts_prompt_start: Whole | None = None  # no routed experts are returned
 
 
 class TokenRequest(_Body):
@@ -211,7 +217,7 @@ class TokenRequest(_Body):
     stream: Literal[False] | None = None
     request_id: str | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Whole | None = None
 
     def turn(self, sampling: SamplingParams) -> TokenTurn:
         """Return the turn to sample.
@@ -247,6 +253,21 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_json", problem) from error
 
 
+@contextmanager
+def reading_body() -> Generator[None]:
+    """Refuse a body that the block cannot read. An agent may write any value, and its run continues.
+
+    Raises:
+        RequestRefused: The block raised it, or an error of a value.
+    """
+    try:
+        yield
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        log.warning("endpoint.body_unreadable", error=repr(error))
+        problem = f"the body cannot be read: {type(error).__name__}"
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_request", problem) from error
+
+
 _EVERY_TOKEN: Final = -1
 """Another value of ``top_k`` for no limit, which vLLM accepts."""
 
@@ -262,7 +283,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 def _check_sampling(asked: _Sampling, sampling: SamplingParams) -> None:
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(asked, name)) not in neutral:
-            raise refuse_field(name, f"{value} is not supported: leave it out")
+            raise refuse_field(name, f"{value!s:.80} is not supported: leave it out")
     for name in ("temperature", "top_p", "top_k", "min_p"):
         value, fixed = getattr(asked, name), getattr(sampling, name)
         if name == "top_k" and value == _EVERY_TOKEN:

@@ -43,7 +43,12 @@ from offbeat.plugins.agents.endpoint.http import (
     make_refusal,
     too_long,
 )
-from offbeat.plugins.agents.endpoint.requests import ChatRequest, TokenRequest, decode_body
+from offbeat.plugins.agents.endpoint.requests import (
+    ChatRequest,
+    TokenRequest,
+    decode_body,
+    reading_body,
+)
 from offbeat.plugins.agents.endpoint.session import (
     Branch,
     ChatTurn,
@@ -261,25 +266,29 @@ class AgentEndpoint:
         entry = self._authorise(request)
         with entry.open_request():
             session = entry.session
-            asked = decode_body(await self._body(request), ChatRequest)
-            self._check_model(asked.model)
-            turn = asked.turn(session.engine.sampling)
-            _check_length(session, turn)
+            body = await self._body(request)
+            with reading_body():
+                asked = decode_body(body, ChatRequest)
+                self._check_model(asked.model)
+                turn = asked.turn(session.engine.sampling)
+                _check_length(session, turn)
             answer = await _answer(request, entry, turn, lambda: session.chat(turn))
             if asked.stream:
                 events = responses.chunks(answer, asked, self.model, session.bridge)
                 stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
                 return await self._sent(request, stream, b"".join(events))
-            body = responses.chat_completion(answer, asked, self.model, session.bridge)
-            return await self._sent(request, _json(body))
+            completion = responses.chat_completion(answer, asked, self.model, session.bridge)
+            return await self._sent(request, _json(completion))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         entry = self._authorise(request)
         with entry.open_request():
             session = entry.session
-            asked = decode_body(await self._body(request), TokenRequest)
-            self._check_model(asked.model or self.model)
-            turn = asked.turn(session.engine.sampling)
+            body = await self._body(request)
+            with reading_body():
+                asked = decode_body(body, TokenRequest)
+                self._check_model(asked.model or self.model)
+                turn = asked.turn(session.engine.sampling)
             answer = await _answer(request, entry, turn, lambda: session.continue_tokens(turn))
             return await self._sent(request, _json(responses.token_completion(answer)))
 
@@ -403,7 +412,7 @@ async def _answer(
 
 
 def _check_length(session: SampleSession, turn: ChatTurn) -> None:
-    characters = sum(len(message.content) for message in turn.messages)
+    characters = sum(message.characters for message in turn.messages)
     characters += sum(map(len, turn.tools)) + len(turn.variables)
     window = session.engine.max_model_len
     if characters > window * _CHARACTERS_PER_TOKEN:

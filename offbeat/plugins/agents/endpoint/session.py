@@ -351,7 +351,7 @@ class SampleSession:
 
 async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
     """Create a prompt; in a thread if it is long, so that other samples do not wait for it."""
-    if sum(len(message.content) for message in request.messages) < _LONG_TEXT:
+    if sum(message.characters for message in request.messages) < _LONG_TEXT:
         return make()
     return await asyncio.to_thread(make)
 
@@ -436,8 +436,8 @@ class SharedCalls:
         if call is None or not self._can_answer(call):
             task = asyncio.create_task(sample(), name="endpoint-sample")
             self._running.add(task)
-            task.add_done_callback(self._discard)
             call = self._calls[asked] = _Call(task)
+            task.add_done_callback(partial(self._discard, asked, call))
         call.waiters += 1
         try:
             return await asyncio.shield(call.task)
@@ -461,7 +461,10 @@ class SharedCalls:
             return False
         return not self._session.was_continued(task.result())
 
-    def _discard(self, task: asyncio.Task[Turn]) -> None:
+    def _discard(self, asked: Asked, call: _Call, task: asyncio.Task[Turn]) -> None:
         self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved, because nobody may be waiting
+        # A call without an answer is dropped: an agent may send any number of refused requests.
+        # ``exception`` also marks the error as retrieved, because nobody may be waiting.
+        is_without_answer = task.cancelled() or task.exception() is not None
+        if is_without_answer and self._calls.get(asked) is call:
+            del self._calls[asked]

@@ -5,10 +5,14 @@ A run directory may come from anybody, so a file is measured before it is decomp
 
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
+
+from offbeat.messages.bad_json import decode_json
 from offbeat.messages.failures import OffbeatError
 
+T = TypeVar("T")
 CONFIG_BYTES: Final = 4 * 2**20
 SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
@@ -26,6 +30,8 @@ ROLLOUT_FILE_BYTES: Final = 256 * 2**20
 """Decompressed size, according to the file's metadata, above which a file is left out."""
 ROLLOUT_BYTES: Final = 1024 * 2**20
 """Total decompressed size of all files that are read together."""
+JOURNAL_FILE_BYTES: Final = 2**30
+"""Size of a segment or a snapshot: 20,000 records of 50 KB. A run begins a new one long before."""
 
 
 class FileTooLarge(OffbeatError):
@@ -57,6 +63,23 @@ class NoRegularFile(OffbeatError):
         return f"{self.path} is not a regular file. Is it the file that the run wrote?"
 
 
+class DamagedFile(OffbeatError):
+    """A file of a run directory is not JSON, or has other content than a run writes.
+
+    Fix: restore the file that the run wrote.
+    """
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be read: {self.problem}. Is it the file that the run wrote?"
+
+
+UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile, DamagedFile)
+"""Errors of ``read_json``."""
+
+
 def regular_bytes(path: Path) -> int:
     """Return the size of a file before it is opened. Opening a pipe would wait for its writer.
 
@@ -78,9 +101,26 @@ def read_limited(path: Path, limit: int) -> bytes:
         NoRegularFile: It is a pipe, a socket, a device or a directory.
         OSError: It cannot be read.
     """
-    regular_bytes(path)
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise FileTooLarge(str(path), path.stat().st_size, limit)
-    return content
+    nbytes = regular_bytes(path)
+    if nbytes <= limit:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) <= limit:
+            return content
+        nbytes = max(nbytes, len(content))  # it has grown meanwhile
+    raise FileTooLarge(str(path), nbytes, limit)
+
+
+def read_json(path: Path, limit: int, kind: type[T]) -> T:
+    """Decode a JSON file of at most ``limit`` bytes.
+
+    Raises:
+        DamagedFile: It is not JSON, of another type, or nested too deeply.
+        FileTooLarge: It is larger.
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
+        OSError: It cannot be read.
+    """
+    try:
+        return decode_json(read_limited(path, limit), kind)
+    except msgspec.DecodeError as error:
+        raise DamagedFile(str(path), str(error)) from error
