@@ -26,7 +26,7 @@ GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of o
 
 
 class RewardsNotFinite(OffbeatError):
-    """A reward that is not finite as float32 passed the checks of its producer: a bug.
+    """A reward is not finite as float32, although its producer should have refused it: a bug.
 
     Fix: report it.
     """

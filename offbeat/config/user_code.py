@@ -59,7 +59,7 @@ REWARD: Final = CallForm(
     "a reward gets a row and a response",
     count=2,
     change="Write it as def reward(row, response), and return one number.",
-    source="use row[{!r}] if it is of the row, or add it to its options",
+    source="use row[{!r}] if the row has this key, or set it in the options of the reward",
     result="number",
 )
 LOSS: Final = CallForm(

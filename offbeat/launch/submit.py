@@ -39,7 +39,8 @@ MAX_PACKAGE_BYTES: Final = 200 * 2**20
 class CannotPack(OffbeatError):
     """The working directory cannot be packed in its current state.
 
-    Fix: start above the recipe, name models and data by absolute paths, put secrets into files.
+    Fix: remove the cause that the message names: submit from a directory above the recipe, keep
+    models and data elsewhere and name them by absolute paths, or put secrets into files.
     """
 
     working_dir: str

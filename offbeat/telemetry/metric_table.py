@@ -61,7 +61,7 @@ _ROLLOUT: Final[tuple[Row, ...]] = (
      "Engines or the environment fail; the log says which reason."),
     ("rollout/reward_calls", "calls", "last",
      "Reward function calls since the run began, with retries, evaluations and resumes.",
-     "Cost of a paid judge: rollout.reward_call_budget bounds it."),
+     "A paid judge costs more; rollout.reward_call_budget bounds it."),
     ("rollout/reward_calls_left", "calls", "last",
      "Calls left in rollout.reward_call_budget, without the reserve for evaluation and open groups.",
      "Near one step's calls the run ends soon: raise the budget and resume."),

@@ -23,7 +23,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """A transfer lacks tensors of the receiver, or has unknown tensors.
+    """A transfer lacks tensors that the receiver needs, or has unknown tensors.
 
     Fix: load trainer and engines from the same model.
     """

@@ -97,8 +97,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     the KL. unbiased: that derivative weighted by exp(logprob - old), for k1 and k3."""
 
     kl_reward_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of a KL penalty in the reward: each token's advantage loses this times (old -
-    reference logprob). Clipping and corrections apply to it. Needs a reference."""
+    """Weight of a KL penalty in the reward: this times (old - reference logprob) is subtracted from
+    each token's advantage. Clipping and corrections apply to it. Needs a reference."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the truncated importance weight exp(old - generation). Like the bands, it needs

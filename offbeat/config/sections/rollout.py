@@ -50,9 +50,9 @@ class RolloutConfig(Config):
     of one."""
 
     branches: Literal["train", "mask"] = "train"
-    """name=agent: samples whose history the agent or the chat template rewrote. train: each branch
-    is a row with the sample's reward, and together they count as one sample. mask: train no part of
-    the sample."""
+    """With `environment.name=agent`: samples whose history the agent or the chat template rewrote.
+    train: each branch is a row with the sample's reward, and together they count as one sample.
+    mask: train no part of the sample."""
 
     truncated_samples: Literal["train", "mask_loss"] = "train"
     """Samples that ran out of tokens. train: learn from them. mask_loss: compare their rewards but
@@ -68,13 +68,13 @@ class RolloutConfig(Config):
     a right answer, a long right answer is worth nothing."""
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
-    """name=agent: maximum tokens per sample, over all branches. Further calls are refused as
-    context_length_exceeded. null: 4 times `generator.max_model_len`, or `max_branches` times if
-    that is less or with branches=mask."""
+    """With `environment.name=agent`: maximum tokens per sample, over all branches. Further calls
+    are refused as context_length_exceeded. null: 4 times `generator.max_model_len`, or
+    `max_branches` times if that is less or with branches=mask."""
 
     max_branches: Annotated[int, Field(ge=1)] = 64
-    """name=agent: maximum branches per sample. A call that opens another is refused as
-    context_length_exceeded."""
+    """With `environment.name=agent`: maximum branches per sample. A call that opens another is
+    refused as context_length_exceeded."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped for data failures; their prompts are not trained. One more ends

@@ -66,9 +66,9 @@ class BaseSyncConfig(Config):
     replaced."""
 
     delta: bool = False
-    """Also send a release as its change since the last one. This saves bytes if few values change
-    (16 bits, small learning rates). Each engine, and with object_store also rank 0, keeps one more
-    copy of the weights in main memory. Not with a device `wire`."""
+    """In addition, send each release as its difference from the previous one. This saves bytes if
+    few values change (16 bits, small learning rates). Each engine, and with object_store also rank
+    0, keeps one more copy of the weights in main memory. Not with a device `wire`."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which engine and trainer may differ on on-policy samples before the run

@@ -516,7 +516,8 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     elif run.shares_cores:
         yield (
             "Trainer and engines compute on cores. If they share these, overlapping work takes "
-            "longer, and changing staleness, engines or groups gains less than its row says: --cores."
+            "longer, and changing staleness, engines or groups gains less than its row says. Plan this "
+            "with --cores."
         )
     if run.explained:
         yield (

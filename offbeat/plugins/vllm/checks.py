@@ -63,7 +63,7 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
         yield ok(
             "weight sync",
             "a trainer of one rank sends whole tensors, once to each vLLM engine. Several ranks would "
-            "send each of its workers what that loads",
+            "send each vLLM worker only what this worker loads",
         )
         return
     vllm = of_kind(VllmGeneratorConfig, config.generator).vllm

@@ -71,7 +71,7 @@ def with_answer(row: Row, response: str, answer: str) -> float:
         (len, "len() takes 1 positional argument; a reward gets a row and a response"),
         (by_keyword, "takes 0 positional arguments; a reward gets a row and a response"),
         (Grader, "Grader is a class: calling it returns no number"),
-        (with_answer, "needs 'answer': use row['answer'] if it is of the row"),
+        (with_answer, "needs 'answer': use row['answer'] if the row has this key"),
     ],
 )  # fmt: skip
 def test_a_reward_that_gets_no_row_and_response_is_refused_with_the_fix(
