@@ -3,10 +3,10 @@
 Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
 Three rules hold for all of them. If all rewards of a group are equal, its advantages are exact
 zeros. So is the advantage of a group's only sample, because it has nothing to compare with. A
-masked sample gets an exact zero, and the other advantages are as without it. For all but
-``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid samples of a
-step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean`` over the
-group.
+masked sample gets an exact zero, and the other advantages are the same as without this sample. For
+all but ``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid
+samples of a step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean``
+over the group.
 """
 
 import math

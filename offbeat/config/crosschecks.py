@@ -473,7 +473,7 @@ _UNREAD: Final = {
 
 
 def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield a generator set with demonstrations, and settings that need one without it."""
+    """Yield a generator set despite demonstrations, or settings that need a missing generator."""
     recorded = config.environment.name == "demonstrations"
     generator = config.generator
     if recorded and generator.has_engines:

@@ -66,7 +66,7 @@ def _clash(key: str, value: object, problem: str, fix: str) -> Clash:
 
 
 def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield every setting for which engines need their copy of the weights; none in a dry run."""
+    """Yield settings for which engines need separate weights; none in a dry run."""
     if not shares_weights(config):
         return
     if (backend := config.runtime.backend) != "local":

@@ -804,7 +804,7 @@ NOTES: Final[dict[str, str]] = {
     "data.dataloader_num_workers": _ROWS,
     "data.max_prompt_length": _PROMPT,
     "data.num_workers": _ROWS,
-    "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. List every other column the reward reads there and in `eval.columns`.",
+    "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. There and in `eval.columns`, list every other column that the reward reads.",
     "data.reward_fn_key": "Not needed: a reward gets the whole row.",
     "data.truncation": _TOO_LONG,
     "data.val_files": "`eval.prompts` says how many of its rows are scored, 64 by default.",

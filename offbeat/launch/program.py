@@ -83,7 +83,7 @@ def train(
         BadRows: Prompts are not rows, or hold a value that JSON would change.
         RunRefused: This machine or an input does not allow the run; ``offbeat check`` says why.
         TrainingFailed: The run ended with an error.
-        RunInterrupted: It was interrupted, and ``resume`` can continue it.
+        RunInterrupted: The run was interrupted, and ``resume`` can continue it.
     """
     check_names(train, (resume,), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)

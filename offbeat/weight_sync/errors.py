@@ -50,7 +50,8 @@ class TransferFailed(OffbeatError):
 
     ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
 
-    Fix: none: it is synced again; if it is slow, see ``sync.slowest_mib_s`` and ``sync.slack_s``.
+    Fix: none: the engine is synced again; for slow links, see ``sync.slowest_mib_s`` and
+    ``sync.slack_s``.
     """
 
     epoch: int

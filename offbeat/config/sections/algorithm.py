@@ -34,7 +34,7 @@ class AlgorithmConfig(Config):
     function of a group's rewards, importable from the working directory."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
-    """advantage=pass_at_k: number of tries. Only the best one counts."""
+    """With `advantage=pass_at_k`: number of tries. Only the best one counts."""
 
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Parts into which a step's groups are split. Each part gets an optimizer step; later parts are

@@ -64,8 +64,8 @@ class RolloutConfig(Config):
     reward falls linearly, by up to `overlong_penalty`. null: no penalty."""
 
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Reward that a response at the limit loses, with `overlong_tokens`. If it equals the reward of
-    a right answer, a long right answer is worth nothing."""
+    """With `overlong_tokens`: amount subtracted from the reward of a response at the limit. If it
+    equals the reward of a right answer, a long right answer is worth nothing."""
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
     """With `environment.name=agent`: maximum tokens per sample, over all branches. Further calls
@@ -98,8 +98,8 @@ class RolloutConfig(Config):
     once."""
 
     min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """on_dropped_prompt=shrink: smallest batch, as a fraction of `groups_per_step`. Prompts dropped
-    beyond that are replaced."""
+    """With `on_dropped_prompt=shrink`: smallest batch, as a fraction of `groups_per_step`. Prompts
+    dropped beyond that are replaced."""
 
     log: bool = True
     """Write every finished group to `rollouts/*.parquet`. A file is written when it is full or

@@ -193,7 +193,7 @@ def _stop_tokens(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]
 
 
 def _vocabulary(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:
-    """Report token ids that the model can draw and its tokenizer does not have."""
+    """Report token ids that the model can draw but its tokenizer lacks."""
     try:
         tokenizer = load_tokenizer(config)
     except (OSError, ValueError):

@@ -16,8 +16,8 @@ from offbeat.config.trainer_parts import model_is_frozen
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings that cannot work with encoder ranks, not even in a dry run.
 
-    Only the trainer checks, at its start, whether the model has a tower, because it reads the
-    config.
+    Whether the model has a tower is checked when the trainer starts, because only the trainer reads
+    the model's config.
     """
     trainer, encoder = config.trainer, find_encoder(config.trainer)
     if encoder is None or trainer.backend == "stub":

@@ -96,7 +96,7 @@ def retrain_run(
 ) -> str:
     """Retrain the recorded steps after ``from_step`` and return the first difference, or nothing.
 
-    With settings that differ from the run's, differences are expected, and none is returned.
+    With settings that differ from the run's, differences are expected, so nothing is returned.
 
     Args:
         run_dir: Directory of the run. Nothing in it changes.
