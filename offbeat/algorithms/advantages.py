@@ -55,7 +55,7 @@ class AdvantagesNotFinite(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.estimator} makes advantages {self.advantages} of the rewards {self.rewards}, and "
+            f"{self.estimator} makes advantages {self.advantages} of the rewards {self.rewards}, but "
             f"float32 ends at {_LARGEST:.2g}. Divide the rewards by a constant where they are made, or "
             "set algorithm.advantage to grpo, which divides by their deviation"
         )

@@ -102,7 +102,7 @@ def _check_repeats(formula: CustomFormula, rewards: Rewards) -> None:
     turned = formula(rewards[::-1])[::-1]
     if len(set(rewards)) == len(rewards) and not _are_close(turned, want):
         problem = (
-            f"it returned {want} for the rewards {rewards}, and {turned} for these samples in the "
+            f"it returned {want} for the rewards {rewards}, but {turned} for these samples in the "
             "opposite order"
         )
         fix = (

@@ -345,7 +345,7 @@ def _check_recipe(recipe: object) -> None:
     if recipe is None:
         return
     if not isinstance(recipe, str | os.PathLike):
-        problem = f"it has the type {type(recipe).__name__}, and a recipe is a YAML file"
+        problem = f"it has the type {type(recipe).__name__}, but a recipe is a YAML file"
         hint = (
             "Give keys as arguments: offbeat.train(model=..., steps=...), or offbeat.train(**keys)."
         )
@@ -358,7 +358,7 @@ def _check_recipe(recipe: object) -> None:
     if path.is_dir():
         hints = (hint for file, hint in hint_by_file.items() if (path / file).exists())
         hint = next(hints, "Name a YAML file.")
-        raise bad_argument("recipe", f"{path} is a directory, and a recipe is a YAML file", hint)
+        raise bad_argument("recipe", f"{path} is a directory, but a recipe is a YAML file", hint)
 
 
 def _check_has_reward(overrides: Sequence[str]) -> None:

@@ -173,7 +173,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
     """
     view = memoryview(data)[:limit]
     if limit is not None and len(view) < limit:
-        problem = f"it ends here, and the next segment was begun after {limit} bytes"
+        problem = f"it ends here, but the next segment was begun after {limit} bytes"
         raise JournalCorrupt(file, len(view), problem)
     offset = HEADER_BYTES
     while offset < len(view):

@@ -35,7 +35,7 @@ _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
 def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
     """Check that the requested directory is a local path, not a URI."""
     if run_dir is not None and is_uri(str(run_dir)):
-        seen = f"{run_dir} is a URI, and a run writes into a directory"
+        seen = f"{run_dir} is a URI, but a run writes into a directory"
         yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
 
 

@@ -36,7 +36,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     if not has_media(config):
         yield Clash(
             ("trainer.encoder", "environment.images"),
-            "trainer.encoder makes ranks that encode pictures, and environment.images is not set: no "
+            "trainer.encoder makes ranks that encode pictures, but environment.images is not set: no "
             "prompt has any",
             "Leave trainer.encoder out, or set environment.images.",
         )

@@ -186,7 +186,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     lays_encoder = any(each.startswith(_ENCODER) for each in request.over)
     if lays_encoder or find_encoder(loaded.config.trainer) is not None:
         raise UnusableSweep(
-            "trainer.encoder is set, and fabricated groups have no pictures: encoder ranks would compute "
+            "trainer.encoder is set, but fabricated groups have no pictures: encoder ranks would compute "
             "nothing. Leave trainer.encoder out"
         )
     request.law.check_fits(loaded.config.generator.max_model_len)

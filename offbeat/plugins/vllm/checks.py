@@ -191,7 +191,7 @@ def _workers_record_what_they_receive(
         yield Clash(
             ("sync.wire", key),
             f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
-            f"and {key} has none",
+            f"but {key} has none",
             "Set sync.wire to tcp.",
         )
 
@@ -251,7 +251,7 @@ def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> I
         yield Clash(
             ("generator.sampling.temperature", "generator.backend"),
             f"generator.sampling.temperature={sampling.temperature:g} is below {_LEAST_TEMPERATURE:g}, "
-            "at which vLLM samples instead, and the loss would use a different temperature",
+            "at which vLLM samples instead, so the loss would use a different temperature",
             f"Set it to {_LEAST_TEMPERATURE:g} or more.",
         )
     if sampling.temperature == 1:
