@@ -39,8 +39,7 @@ MAX_PACKAGE_BYTES: Final = 200 * 2**20
 class CannotPack(OffbeatError):
     """The working directory cannot be packed in its current state.
 
-    Fix: remove the cause that the message names: submit from a directory above the recipe, keep
-    models and data elsewhere and name them by absolute paths, or put secrets into files.
+    Fix: as the message says, start above the recipe, move models and data, or remove secrets.
     """
 
     working_dir: str
