@@ -573,7 +573,9 @@ def test_a_run_does_not_go_on_with_code_of_the_same_name_in_another_folder(
     with pytest.raises(RunDirUnusable) as caught, chdir(coded[1]):
         reopen(rewarded(), made)
     assert "environment.target leads to different source code" in str(caught.value)
-    assert f"imported from {coded[0]}, but this is {coded[1]}. Resume from there" in str(caught.value)
+    assert f"imported from {coded[0]}, but this is {coded[1]}. Resume from there" in str(
+        caught.value
+    )
 
 
 def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(
