@@ -32,8 +32,8 @@ from offbeat.messages.failures import ActorLost, OffbeatError
 Q = TypeVar("Q")
 A = TypeVar("A")
 _FOLLOW_UP_S: Final = 30.0
-"""Seconds without a reply before another exchange follows an exchange up, or before it is presumed
-lost if a later one has returned. A large reply may need as long over a slow network."""
+"""Seconds without a reply before a second exchange is sent, or before an exchange is presumed lost
+because a later one has returned. A large reply may need as long over a slow network."""
 _UNKNOWN: Final = "it no longer has this request"
 
 

@@ -9,7 +9,7 @@ a rank hangs        the others give up at their timeout, which is shorter than a
 
 Also the trainer port of a run without engines, which needs no published weights.
 
-Also asks engines for the layout for which trainer ranks cut their releases. All engines have the
+Also asks engines for their layout, to which trainer ranks cut their releases. All engines have the
 same layout.
 
 Cutting only saves bytes: an engine can load its part from any release. So the wait for the layout
@@ -68,7 +68,7 @@ _LATER_S: Final = 1.0  # wait of each later release
 
 
 class EngineLayouts:
-    """Asks all engines for their layout until one has answered, and keeps it."""
+    """Asks all engines for their layout until one has answered, and keeps the answer."""
 
     def __init__(self, engines: Mapping[str, AskLayout], first_s: float) -> None:
         """``first_s``: seconds that the first call may wait. Later calls wait a second at most."""

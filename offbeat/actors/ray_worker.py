@@ -4,7 +4,7 @@
        |                                                |
        +--no answer within the time to start: killed----+--the same, again and again
 
-Calls to a lost worker fail at once until Ray has restarted it, and each would cost its group an
+Until Ray has restarted a lost worker, calls to it fail at once, and each would cost its group an
 attempt. So no call is made before the worker has answered a probe.
 
 If a process is killed while no call is open, Ray restarts it without any error. So every reply

@@ -3,10 +3,10 @@
 Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
 Three rules hold for all of them. If all rewards of a group are equal, its advantages are exact
 zeros. So is the advantage of a group's only sample, because it has nothing to compare with. A
-masked sample gets an exact zero, and the other advantages are as without it. For all but
-``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid samples of a
-step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean`` over the
-group.
+masked sample gets an exact zero, and the other advantages are the same as without this sample. For
+all but ``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid
+samples of a step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean``
+over the group.
 """
 
 import math
@@ -26,7 +26,7 @@ GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of o
 
 
 class RewardsNotFinite(OffbeatError):
-    """A reward that is not finite as float32 passed the checks of its producer: a bug.
+    """A reward is not finite as float32, although its producer should have refused it: a bug.
 
     Fix: report it.
     """
@@ -55,7 +55,7 @@ class AdvantagesNotFinite(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.estimator} makes advantages {self.advantages} of the rewards {self.rewards}, and "
+            f"{self.estimator} makes advantages {self.advantages} of the rewards {self.rewards}, but "
             f"float32 ends at {_LARGEST:.2g}. Divide the rewards by a constant where they are made, or "
             "set algorithm.advantage to grpo, which divides by their deviation"
         )

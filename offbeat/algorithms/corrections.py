@@ -130,7 +130,7 @@ def outside(k: Tensor, band: Band) -> Tensor:
 
 
 def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
-    """Return one ratio per sequence, [S]: the product of its tokens' ratios or geometric mean.
+    """Return one ratio per sequence, [S]: the product or geometric mean of its tokens' ratios.
 
     If its ratio leaves the band, the whole sequence is dropped. The product is the true ratio of
     the sequence, but for long sequences it is outside any band. As weight of the kept sequences

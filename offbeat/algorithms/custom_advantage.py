@@ -67,8 +67,8 @@ def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstim
     """Return the recipe's estimator. A user's estimator is imported and tried on a few groups.
 
     Raises:
-        AdvantageRefused: It cannot be imported, returns no finite number per sample, or its results
-            change in a second call or with the order of the samples.
+        AdvantageRefused: The function cannot be imported, returns no finite number per sample, or
+            its results change in a second call or with the order of the samples.
     """
     target = config.advantage_target
     if target is None:
@@ -102,7 +102,7 @@ def _check_repeats(formula: CustomFormula, rewards: Rewards) -> None:
     turned = formula(rewards[::-1])[::-1]
     if len(set(rewards)) == len(rewards) and not _are_close(turned, want):
         problem = (
-            f"it returned {want} for the rewards {rewards}, and {turned} for these samples in the "
+            f"it returned {want} for the rewards {rewards}, but {turned} for these samples in the "
             "opposite order"
         )
         fix = (

@@ -228,13 +228,13 @@ def _check_same(loss: CustomLoss, want: _Found, got: _Found, fix: str) -> None:
     """Refuse results that depend on how the tokens were divided into calls."""
     if want.by_name.keys() != got.by_name.keys():
         names = [sorted(each.by_name.keys() - {"loss", "gradient"}) for each in (want, got)]
-        problem = f"it shows {names[0]} {want.cut}, and {names[1]} {got.cut}"
+        problem = f"it shows {names[0]} {want.cut}, but {names[1]} {got.cut}"
         raise LossRefused(loss.target, problem, fix)
     for name, want_N in want.by_name.items():
         got_N = got.by_name[name]
         if (place := _differs_at(want_N, got_N)) is not None:
             problem = (
-                f"its {name} of token {place} is {want_N[place].item():.6g} {want.cut}, and "
+                f"its {name} of token {place} is {want_N[place].item():.6g} {want.cut}, but "
                 f"{got_N[place].item():.6g} {got.cut}"
             )
             raise LossRefused(loss.target, problem, fix)

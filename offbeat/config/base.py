@@ -116,7 +116,7 @@ class Config(BaseModel):
 
 
 def with_fields(core: type[Kind], fields: Mapping[str, Any]) -> type[Kind]:
-    """Return a section with the fields that plug-ins add to it; it keeps its name."""
+    """Return a section of the same name with the fields that plug-ins add."""
     return create_model(
         core.__name__, __base__=core, __module__=core.__module__, __doc__=core.__doc__, **fields
     )

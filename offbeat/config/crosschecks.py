@@ -442,7 +442,7 @@ def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
             yield Clash(
                 (f"environments.{name}.environment.name",),
                 f"environments.{name}.environment.name=demonstrations cannot be mixed: its rows are "
-                "trained without an engine, and the others need one",
+                "trained without an engine, but the others need one",
                 "Train on the demonstrations first, in a separate run, and start from its model.",
             )
 
@@ -468,7 +468,7 @@ _UNREAD: Final = {
 
 
 def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield a generator set with demonstrations, and settings that need one without it."""
+    """Yield a generator set despite demonstrations, or settings that need a missing generator."""
     recorded = config.environment.name == "demonstrations"
     generator = config.generator
     if recorded and generator.has_engines:
@@ -481,7 +481,7 @@ def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
     if not (generator.has_engines or recorded):
         yield Clash(
             ("generator.backend", "environment.name"),
-            f"generator.backend=none draws no samples, and environment.name={config.environment.name} "
+            f"generator.backend=none draws no samples, but environment.name={config.environment.name} "
             "needs them",
             "Set environment.name to demonstrations, or generator.backend to "
             f"{suggest_engine('embedded')}.",
@@ -525,14 +525,14 @@ def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
     if config.sampler.name != "in_order":
         yield Clash(
             ("sampler.name", "environment.name"),
-            f"sampler.name={config.sampler.name} decides by the age of samples, and rows of "
+            f"sampler.name={config.sampler.name} decides by the age of samples, but rows of "
             "environment.name=demonstrations have none",
             "Set sampler.name to in_order, and sampler.max_staleness to the steps to read ahead.",
         )
     if config.eval.interval:
         yield Clash(
             ("eval.interval", "generator.backend"),
-            f"eval.interval={config.eval.interval} needs an engine to sample the held-out prompts, and "
+            f"eval.interval={config.eval.interval} needs an engine to sample the held-out prompts, but "
             f"generator.backend={config.generator.backend} has none",
             "Set eval.interval to 0; evaluate the exported model in a run that has engines.",
         )
@@ -624,7 +624,7 @@ def _overlong_clashes(config: RunConfig) -> Iterator[Clash]:
         yield Clash(
             ("rollout.overlong_tokens", "environment.name"),
             f"rollout.overlong_tokens={stretch} measures one response against "
-            "generator.sampling.max_new_tokens, and samples of this environment have several, or none",
+            "generator.sampling.max_new_tokens, but samples of this environment have several, or none",
             "Leave rollout.overlong_tokens out, and let the reward see the length.",
         )
 

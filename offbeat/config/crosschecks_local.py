@@ -66,7 +66,7 @@ def _clash(key: str, value: object, problem: str, fix: str) -> Clash:
 
 
 def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield every setting for which engines need their copy of the weights; none in a dry run."""
+    """Yield settings for which engines need separate weights; none in a dry run."""
     if not shares_weights(config):
         return
     if (backend := config.runtime.backend) != "local":
@@ -94,7 +94,7 @@ def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
     if trained_on != served_on:
         yield Clash(
             ("generator.share_weights", "trainer.device", "generator.device"),
-            f"generator.share_weights needs one device: trainer.device={trained_on}, and "
+            f"generator.share_weights needs one device: trainer.device={trained_on}, but "
             f"generator.device={served_on}",
             "Set both to the same device, or generator.share_weights to false.",
         )

@@ -59,7 +59,8 @@ class EnvironmentTraits:
     """In words, the prompts of evaluations without a file. Empty: the training prompts."""
 
     listed_after: str = ""
-    """The environment after which lists of all names show it. Empty: last."""
+    """Name of the environment that precedes this one in lists of all names. Empty: this one is
+    last."""
 
 
 CORE_ENVIRONMENTS: Final[Mapping[str, EnvironmentTraits]] = {

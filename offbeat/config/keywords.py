@@ -57,7 +57,7 @@ def format_overrides(settings: Mapping[str, Any]) -> list[str]:
         for key, setting in _leaves(key_of[name], value):
             other, former = given.setdefault(key, (name, setting))
             if former is not setting and former != setting:
-                problem = f"{key} is {setting!r} here, and {former!r} in {other}"
+                problem = f"{key} is {setting!r} here, but {former!r} in {other}"
                 raise bad_argument(name, problem, "Give it once.")
     return [f"{key}={_text(name, key, settings[name])}" for name, key in key_of.items()]
 

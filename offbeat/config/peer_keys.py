@@ -133,8 +133,8 @@ def matching_keys(key: str, least: int) -> list[str]:
     """Return the recipe keys whose counterparts share the most last parts with ``key``.
 
     They share at least ``least`` parts, or all parts of the counterpart. A note that matches more
-    parts of the key replaces them. Keys that are called the same here are left to the
-    caller, who names their section.
+    parts of the key replaces them. Keys with the same name here are left to the caller, which names
+    their section.
     """
     if _find_section_note(key):
         return []

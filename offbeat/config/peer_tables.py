@@ -741,41 +741,29 @@ PEER_KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 }
 """Recipe keys by library and by its key. Prefixes of a key may be left out."""
 
-_EVALUATION: Final = (
-    "It has no key here: an evaluation samples as training does, by `generator.sampling`."
-)
+_EVALUATION: Final = "No key here: an evaluation samples as training does, by `generator.sampling`."
 _RESUME: Final = (
-    "It has no key here: `offbeat train --resume RUN`, or `offbeat.resume(RUN)`, resumes a run."
+    "No key here: `offbeat train --resume RUN`, or `offbeat.resume(RUN)`, resumes a run."
 )
-_ENGINES: Final = "It has no key here: a run starts the engines."
-_BOTH_WEIGHTS: Final = (
-    "It has no key here: engines and trainer hold their weights at the same time."
-)
-_WEIGHTS: Final = "It has no key here: weights stay on the device of their rank."
-_OPTIMIZER: Final = "It has no key here: the optimizer is AdamW, section `trainer.optimizer`."
-_TOKENIZER: Final = "It has no key here: the tokenizer is the one in `model.path`."
+_ENGINES: Final = "No key here: a run starts the engines."
+_BOTH_WEIGHTS: Final = "No key here: engines and trainer hold their weights at the same time."
+_WEIGHTS: Final = "No key here: weights stay on the device of their rank."
+_OPTIMIZER: Final = "No key here: the optimizer is AdamW, section `trainer.optimizer`."
+_TOKENIZER: Final = "No key here: the tokenizer is the one in `model.path`."
 _LOGPROBS: Final = "Not needed: log-probabilities are computed in microbatches of `trainer.max_tokens_per_microbatch`."
 _SAMPLES: Final = "Not needed: every sample is in the run directory's `rollouts/`."
-_EACH_STEP: Final = (
-    "It has no key here: each step is logged in the run directory's `metrics.jsonl`."
-)
-_INSTRUCTIONS: Final = (
-    "It has no key here: write the instructions into the rows, as a `system` message."
-)
+_EACH_STEP: Final = "No key here: each step is logged in the run directory's `metrics.jsonl`."
+_INSTRUCTIONS: Final = "No key here: write the instructions into the rows, as a `system` message."
 _CRITIC: Final = (
-    "It has no key here: offbeat has no critic, and all tokens of a sample have the same advantage."
+    "No key here: offbeat has no critic, and all tokens of a sample have the same advantage."
 )
 _AT_ONCE: Final = "Not needed: an engine decodes up to `generator.max_sequences` samples at once."
-_REFERENCE: Final = "It has no key here: the reference keeps the weights of version 0."
-_NEWEST: Final = (
-    "It has no key here: the newest `checkpoint.keep` checkpoints are kept, not the best."
-)
-_TOO_LONG: Final = "It has no key here: `offbeat check` names rows that are too long; remove them."
-_SHARDED: Final = "It has no key here: the torch backend shards weights and optimizer over `trainer.data_parallel` ranks."
-_UPLOAD: Final = (
-    "It has no key here: `checkpoints/step_N` of the run directory is a model to upload."
-)
-_NODES: Final = "It has no key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
+_REFERENCE: Final = "No key here: the reference keeps the weights of version 0."
+_NEWEST: Final = "No key here: the newest `checkpoint.keep` checkpoints are kept, not the best."
+_TOO_LONG: Final = "No key here: `offbeat check` names rows that are too long; remove them."
+_SHARDED: Final = "No key here: the torch backend shards weights and optimizer over `trainer.data_parallel` ranks."
+_UPLOAD: Final = "No key here: `checkpoints/step_N` of the run directory is a model to upload."
+_NODES: Final = "No key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
 _OPTIMIZER_STEPS: Final = "TRL counts optimizer steps. Here a step trains one batch of rollouts, with `algorithm.minibatches` times `algorithm.epochs` optimizer steps: divide by that number."
 _RATIO: Final = "Multiply it by `steps` to get their number."
 _PACKED: Final = "Not needed: microbatches are always packed."
@@ -784,12 +772,12 @@ _COLOCATED: Final = "Its `true` corresponds to `generator.share_weights` with `r
 _PROMPT: Final = (
     "Add the longest response to get `generator.max_model_len`, which covers prompt and response."
 )
-_ROWS: Final = "It has no key here: no process is started to read rows."
-_CONSTANT_ENTROPY: Final = "It has no key here: `algorithm.loss.entropy_coef` is constant."
-_OFFLOADED: Final = "It has no key here: the optimizer stays on the device of its rank."
-_SCALED: Final = "It has no key here: scale the value in your reward function."
-_OF_TRAINER: Final = "It has no key here: the trainer's ranks also compute the reference."
-_REWARD_MODEL: Final = "It has no key here: let your reward function call the reward model."
+_ROWS: Final = "No key here: no process is started to read rows."
+_CONSTANT_ENTROPY: Final = "No key here: `algorithm.loss.entropy_coef` is constant."
+_OFFLOADED: Final = "No key here: the optimizer stays on the device of its rank."
+_SCALED: Final = "No key here: scale the value in your reward function."
+_OF_TRAINER: Final = "No key here: the trainer's ranks also compute the reference."
+_REWARD_MODEL: Final = "No key here: let your reward function call the reward model."
 _TRACKER: Final = "A plug-in of the kind `tracker` provides it: docs/doors.md."
 
 NOTES: Final[dict[str, str]] = {
@@ -802,11 +790,11 @@ NOTES: Final[dict[str, str]] = {
     "async_training.require_batches": "Multiply it by `ppo_mini_batch_size` to get `groups_per_step`; the value itself is `algorithm.minibatches`.",
     "async_training.staleness_threshold": "It is a share of stale samples. With `trigger_parameter_sync_step` as `sync.interval`, write `sync.interval - 1 + staleness_threshold * sync.interval`, rounded up: 0.5 at an interval of 4 is `sampler.max_staleness=5`.",
     "calculate_log_probs": "Not needed: engines always return log-probabilities.",
-    "callbacks": "It has no key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
+    "callbacks": "No key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
     "chat_template_kwargs": "It is a field of a row here, next to `messages`.",
     "checkpointing.enabled": "Its `false` corresponds to `checkpoint.interval=0`.",
     "checkpointing.metric_name": _NEWEST,
-    "clean": "It has no key here: each run needs its own `run_dir`.",
+    "clean": "No key here: each run needs its own `run_dir`.",
     "colocate": _COLOCATED,
     "colocated.enabled": _COLOCATED,
     "critic": _CRITIC,
@@ -818,7 +806,7 @@ NOTES: Final[dict[str, str]] = {
     "data.dataloader_num_workers": _ROWS,
     "data.max_prompt_length": _PROMPT,
     "data.num_workers": _ROWS,
-    "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. List every other column the reward reads there and in `eval.columns`.",
+    "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. There and in `eval.columns`, list every other column that the reward reads.",
     "data.reward_fn_key": "Not needed: a reward gets the whole row.",
     "data.truncation": _TOO_LONG,
     "data.val_files": "`eval.prompts` says how many of its rows are scored, 64 by default.",
@@ -827,8 +815,8 @@ NOTES: Final[dict[str, str]] = {
     "deepspeed": _SHARDED,
     "disable_dropout": "Not needed: models are always trained without dropout.",
     "disable_grpo_std_normalization": "Its `true` corresponds to `algorithm.advantage=grpo_no_std`.",
-    "disable_tqdm": "It has no key here: pass `quiet=True` to `offbeat.train`.",
-    "do_sample": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
+    "disable_tqdm": "No key here: pass `quiet=True` to `offbeat.train`.",
+    "do_sample": "No key here: tokens are always sampled, as `generator.sampling` says.",
     "dry_run": "`offbeat dry-run RECIPE` runs a recipe on stubs.",
     "dtensor_cfg.cpu_offload": _WEIGHTS,
     "dump_data_batch": _SAMPLES,
@@ -862,7 +850,7 @@ NOTES: Final[dict[str, str]] = {
     "fsdp_cpu_offload": _WEIGHTS,
     "fully_async.enabled": _ALWAYS,
     "gamma": _CRITIC,
-    "gconfig.greedy": "It has no key here: tokens are always sampled, as `generator.sampling` says.",
+    "gconfig.greedy": "No key here: tokens are always sampled, as `generator.sampling` says.",
     "generation_batch_size": "Divide it by num_generations to get `groups_per_step`.",
     "generation_kwargs": "Its keys are in the section `generator.sampling` here.",
     "generator.batched": _ALWAYS,
@@ -873,7 +861,7 @@ NOTES: Final[dict[str, str]] = {
     "importance_sampling_level": "Its `sequence` corresponds to `algorithm.preset=gspo`.",
     "inference.server.host": _ENGINES,
     "inference.server.port": _ENGINES,
-    "kl_ctrl.type": "It has no key here: the weight of the KL penalty is constant.",
+    "kl_ctrl.type": "No key here: the weight of the KL penalty is constant.",
     "kl_loss_type": "Its `kl` is `k1`, `mse` is `k2`, and `low_var_kl` is `k3` with `algorithm.loss.kl_clamp=10`; `abs` has no counterpart.",
     "lam": _CRITIC,
     "lambd": _CRITIC,
@@ -886,14 +874,14 @@ NOTES: Final[dict[str, str]] = {
     "log_prob_use_dynamic_bsz": _LOGPROBS,
     "log_probs_max_tokens_per_gpu": _LOGPROBS,
     "log_val_generations": "Not needed: every evaluation sample is in the run directory's `evaluations/`.",
-    "logger.mlflow_enabled": "It has no key here: `offbeat export` writes a run to MLflow.",
+    "logger.mlflow_enabled": "No key here: `offbeat export` writes a run to MLflow.",
     "logger.swanlab_enabled": _TRACKER,
     "logging_steps": _EACH_STEP,
     "logging_strategy": _EACH_STEP,
     "logprob_batch_size": _LOGPROBS,
     "logprob_chunk_size": _LOGPROBS,
     "logprob_mb_tokens": _LOGPROBS,
-    "lora_dropout": "It has no key here: adapters are trained without dropout.",
+    "lora_dropout": "No key here: adapters are trained without dropout.",
     "loss_agg_mode": "Its `token-mean` corresponds to `algorithm.loss.normalize=tokens`, `seq-mean-token-mean` to `sequences`, and `seq-mean-token-sum-norm` to `constant`.",
     "loss_type": "Its `grpo` corresponds to `algorithm.loss.normalize=sequences`, `dapo` and `bnpo` to `tokens`, `dr_grpo` to `constant`, and `cispo` to `algorithm.preset=cispo`.",
     "lr_warmup_steps_ratio": _RATIO,
@@ -906,7 +894,7 @@ NOTES: Final[dict[str, str]] = {
     "micro_rollout_batch_size": _LOGPROBS,
     "min_lr_ratio": "Multiply it by the learning rate to get `trainer.optimizer.min_learning_rate`.",
     "model_init_kwargs": "Its `torch_dtype` corresponds to `model.dtype`, and its `trust_remote_code` to `model.trust_remote_code`.",
-    "multi_objective_aggregation": "It has no key here: rewards are weighted and summed.",
+    "multi_objective_aggregation": "No key here: rewards are weighted and summed.",
     "multi_turn.enable": "Not needed: `environment.max_turns` above 1 turns it on.",
     "n_nodes": _NODES,
     "nnodes": _NODES,
@@ -927,7 +915,7 @@ NOTES: Final[dict[str, str]] = {
     "optimizer_cpu_offload": _OFFLOADED,
     "optimizer_offload": _OFFLOADED,
     "over_sampling_batch_size": "Divide it by rollout_batch_size to get `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
-    "overwrite_output_dir": "It has no key here: each run needs its own `run_dir`.",
+    "overwrite_output_dir": "No key here: each run needs its own `run_dir`.",
     "param_offload": _WEIGHTS,
     "peft_config.target_modules": "Leave it out for `all-linear`: that adapts every linear module but the output head.",
     "per_device_eval_batch_size": _AT_ONCE,
@@ -937,7 +925,7 @@ NOTES: Final[dict[str, str]] = {
     "placement.ref_num_gpus_per_node": _OF_TRAINER,
     "policy_mini_batch_size": "It counts prompts: divide `trainer.train_batch_size` by it to get `algorithm.minibatches`.",
     "policy_num_nodes": _NODES,
-    "policy.draft": "It has no key here: engines do not draft tokens.",
+    "policy.draft": "No key here: engines do not draft tokens.",
     "ppo_mini_batch_size": "It counts prompts: divide `data.train_batch_size` by it to get `algorithm.minibatches`, so 64 and 32 give `algorithm.minibatches=2`.",
     "processing_class": _TOKENIZER,
     "prompt_file": _INSTRUCTIONS,
@@ -954,7 +942,7 @@ NOTES: Final[dict[str, str]] = {
     "remove_microbatch_padding": _PACKED,
     "remove_unused_columns": "Not needed: a reward gets the whole row.",
     "renderer.name": "It is `environment.renderer={name: ...}`, with `environment.name=agent` or `verifiers`.",
-    "repetition_penalty": "It has no key here: probabilities are computed at `generator.sampling.temperature`.",
+    "repetition_penalty": "No key here: probabilities are computed at `generator.sampling.temperature`.",
     "resume": _RESUME,
     "resume.dir": _RESUME,
     "resume.step": _RESUME,
@@ -990,8 +978,8 @@ NOTES: Final[dict[str, str]] = {
     "tokenizer": _TOKENIZER,
     "tokenizer.name": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,
-    "tools": "It has no key here: write an agent that calls them, as docs/your-agent.md says.",
-    "top_entropy_quantile": "It has no key here: every token counts. A custom loss can weight tokens by their entropy.",
+    "tools": "No key here: write an agent that calls them, as docs/your-agent.md says.",
+    "top_entropy_quantile": "No key here: every token counts. A custom loss can weight tokens by their entropy.",
     "total_epochs": "A run also needs `steps`: rows times epochs, divided by `groups_per_step`.",
     "train.source.name": "It names an environment of the package verifiers: `environment.name=verifiers`.",
     "train_dataset.max_length": _PROMPT,
@@ -1007,7 +995,7 @@ NOTES: Final[dict[str, str]] = {
     "use_dynamic_batch_size": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_dynamic_bsz": "Not needed: microbatches always have up to `trainer.max_tokens_per_microbatch` tokens.",
     "use_kl_loss": "The penalty is on if its coefficient is above 0.",
-    "use_liger_kernel": "It has no key here.",
+    "use_liger_kernel": "No key here.",
     "use_remove_padding": _PACKED,
     "val_batch_size": _AT_ONCE,
     "val_kwargs.do_sample": _EVALUATION,

@@ -39,8 +39,8 @@ class TransferQueueConfig(Config):
 
     spool: Literal["ready", "keep", "off"] = "ready"
     """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller; a
-    trained group is removed. keep: remove none, for `offbeat retrain`; 13 bytes per response token.
-    off: keep them only in memory."""
+    trained group is removed. keep: remove none, for `offbeat retrain`; this needs 13 bytes per
+    response token. off: keep them only in memory."""
 
 
 class CheckpointConfig(Config):

@@ -60,7 +60,7 @@ REWARD: Final = CallForm(
     "a reward gets a row and a response",
     count=2,
     change="Write it as def reward(row, response), and return one number.",
-    source="use row[{!r}] if it is of the row, or add it to its options",
+    source="use row[{!r}] if the row has this key, or set it in the options of the reward",
     result="number",
 )
 LOSS: Final = CallForm(
@@ -164,9 +164,9 @@ def _find_reward_problem(here: str, signature: inspect.Signature) -> str:
         wrapped = _wrap_trl(here.partition("(")[0], signature.parameters.values())
         return f"{here} rewards a batch, as in TRL; {wrapped}"
     if _returns_list(signature):
-        return f"{here} returns a list, and a reward returns one number for one response"
+        return f"{here} returns a list, but a reward returns one number for one response"
     if names and names[0] in _RESPONSES and len(names) > 1:
-        return f"the first argument of {here} is called {names[0]}, and it gets the row"
+        return f"the first argument of {here} is called {names[0]}, but it gets the row"
     return ""
 
 

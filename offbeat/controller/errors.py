@@ -115,7 +115,7 @@ class LogprobGapTooLarge(OffbeatError):
 
 
 class EngineBudgetSpent(BudgetSpent):
-    """Engines were lost more often than their budget allows, and the run needs the last one lost.
+    """Engines were lost more often than their budget allows, and too few engines remain.
 
     Fix: correct the failure in the engine's log, or raise the named budget.
     """
@@ -138,7 +138,7 @@ class EngineNotStarted(DeadlineExceeded):
 class TrainerLost(OffbeatError):
     """A trainer rank is gone, late, or disagrees with the ledger. All ranks are replaced.
 
-    Fix: lower ``trainer.max_tokens_per_microbatch``; if it is slow, raise
+    Fix: lower ``trainer.max_tokens_per_microbatch``; if steps are slow, raise
     ``trainer.step_deadline_s``.
     """
 

@@ -197,7 +197,9 @@ class Evaluation:
             if not self._on_all_engines:
                 break
         if not self._open:
-            raise LookupError(f"no engine serves version {version}, and one did when it was chosen")
+            raise LookupError(
+                f"no engine serves version {version} any more, although one did before"
+            )
         return served
 
     def _unpin(self) -> None:

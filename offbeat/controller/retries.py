@@ -39,10 +39,10 @@ _RETURNS: Final = {
 class RetryPolicy:
     """Decides about failed rollouts, records the decision in the ledger, and returns when to retry.
 
-    Infrastructure: another engine may succeed. Each group and the run have a budget, and waits grow
-    exponentially with jitter. A group without retries left is dropped, within another budget.
-    Data: this prompt cannot be rolled out. After a few attempts it is dropped
-    and, by policy, replaced. A bug ends the run.
+    After an infrastructure failure, another engine may succeed. Each group and the run have a
+    budget, and waits grow exponentially with jitter. A group without retries left is dropped,
+    within another budget. After a data failure, the prompt itself is at fault. After a few attempts
+    it is dropped and, by policy, replaced. A bug ends the run.
     """
 
     def __init__(self, state: RunState, rng: random.Random) -> None:

@@ -250,7 +250,8 @@ class RolloutPump:
         engine = state.fleet.pick(avoid=self._find_failed_engine(prompt_index))
         if engine is None:
             raise LookupError(
-                f"no engine serves group {prompt_index}, and one did when it was chosen"
+                f"no engine serves group {prompt_index} any more, although one did when the group was "
+                "chosen"
             )
         attempt = state.ledger.dispatch(prompt_index, engine.name, engine.version)
         state.fleet.took(engine.name)

@@ -1,11 +1,11 @@
 """Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
 All syncs go through one lock: the regular sync after a step, and the sync of a restarted engine. An
-engine serves nothing if it does not ack in time, or if its pump gives it up, while the others
+engine serves nothing if it does not ack in time, or if its pump gives up on it. The other engines
 continue. It is then synced separately, outside the lock and the regular syncs, until it acks a
 release. So an engine that hangs in its transfers delays the others by only one deadline. A release
-lost with the trainer's machine is not an engine's fault. It is published again as soon as
-no step is being finished.
+lost with the trainer's machine is not an engine's fault. It is published again as soon as no step
+is being finished.
 """
 
 import asyncio

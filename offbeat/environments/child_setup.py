@@ -114,8 +114,8 @@ def describe_target(target: Callable[..., Any]) -> Ready:
 def restrict_to_this_process(send: Send) -> Send:
     """Return ``send`` for this process only: a fork of user code exits instead of sending.
 
-    The fork inherits the socket. Without this it would return from user code and reply as this
-    process.
+    The fork inherits the socket. Without this limit, the fork would return from user code and reply
+    as this process.
     """
     own_pid = os.getpid()
 

@@ -74,7 +74,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class TryBegun(msgspec.Struct, frozen=True, tag=True):
-    """Notice that a call of an async function begins, or its next try."""
+    """Notice that a call of an async function, or its next try, begins."""
 
 
 class RewardReply(msgspec.Struct, frozen=True, tag=True):

@@ -225,7 +225,7 @@ class _Reader:
 
     def _rows(self, path: Path) -> Iterator[bytes]:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            problem = "is not a regular file, and several processes read it. Write its rows to one"
+            problem = "is not a regular file, but several processes read it. Write its rows to one"
             raise PromptFileError(str(path), 0, problem)  # opening a pipe would wait for its writer
         try:
             with path.open("rb") as file:

@@ -88,7 +88,7 @@ def _problem_of_options(fields: Mapping[str, object]) -> str | None:
 def _problem_of_prompt(prompt: object) -> str | None:
     if isinstance(prompt, list):
         return (
-            "'prompt' is a list, and a chat is read from 'messages': rename it, or name each column "
+            "'prompt' is a list, but a chat is read from 'messages': rename it, or name each column "
             "that is needed in columns, as in {messages: prompt, answer: answer}"
         )
     if not isinstance(prompt, str):
@@ -120,7 +120,7 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
         return None
     if last.get("tool_calls"):
         return (
-            "messages[-1] calls tools, and nothing answers the call; add a message of role 'tool'"
+            "messages[-1] calls tools, but nothing answers the call; add a message of role 'tool'"
         )
     content = last.get("content")
     if not (content.strip() if isinstance(content, str) else content):

@@ -130,7 +130,8 @@ class EnvironmentUnavailable(Exception):
     reward is first retried itself, up to ``environment.reward_retries`` times and not before
     ``retry_after_s``.
 
-    Fix: none: raise it yourself; raise ``rollout.infrastructure_retries`` for long outages.
+    Fix: none: your code raises this error. Raise ``rollout.infrastructure_retries`` for long
+    outages.
     """
 
     def __init__(self, problem: str = "", *, retry_after_s: float = 0.0) -> None:

@@ -122,8 +122,8 @@ class NoRoom(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.actor} can never be scheduled: it asks for {self.requested:g} {self.resource}, the "
-            f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
+            f"{self.actor} can never be scheduled: it asks for {self.requested:g} {self.resource}, but "
+            f"the largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
         )
 
 
@@ -208,7 +208,7 @@ def check_token(address: str) -> None:
         return
     there = has_token(os.environ, Path.home())
     if os.environ.get("RAY_AUTH_MODE") == "token" and not there:  # Ray would end the process
-        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is no token here")
+        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, but there is no token here")
     if address == "auto" or "://" in address:
         return
     try:

@@ -52,7 +52,7 @@ def check_can_evaluate(config: RunConfig) -> None:
         raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
     if config.sync.quantize is not None:
         problem = (
-            "starts engines that need weights quantized by a trainer, and an evaluation "
+            "starts engines that need weights quantized by a trainer, but an evaluation "
             "has no trainer"
         )
         fix = "Evaluate the unquantized model: sync.quantize=null"

@@ -33,10 +33,10 @@ _MISSING: Final = ("NAType", "NaTType")
 """Classes of pandas for a missing value."""
 _OTHER: Final = "Give numbers, text, lists and dicts. Pictures are read from files that a row names"
 _UNKNOWN: Final = "has the type {}, which JSON cannot hold"
-_CHANGED: Final = "has the type {}, and would come back as "
+_CHANGED: Final = "has the type {}, but would come back as "
 _REASONS: Final[tuple[tuple[type | tuple[type, ...], str, str], ...]] = (
-    (Enum, "is an Enum ({}), and only its value would come back", "Give VALUE.value"),
-    (tuple, "is a tuple, and would come back as a list", "Give list(VALUE), or VALUE._asdict()"),
+    (Enum, "is an Enum ({}), of which only the value would come back", "Give VALUE.value"),
+    (tuple, "is a tuple, but would come back as a list", "Give list(VALUE), or VALUE._asdict()"),
     ((set, frozenset), _UNKNOWN, "Give sorted(VALUE)"),
     ((bytes, bytearray, memoryview), _UNKNOWN, "Give VALUE.decode(), or base64 text"),
     (Decimal, _UNKNOWN, "Give str(VALUE), which keeps every digit, or float(VALUE)"),
@@ -76,7 +76,7 @@ def _keep_mapping(place: str, value: Mapping[Any, Any], depth: int) -> dict[str,
         if not isinstance(key, str) or isinstance(key, Enum):
             name = repr(str(key.value if isinstance(key, Enum) else key))
             what = f"the key {shorten(key)}{f' of {place}' if place else ''}"
-            problem = f"has the type {_type_name(key)}, and keys of JSON are text"
+            problem = f"has the type {_type_name(key)}, but keys of JSON are text"
             raise UnkeptValue(what, problem, f"Write it as text, such as {name}")
         below = f"{place}.{key}" if place else key
         kept[_check_text(below, str(key))] = _keep(below, inner, depth + 1)
@@ -121,7 +121,7 @@ def _check_number(place: str, value: float) -> float:
     if math.isnan(value):
         problem, fix = "is a missing value, which JSON cannot hold", _OF_MISSING
     else:
-        problem, fix = "is not finite, and JSON has no such number", "Give a finite number, or None"
+        problem, fix = "is not finite, but JSON has no such number", "Give a finite number, or None"
     raise UnkeptValue(f"{place} = {value}", problem, fix)
 
 

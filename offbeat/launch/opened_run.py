@@ -100,7 +100,7 @@ def _explain_no_step(taken: int, config: RunConfig) -> str:
         return ""
     model = ", the model is written" if config.checkpoint.final else ""
     return (
-        f"step {taken} is already trained, and steps={config.steps}: nothing is left to "
+        f"step {taken} is already trained, but steps={config.steps}: nothing is left to "
         f"train{model}"
     )
 

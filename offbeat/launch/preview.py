@@ -206,7 +206,7 @@ def preview_recipe(
         NothingToEvaluate: The recipe samples nothing.
         RunRefused: This machine, or an input, cannot run it.
         PreviewFailed: Every sample failed, or it ended with another error.
-        KeyboardInterrupt: It was interrupted.
+        KeyboardInterrupt: The preview was interrupted.
     """
     set_environment(loaded.config.runtime.env)  # before transformers is imported
     check_can_evaluate(loaded.config)

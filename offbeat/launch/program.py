@@ -83,7 +83,7 @@ def train(
         BadRows: Prompts are not rows, or hold a value that JSON would change.
         RunRefused: This machine or an input does not allow the run; ``offbeat check`` says why.
         TrainingFailed: The run ended with an error.
-        RunInterrupted: It was interrupted, and ``resume`` can continue it.
+        RunInterrupted: The run was interrupted, and ``resume`` can continue it.
     """
     check_names(train, (resume,), settings)
     given = _Given(model, prompts, eval_prompts, reward, agent, loss, settings)
@@ -345,7 +345,7 @@ def _check_recipe(recipe: object) -> None:
     if recipe is None:
         return
     if not isinstance(recipe, str | os.PathLike):
-        problem = f"it has the type {type(recipe).__name__}, and a recipe is a YAML file"
+        problem = f"it has the type {type(recipe).__name__}, but a recipe is a YAML file"
         hint = (
             "Give keys as arguments: offbeat.train(model=..., steps=...), or offbeat.train(**keys)."
         )
@@ -358,7 +358,7 @@ def _check_recipe(recipe: object) -> None:
     if path.is_dir():
         hints = (hint for file, hint in hint_by_file.items() if (path / file).exists())
         hint = next(hints, "Name a YAML file.")
-        raise bad_argument("recipe", f"{path} is a directory, and a recipe is a YAML file", hint)
+        raise bad_argument("recipe", f"{path} is a directory, but a recipe is a YAML file", hint)
 
 
 def _check_has_reward(overrides: Sequence[str]) -> None:

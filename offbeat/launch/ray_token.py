@@ -79,7 +79,7 @@ def _create_private(file: Path, content: str) -> None:
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return the variables that Ray's client needs to send a token.
 
-    Even if the client has a token, it sends it in token mode only. A cluster without tokens ignores
-    it.
+    A client that has a token sends it only in token mode. A cluster without tokens ignores the
+    token.
     """
     return {"RAY_AUTH_MODE": "token"} if has_token(environment, home) else {}

@@ -388,9 +388,9 @@ class LiveRun(Run):
         """Wait for the end of the run and return it. Ctrl-C ends the run cleanly.
 
         Raises:
-            TrainingFailed: It ended with an error.
-            RunInterrupted: It was interrupted.
-            TimeoutError: It is still running after ``timeout_s``.
+            TrainingFailed: The run ended with an error.
+            RunInterrupted: The run was interrupted.
+            TimeoutError: The run has not ended after ``timeout_s``.
         """
         try:
             is_over = self._over.wait(timeout_s)
@@ -453,9 +453,9 @@ def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
 
     Raises:
         RunRefused: The run was refused.
-        TrainingFailed: It ended with an error.
-        RunInterrupted: It was interrupted, and has ended cleanly.
-        KeyboardInterrupt: It was interrupted before it began.
+        TrainingFailed: The run ended with an error.
+        RunInterrupted: The run was interrupted, and has ended cleanly.
+        KeyboardInterrupt: The run was interrupted before it began.
     """
     if end is not None and end.problems:
         raise RunRefused(end.problems)

@@ -42,7 +42,7 @@ _ENDED_EARLY: Final = ("FAILED", "STOPPED")
 class CannotPack(OffbeatError):
     """The working directory cannot be packed in its current state.
 
-    Fix: start above the recipe, name models and data by absolute paths, put secrets into files.
+    Fix: as the message says, start above the recipe, move models and data, or remove secrets.
     """
 
     working_dir: str

@@ -85,7 +85,7 @@ _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
 
 
 class RolloutFailed(OffbeatError):
-    """One prompt group could not be rolled out. The run survives it, unless it is a bug.
+    """One prompt group could not be rolled out. The run continues, unless the cause is a bug.
 
     Fix: see the table of reasons.
     """
@@ -333,7 +333,7 @@ class TrainStepFailed(OffbeatError):
 class WeightsUnmoved(OffbeatError):
     """An optimizer step with a learning rate and a gradient changed none of the sampled weights.
 
-    Fix: raise ``trainer.optimizer.learning_rate``; if it is not tiny, report it.
+    Fix: raise ``trainer.optimizer.learning_rate``; if the rate is not tiny, report the error.
     """
 
     rank: int
@@ -348,7 +348,7 @@ class WeightsUnmoved(OffbeatError):
             f"{self.grad_norm:g}, but none of {self.sampled:,} sampled weights with a gradient "
             f"changed (trainer rank {self.rank}): the update is below the precision of their "
             "type, or the optimizer updates tensors that are not the model's. Raise "
-            "trainer.optimizer.learning_rate; if it is not tiny, report this as a bug"
+            "trainer.optimizer.learning_rate; if the rate is not tiny, report this as a bug"
         )
 
 
@@ -420,7 +420,7 @@ class WeightSyncFailed(OffbeatError):
 
 
 class BaseRefused(OffbeatError):
-    """An engine does not serve the base of a delta. It is unchanged, and needs the full release.
+    """An engine does not serve the base of a delta, so it is unchanged and needs the full release.
 
     Fix: none: the engine gets the full release.
     """

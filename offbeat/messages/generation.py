@@ -20,7 +20,7 @@ STOPPED_AT_STRING: Final = "stop_string"
 
 
 LEAST_TEMPERATURE: Final = 1e-30
-"""Smallest temperature. Logits over a smaller one may exceed float32, and their logprobs be NaN."""
+"""Smallest temperature. Below it, scaled logits may exceed float32, so logprobs may be NaN."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

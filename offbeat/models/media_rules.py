@@ -71,7 +71,7 @@ class MediaRules:
 
     def layout_problem(self, media: Media) -> str:
         """Return why the model does not read media of this layout, or empty if it does."""
-        return f"has media ({', '.join(media)}), and the model reads only text"
+        return f"has media ({', '.join(media)}), but the model reads only text"
 
     def problem(self, prompt_ids: Tokens, media: Media, *, is_history: bool) -> str:
         """Return why a prompt with these media cannot be computed, or empty if it can.
@@ -86,7 +86,7 @@ class MediaRules:
         features, placeholders = self.count_features(media), self._placeholders(prompt_ids)
         if len(placeholders) < features or (len(placeholders) > features and not is_history):
             return (
-                f"has {len(placeholders)} placeholder tokens, and its {self.noun} take {features}"
+                f"has {len(placeholders)} placeholder tokens, but its {self.noun} take {features}"
             )
         return ""
 

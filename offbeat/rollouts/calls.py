@@ -301,8 +301,8 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
     ):
         counted = [sum(count for _, count in sample) for sample in spans]
         detail = (
-            f"{result.engine} answered {result.request_id} out of shape: requested were {samples} "
-            f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
+            f"{result.engine} gave a malformed answer to {result.request_id}: {samples} samples were "
+            f"requested, but it has lengths {lengths}, spans of {counted}, arrays of {arrays}"
         )
         raise make_failure(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)
     if 0 in lengths:

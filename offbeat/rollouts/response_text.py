@@ -43,7 +43,7 @@ class TextlessTokens:
                 "rollout.tokens_without_text",
                 tokens=count,
                 of=len(trained),
-                problem="the tokenizer has no such ids: they are trained, and no reward sees them",
+                problem="the tokenizer has no such ids: they are trained, but no reward sees them",
                 fix="cut the model's embeddings to the tokenizer, or train it not to draw them",
                 metric="rollout/textless_fraction",
             )

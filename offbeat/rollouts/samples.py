@@ -263,7 +263,7 @@ def _too_few(task: RolloutTask, samples: Sequence[DrawnSample], valid: int) -> R
     ]
     index, first = min(failures, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
     why = (
-        f"{valid} of {task.samples} samples are valid, and rollout.min_valid_samples is "
+        f"{valid} of {task.samples} samples are valid, but rollout.min_valid_samples is "
         f"{task.min_valid_samples}"
         if valid < task.min_valid_samples
         else f"none of {task.samples} samples has a token"

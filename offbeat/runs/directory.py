@@ -91,7 +91,7 @@ def make_run_dir(
     """
     if requested is not None and is_uri(str(requested)):
         fix = "Name a directory; copy it afterwards, or mount the storage"
-        raise RunDirUnusable(str(requested), "it is a URI, and a run writes into a directory", fix)
+        raise RunDirUnusable(str(requested), "it is a URI, but a run writes into a directory", fix)
     wanted = Path(str(requested or config.run_dir).replace("{name}", config.name)).absolute()
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([wanted], () if requested else numbered)
@@ -253,7 +253,7 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
     summary = read_json(path, SUMMARY_BYTES, dict[str, Any]) if path.exists() else {}
     done = summary.get("steps")
     if summary.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
-        problem = f"its run has finished step {done}, and steps={config.steps}"
+        problem = f"its run has finished step {done}, but steps={config.steps}"
         steps = f"steps={done * 2}"
         raise RunDirUnusable(
             str(directory),
@@ -378,13 +378,13 @@ def _commits(
     """Return the prompts' commits on the hub, now and before, or "" unless both are known."""
     was = before.get(str(dict(leaves(recipe)).get(key)))
     is_now = now.get(path)
-    return f": commit {is_now}, and the run began with commit {was}" if was and is_now else ""
+    return f": commit {is_now}, but the run began with commit {was}" if was and is_now else ""
 
 
 def _other_code(before: str, here: Path) -> str:
     problem = "leads to different source code from the one the run began with"
     if before and before != str(here):
-        return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
+        return f"{problem}: that was imported from {before}, but this is {here}. Resume from there"
     return problem
 
 

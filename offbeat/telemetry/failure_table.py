@@ -177,7 +177,7 @@ EVENTS: Final = tuple(FailureEvent(*row) for row in (
     ("weights.accept_failed", "trainer-rank0", "The trainer cannot open a connection.",
      "Raise the limit of open files (`ulimit -n`)."),
     ("engine.stale", "generator-N", "A broken sync left a mixture of weights.",
-     "It is not served."),
+     "The engine serves nothing."),
     ("engine.updates_in_place", "generator-N", "Decoding pauses while weights load.",
      "See docs/vllm.md."),
     ("engine.silent", "controller", "An engine missed a probe.", "No work until it answers."),

@@ -30,7 +30,8 @@ TOLERANCE_16_BIT: Final = 0.25
 # Nats, if kernels also round activations to float8. SmolLM2-135M moved by up to 1.14 on 48 prompts.
 TOLERANCE_8_BIT: Final = 1.5
 FLOOR_FACTOR: Final = 5.0
-"""Factor from an engine's first gap to its tolerance for later releases, if this raises it.
+"""For later releases, an engine tolerates this many times its first gap, if that exceeds the
+tolerance.
 
 A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, and of 0.15 to 0.30
 after a sync.

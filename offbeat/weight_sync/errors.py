@@ -23,7 +23,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """A transfer lacks tensors of the receiver, or has unknown tensors.
+    """A transfer lacks tensors that the receiver needs, or has unknown tensors.
 
     Fix: load trainer and engines from the same model.
     """
@@ -50,7 +50,8 @@ class TransferFailed(OffbeatError):
 
     ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
 
-    Fix: none: it is synced again; if it is slow, see ``sync.slowest_mib_s`` and ``sync.slack_s``.
+    Fix: none: the engine is synced again; for slow links, see ``sync.slowest_mib_s`` and
+    ``sync.slack_s``.
     """
 
     epoch: int

@@ -24,8 +24,8 @@ class AlgorithmConfig(Config):
     """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm. It fills in the keys of this section that you omit. Naming a different
-    preset in an override or extending recipe resets the section."""
+    """A published algorithm. It fills in the keys of this section that you omit. If an override, or
+    a recipe that extends this one, names a different preset, the section is reset."""
 
     advantage: AdvantageName | AdvantageTarget = "grpo"
     """How a sample's reward is compared with its group. grpo: divide by the group's standard
@@ -34,7 +34,7 @@ class AlgorithmConfig(Config):
     function of a group's rewards, importable from the working directory."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
-    """advantage=pass_at_k: number of tries. Only the best one counts."""
+    """With `advantage=pass_at_k`: number of tries. Only the best one counts."""
 
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Parts into which a step's groups are split. Each part gets an optimizer step; later parts are

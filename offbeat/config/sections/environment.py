@@ -155,13 +155,13 @@ class EnvironmentConfig(Config):
     have several turns, but its bugs can block the worker in which it runs."""
 
     command: tuple[str, ...] = ()
-    """name=agent: program and arguments, instead of `target`. Each episode is one process. It reads
-    its task from standard input and calls the model at OPENAI_BASE_URL."""
+    """With `environment.name=agent`: program and arguments, instead of `target`. Each episode is
+    one process. It reads its task from standard input and calls the model at OPENAI_BASE_URL."""
 
     rewards: dict[SectionName, RewardConfig] = {}
-    """name=function: several named functions, instead of `target`. The reward is their weighted
-    sum; `rewards/NAME` is the mean of each. Each function has separate processes, with the limits
-    in this section."""
+    """With `environment.name=function`: several named functions, instead of `target`. The reward is
+    their weighted sum; `rewards/NAME` is the mean of each. Each function has separate processes,
+    with the limits in this section."""
 
     options: Options = {}
     """Keyword arguments of the environment, fixed for a run and its resumes. A custom environment
@@ -180,9 +180,9 @@ class EnvironmentConfig(Config):
     imports. With name=agent, each runs `episodes_per_child` episodes; with name=verifiers, one."""
 
     episodes_per_child: Annotated[int, Field(ge=1)] | None = None
-    """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
-    for a program. More episodes save memory, but a crash or blocking code interrupts and repeats
-    all of them."""
+    """With `environment.name=agent`: episodes that share a child process and event loop. null: 64
+    for a function, 1 for a program. More episodes save memory, but a crash or blocking code
+    interrupts and repeats all of them."""
 
     episode_deadline_s: Annotated[float, Field(gt=0)] | None = None
     """name=agent or verifiers: seconds for one episode, with its model calls. A late episode is
@@ -190,10 +190,10 @@ class EnvironmentConfig(Config):
     Must be below `rollout.deadline_s`. null: only that limit."""
 
     renderer: Options = {}
-    """name=agent or verifiers: renderer from the package renderers for a model family's messages,
-    reasoning and tool calls, such as `{name: qwen3}`. It also continues turns that a template
-    rewrites (`thinking_retention: all`). If empty, the chat template is used. verifiers instead
-    picks a renderer by model name, which fails for local directories."""
+    """With `environment.name=agent` or `verifiers`: renderer from the package renderers for a model
+    family's messages, reasoning and tool calls, such as `{name: qwen3}`. It also continues turns
+    that a template rewrites (`thinking_retention: all`). If empty, the chat template is used.
+    verifiers instead picks a renderer by model name, which fails for local directories."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
     """Concurrent calls to an async reward, per reward process."""
@@ -215,8 +215,8 @@ class EnvironmentConfig(Config):
     some programs reserve far more than they use: Node.js 20 needs 12288."""
 
     variables: tuple[str, ...] = ()
-    """name=agent or verifiers: environment variables to inherit, in addition to PATH, HOME, locale
-    and certificates. Code that a model wrote can read them."""
+    """With `environment.name=agent` or `verifiers`: environment variables to inherit, in addition
+    to PATH, HOME, locale and certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
     """Maximum model calls per episode. An episode is cut off at this limit. Not for agents: your

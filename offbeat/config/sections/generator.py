@@ -82,14 +82,13 @@ class _Generator(Config):
     engines together get 200 probes per second."""
 
     probe_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds for an engine to answer a probe. An engine that misses it gets no work until it
-    answers."""
+    """Seconds for an engine to answer a probe. A late engine gets no work until it answers."""
 
     probe_strikes: Annotated[int, Field(ge=1)] = 2
     """Replace an engine after this many consecutive unanswered probes."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs that Ray reserves per engine. 0: place it on any machine, however busy."""
+    """CPUs that Ray reserves per engine. 0: place the engine on any machine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs that Ray reserves per engine. A fraction shares the GPU and its memory with another
@@ -140,7 +139,7 @@ class ModelGeneratorConfig(_Generator):
 
 
 class EmbeddedGeneratorConfig(ModelGeneratorConfig):
-    """Any Hugging Face causal LM, in offbeat's engine. It needs no extra, and suits small models and CPUs."""
+    """Any Hugging Face causal LM, in offbeat's engine. Needs no extra. For small models and CPUs."""
 
     backend: Literal["embedded"] = "embedded"
     """Sampling backend."""

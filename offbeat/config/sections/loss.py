@@ -27,7 +27,7 @@ class AnyLossConfig(Config):
     each sequence. constant: `constant_tokens` per sequence."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: token count used for every sequence, whatever its length. null:
+    """With `normalize=constant`: token count used for every sequence, whatever its length. null:
     `generator.sampling.max_new_tokens`."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -41,8 +41,8 @@ class AnyLossConfig(Config):
     """Maximum absolute KL of one token. Beyond it the token has no KL gradient. 10 is usual."""
 
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy bonus. A little keeps exploration; more produces noise. `train/entropy`
-    is logged in any case."""
+    """Weight of the entropy bonus. A small bonus keeps exploration; a large one produces noise.
+    `train/entropy` is logged in any case."""
 
     @property
     def needs_policy_logprobs(self) -> bool:
@@ -97,8 +97,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     the KL. unbiased: that derivative weighted by exp(logprob - old), for k1 and k3."""
 
     kl_reward_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of a KL penalty in the reward: each token's advantage loses this times (old -
-    reference logprob). Clipping and corrections apply to it. Needs a reference."""
+    """Weight of a KL penalty in the reward: this times (old - reference logprob) is subtracted from
+    each token's advantage. Clipping and corrections apply to it. Needs a reference."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the truncated importance weight exp(old - generation). Like the bands, it needs

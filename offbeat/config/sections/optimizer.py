@@ -28,8 +28,8 @@ class OptimizerConfig(Config):
     """Final rate of linear, cosine and wsd."""
 
     decay_steps: Annotated[int, Field(ge=1)] | None = None
-    """schedule=wsd: number of last steps in which the rate falls, as 1 - sqrt(elapsed share of
-    them)."""
+    """With schedule=wsd: length of the decay in steps, at the end of the run. The rate falls as 1 -
+    sqrt(x), where x is the elapsed share of these steps."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0."""
@@ -53,7 +53,8 @@ class OptimizerConfig(Config):
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """Rounding of float32 master weights to bfloat16. nearest: small updates show only after they
     add up. stochastic: right on average at once, with noise. stochastic needs backend=torch, one
-    rank and model.dtype=bfloat16. A resume may change only to nearest."""
+    rank and model.dtype=bfloat16. On a resume, you may change this only from stochastic to
+    nearest."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this. null: no clipping."""

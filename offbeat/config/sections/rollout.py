@@ -51,9 +51,9 @@ class RolloutConfig(Config):
     of one."""
 
     branches: Literal["train", "mask"] = "train"
-    """name=agent: samples whose history the agent or the chat template rewrote. train: each branch
-    is a row with the sample's reward, and together they count as one sample. mask: train no part of
-    the sample."""
+    """With `environment.name=agent`: samples whose history the agent or the chat template rewrote.
+    train: each branch is a row with the sample's reward, and together they count as one sample.
+    mask: train no part of the sample."""
 
     truncated_samples: Literal["train", "mask_loss"] = "train"
     """Samples that ran out of tokens. train: learn from them. mask_loss: compare their rewards but
@@ -65,17 +65,17 @@ class RolloutConfig(Config):
     reward falls linearly, by up to `overlong_penalty`. null: no penalty."""
 
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Reward that a response at the limit loses, with `overlong_tokens`. If it equals the reward of
-    a right answer, a long right answer is worth nothing."""
+    """With `overlong_tokens`: amount subtracted from the reward of a response at the limit. If it
+    equals the reward of a right answer, a long right answer is worth nothing."""
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
-    """name=agent: maximum tokens per sample, over all branches. Further calls are refused as
-    context_length_exceeded. null: 4 times `generator.max_model_len`, or `max_branches` times if
-    that is less or with branches=mask."""
+    """With `environment.name=agent`: maximum tokens per sample, over all branches. Further calls
+    are refused as context_length_exceeded. null: 4 times `generator.max_model_len`, or
+    `max_branches` times if that is less or with branches=mask."""
 
     max_branches: Annotated[int, Field(ge=1)] = 64
-    """name=agent: maximum branches per sample. A call that opens another is refused as
-    context_length_exceeded."""
+    """With `environment.name=agent`: maximum branches per sample. A call that opens another is
+    refused as context_length_exceeded."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped for data failures; their prompts are not trained. One more ends
@@ -99,8 +99,8 @@ class RolloutConfig(Config):
     once."""
 
     min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """on_dropped_prompt=shrink: smallest batch, as a fraction of `groups_per_step`. Prompts dropped
-    beyond that are replaced."""
+    """With `on_dropped_prompt=shrink`: smallest batch, as a fraction of `groups_per_step`. Prompts
+    dropped beyond that are replaced."""
 
     log: bool = True
     """Write every finished group to `rollouts/*.parquet`. A file is written when it is full or

@@ -11,7 +11,7 @@ class ObjectStoreSyncConfig(BaseSyncConfig):
     """Send through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
 
     transport: Literal["object_store"] = "object_store"
-    """How weights travel from trainer to engines."""
+    """How weights get from the trainer to the engines."""
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Keys of section ``sync`` that every transport has.
 
-The plug-in of a transport derives its section from this one, and the models of a recipe load
-plug-ins: so this module looks for no transport.
+A transport's plug-in derives its section from this one, and a recipe's models load plug-ins. So
+this module must not load a transport.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -66,13 +66,13 @@ class BaseSyncConfig(Config):
     replaced."""
 
     delta: bool = False
-    """Also send a release as its change since the last one. This saves bytes if few values change
-    (16 bits, small learning rates). Each engine, and with object_store also rank 0, keeps one more
-    copy of the weights in main memory. Not with a device `wire`."""
+    """In addition, send each release as its difference from the previous one. This saves bytes if
+    few values change (16 bits, small learning rates). Each engine, and with object_store also rank
+    0, keeps one more copy of the weights in main memory. Not with a device `wire`."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which engine and trainer may differ on on-policy samples before the run
-    ends. null: only warn, from 0.02 (with 16-bit weights 0.1, with `quantize` 0.4)."""
+    ends. null: only warn, at 0.02 or more (with 16-bit weights 0.1, with `quantize` 0.4)."""
 
     def sends_regions(self, ranks: int) -> bool:
         """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors."""

@@ -1,6 +1,7 @@
 """Defines the settings of section ``trainer`` that its backends have in common.
 
-Plug-ins import this module, and the models of a recipe load plug-ins: so it looks for no backend.
+Plug-ins import this module, and a recipe's models load plug-ins. So this module must not load a
+backend.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -43,10 +44,10 @@ class AnyTrainerConfig(Config):
 
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
     """Consecutive steps without an update that end the run (loss or gradient not finite, or no
-    data). Their samples are lost."""
+    data). The samples of these steps are lost."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs that Ray reserves per rank. 0: place it on any machine, however busy."""
+    """CPUs that Ray reserves per rank. 0: place the rank on any machine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs that Ray reserves per rank. A fraction shares the GPU and its memory with an engine."""

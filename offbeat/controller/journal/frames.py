@@ -3,10 +3,10 @@
     header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
     frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
 
-A snapshot and a file of aggregates follow the same segment as the segment of their number. A reader
-uses that to detect a file of another run. All numbers are little endian. A crash leaves a header
-and whole frames, then at most a torn tail, which is ignored. Bad bytes before a whole frame are
-damage, not a torn tail.
+A snapshot and a file of aggregates follow the same segment as does the segment with their number. A
+reader uses that to detect a file of another run. All numbers are little endian. A crash leaves a
+header and whole frames, then at most a torn tail, which is ignored. Bad bytes before a whole frame
+are damage, not a torn tail.
 
 Also defines the errors of a journal. Each names the file, the values, and the fix.
 """
@@ -173,7 +173,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
     """
     view = memoryview(data)[:limit]
     if limit is not None and len(view) < limit:
-        problem = f"it ends here, and the next segment was begun after {limit} bytes"
+        problem = f"it ends here, but the next segment was begun after {limit} bytes"
         raise JournalCorrupt(file, len(view), problem)
     offset = HEADER_BYTES
     while offset < len(view):

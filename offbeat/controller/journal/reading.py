@@ -233,7 +233,7 @@ def _former(directory: Path, follower: JournalSegment) -> JournalSegment | None:
     former = _begun(directory, *follower.header)
     if former is None:
         path = segment_path(directory, follower.header.follows)
-        problem = f"it is missing or empty, and {follower.path.name} follows it"
+        problem = f"it is missing or empty, but {follower.path.name} follows it"
         raise JournalCorrupt(str(path), 0, problem)
     return former
 

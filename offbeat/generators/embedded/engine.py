@@ -249,7 +249,7 @@ class EmbeddedEngine:
         try:
             self._decode(())  # loads the tokenizer
         except (OSError, ValueError) as error:
-            problem = f"{problem}, and the model has no tokenizer ({str(error).splitlines()[0]})"
+            problem = f"{problem}, but the model has no tokenizer ({str(error).splitlines()[0]})"
             raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX) from error
         return [StopMatcher(self._decode, stop) for _ in range(request.samples)]
 

@@ -241,7 +241,7 @@ def find_undecodable_layer(
             continue
         problem, fix = f"layer {layer} is {kind}", advise_another_engine().capitalize()
         if kind == _NO_CACHE:
-            problem = f"layer {layer} keeps no keys and values, and later layers do"
+            problem = f"layer {layer} keeps no keys and values, but later layers do"
         if window is not None:
             problem += f" over {window} tokens, fewer than max_model_len={max_model_len}"
             shorter = f"Set generator.max_model_len to {window} or less"

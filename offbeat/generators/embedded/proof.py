@@ -143,7 +143,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     attention = prove_kind(type(model), model.config, max_model_len)
     freeze_rope(model, max_model_len)
     if not attend_by(model, attention):
-        problem = f"it is exact with attention {attention} only, and cannot be switched to it"
+        problem = f"it is exact with attention {attention} only, but cannot be switched to it"
         raise UndecodableModel(type(model).__name__, problem, advise_another_engine().capitalize())
     if model.dtype in HALF:  # whose rounding hides mistakes
         with in_float32(model):

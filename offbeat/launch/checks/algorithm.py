@@ -48,7 +48,7 @@ def _bounds_of_another_loss(config: RunConfig) -> Iterator[Finding]:
         keys = " and ".join(f"{_LOSS}.{key}={value:g}" for key, value in kept.items())
         yield warning(
             _SUBJECT,
-            f"algorithm.preset={preset} sets {keys} for its loss {of_preset['name']}, and they "
+            f"algorithm.preset={preset} sets {keys} for its loss {of_preset['name']}, but they "
             f"also apply to {_LOSS}.name={loss.name}",
             f"Set {' and '.join(f'{_LOSS}.{key}' for key in kept)}, or use a preset of "
             f"{loss.name}.",
@@ -164,7 +164,7 @@ def _warm_up_ends(config: RunConfig) -> Iterator[Finding]:
     yield warning(
         "schedule",
         f"{written} is more than steps={config.steps}: the rate rises to {peak * config.steps / warmup:.3g} "
-        f"at the last step, and never to {_OPTIMIZER}.learning_rate={peak:g}",
+        f"at the last step and never reaches {_OPTIMIZER}.learning_rate={peak:g}",
         f"Lower {key}, unless this is the beginning of a longer run.",
     )
 

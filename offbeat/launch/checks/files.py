@@ -37,7 +37,7 @@ _LEAST_ITEMSIZE: Final = 4  # bytes: the state has float32 masters of 16-bit wei
 def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
     """Check that the requested directory is a local path, not a URI."""
     if run_dir is not None and is_uri(str(run_dir)):
-        seen = f"{run_dir} is a URI, and a run writes into a directory"
+        seen = f"{run_dir} is a URI, but a run writes into a directory"
         yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
 
 

@@ -60,7 +60,7 @@ def against_gpu(
     (subject, seen), (less, key) = about, fix
     if loading_bytes > held_bytes:
         seen = (
-            f"{seen}; at its start rank {rank} holds the whole model and its part of it, "
+            f"{seen}; while it starts, rank {rank} holds the whole model plus its own part: "
             f"{size(loading_bytes)}"
         )
         less = "Use a smaller model"

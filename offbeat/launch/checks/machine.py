@@ -95,7 +95,8 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         config: The recipe.
         model: Facts of its model.
         trained: Parameters that ``trainer.freeze`` leaves, or parameters of adapters. Others have
-            neither gradient nor moments. None: all, or with adapters none, so they count as 0.
+            neither gradient nor moments. None counts all parameters, or none in a run with
+            adapters.
     """
     each = ITEMSIZE[config.model.dtype]
     merges = sends_additions(config)

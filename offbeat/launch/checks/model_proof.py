@@ -173,7 +173,7 @@ def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
     stops, strings = config.generator.sampling.stop_token_ids, config.generator.sampling.stop
     if strings and not find_tokenizer_files(config.model.path):
         problem = (
-            f"generator.sampling.stop={list(strings)} needs the text of tokens, and the model has no "
+            f"generator.sampling.stop={list(strings)} needs the text of tokens, but the model has no "
             "tokenizer"
         )
         yield error(_ENDS, problem, f"{NO_TOKENIZER_FIX}.")
@@ -193,7 +193,7 @@ def _stop_tokens(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]
 
 
 def _vocabulary(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:
-    """Report token ids that the model can draw and its tokenizer does not have."""
+    """Report token ids that the model can draw but its tokenizer lacks."""
     try:
         tokenizer = load_tokenizer(config)
     except (OSError, ValueError):

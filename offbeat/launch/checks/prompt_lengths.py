@@ -250,7 +250,7 @@ def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Fi
         row, token = seen.beyond[0]
         message = (
             f"{summary}: {len(seen.beyond)} have tokens for which the model has no embedding, the "
-            f"first is row {row}: token {token}, and config.json has vocab_size={texts.vocabulary}"
+            f"first is row {row}: token {token}, but config.json has vocab_size={texts.vocabulary}"
         )
         fix = (
             "Resize the embeddings of the model to its tokenizer, or remove the text from the rows."

@@ -99,7 +99,7 @@ def check_ray_address(
     else:
         yield warning(
             "ray cluster",
-            f"RAY_ADDRESS={address}: the run goes to that cluster, and this report is about this machine",
+            f"RAY_ADDRESS={address}: the run goes to that cluster, but this report is about this machine",
             "Unset RAY_ADDRESS to run here, or run offbeat check on the cluster.",
         )
 

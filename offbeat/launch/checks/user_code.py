@@ -182,7 +182,7 @@ def _one_turn(config: RunConfig, ready: Ready) -> Iterator[Finding]:
     if config.environment.max_turns == 1 and "MultiTurn" in ready.bases:
         yield warning(
             "environment",
-            f"{ready.bases[0]} is a MultiTurn environment and environment.max_turns is 1: each "
+            f"{ready.bases[0]} is a MultiTurn environment, but environment.max_turns is 1: each "
             "episode ends after its first response",
             "Set environment.max_turns to the number of model calls an episode may take.",
         )

@@ -235,7 +235,7 @@ def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
     for each in given:
         key, _, value = (part.strip() for part in each.partition("="))
         if key in ("runtime", "runtime.backend") and value != "local":
-            refuse(f"--local is runtime.backend=local, and {each} is given too: leave one out.")
+            refuse(f"--local is runtime.backend=local, but {each} is given too: leave one out.")
     return [*given, "runtime.backend=local"]
 
 

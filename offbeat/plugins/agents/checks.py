@@ -83,7 +83,7 @@ def _bridge_finding(
     path, chosen = config.model.path, config.environment.renderer
     if not chosen:
         is_refused = not _opening(bridge, (_TOOL,)) and _opening(bridge)
-        tools = "; it shows no tools, and requests with tools are refused" if is_refused else ""
+        tools = "; it shows no tools, so requests with tools are refused" if is_refused else ""
         return ok(
             _SUBJECT,
             f"turns are joined by the chat template of {path}, as no environment.renderer is named{tools}",

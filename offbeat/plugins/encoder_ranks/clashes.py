@@ -16,8 +16,8 @@ from offbeat.config.trainer_parts import model_is_frozen
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings that cannot work with encoder ranks, not even in a dry run.
 
-    Only the trainer checks, at its start, whether the model has a tower, because it reads the
-    config.
+    Whether the model has a tower is checked when the trainer starts, because only the trainer reads
+    the model's config.
     """
     trainer, encoder = config.trainer, find_encoder(config.trainer)
     if encoder is None or trainer.backend == "stub":
@@ -36,7 +36,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
     if not has_media(config):
         yield Clash(
             ("trainer.encoder", "environment.images"),
-            "trainer.encoder makes ranks that encode pictures, and environment.images is not set: no "
+            "trainer.encoder makes ranks that encode pictures, but environment.images is not set: no "
             "prompt has any",
             "Leave trainer.encoder out, or set environment.images.",
         )

@@ -35,6 +35,6 @@ class BridgeMismatch(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"trainer rank {self.rank} got {self.got} from rank {self.sender}, and {self.want} was due. "
-            "Leave trainer.encoder out if it comes back"
+            f"trainer rank {self.rank} got {self.got} from rank {self.sender}, but expected "
+            f"{self.want}. If this error recurs, leave trainer.encoder out"
         )

@@ -20,8 +20,8 @@ class EncoderConfig(Config):
     """Ranks that hold the vision tower and its projector, and nothing else; the others hold the language model."""
 
     data_parallel: Annotated[int, Field(ge=1)] = 1
-    """Encoder ranks, in addition to `trainer.data_parallel`, which must be a multiple of this. Each
-    encodes the pictures of an equal share of the language ranks."""
+    """Encoder ranks, in addition to the language ranks. `trainer.data_parallel` must be a multiple
+    of this. Each encodes the pictures of an equal share of the language ranks."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks per encoder. They share the matrices of the tower's layers (docs/encoder-ranks.md)."""

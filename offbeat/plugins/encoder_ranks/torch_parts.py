@@ -32,8 +32,8 @@ def wrap_passes(
 ) -> Passes[Any]:
     """Wrap the passes of a rank of one side of a model in exchanges with the other side.
 
-    Ranks that share matrices of the language model read the same features. One of them receives the
-    features, and each has their whole gradient.
+    Ranks that share matrices of the language model read the same features. One of these ranks
+    receives the features; each rank has the whole gradient of the features.
 
     Args:
         passes: The passes of the side's model.

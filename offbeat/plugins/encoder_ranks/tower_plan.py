@@ -150,4 +150,4 @@ def _problems(model: PreTrainedModel, layers: _Layers, plan: Mapping[str, str]) 
     if not found:
         yield f"no module is named {layers.named}"
     for name in beside_plan(model, plan.keys()):
-        yield f"{name} reads what is divided beside it, and no rule divides it"
+        yield f"{name} reads what is divided beside it, but no rule divides it"

@@ -127,7 +127,7 @@ def float8_clashes(config: "RunConfig") -> Iterator[Clash]:
     if generator.takes_quantized and not is_16_bit:
         yield Clash(
             ("sync.quantize", "sync.wire_dtype", "model.dtype"),
-            f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",
+            f"sync.quantize={scheme} needs engines that compute in 16 bits, but they serve {served}",
             "Set sync.wire_dtype to bfloat16.",
         )
 

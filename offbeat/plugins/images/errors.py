@@ -60,8 +60,8 @@ class StrayPlaceholder(MediaError):
 
     def __str__(self) -> str:
         return (
-            f"the text has {self.token!r} outside of the places of its pictures, where the model "
-            f"would read a part of one: write {PLACE!r} for a picture, and leave the token out"
+            f"the text has {self.token!r} where no picture belongs; the model would read it as part "
+            f"of a picture: write {PLACE!r} for a picture, and leave the token out"
         )
 
 

@@ -83,7 +83,7 @@ class PictureRules(MediaRules):
         """
         pictures = Pictures.of(media)
         if pictures.kind is not self.kind:
-            return f"has pictures as {pictures.kind.value}, and the model reads {self.kind.value}"
+            return f"has pictures as {pictures.kind.value}, but the model reads {self.kind.value}"
         return self._problem_of_sizes(pictures)
 
 
@@ -109,7 +109,7 @@ class PixelRules(PictureRules):
     def _problem_of_sizes(self, pictures: Pictures) -> str:
         for index, size in enumerate(pictures.sizes.tolist()):
             if tuple(size) != self.size:
-                return f"has a picture {index} of {size}, and the model reads {list(self.size)}"
+                return f"has a picture {index} of {size}, but the model reads {list(self.size)}"
         blank = np.flatnonzero(~pictures.values.reshape(len(pictures.sizes), -1).any(1))
         if len(blank):
             return f"has a picture {blank[0]} of zeros, which the model reads as padding"
@@ -169,7 +169,7 @@ class PatchRules(PictureRules):
         for index, (frames, height, width) in enumerate(pictures.sizes.tolist()):
             if frames != 1 or height % self.merged or width % self.merged:
                 want = f"one frame, and sides of multiples of {self.merged}"
-                return f"has a picture {index} of {[frames, height, width]}; the model reads {want}"
+                return f"has a picture {index} of {[frames, height, width]}, but the model reads {want}"
         count = int(pictures.sizes.astype(np.int64).prod(1).sum())
         if len(pictures.values) != self.patch_values * count:
             return f"has patches that are not of {self.patch_values} values, as the model reads"

@@ -168,7 +168,7 @@ class Digits(PluginOfEnvironments):
         if images_section(section) is None:
             yield Clash(
                 ("environment.images", "environment.name"),
-                "environment.name=digits draws a picture for each prompt, and environment.images is "
+                "environment.name=digits draws a picture for each prompt, but environment.images is "
                 "not set",
                 "Write `images: {max_mib: 0.02}` under environment.",
             )

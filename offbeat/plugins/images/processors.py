@@ -162,4 +162,4 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
         problem = f"its image processor cannot be loaded: {type(error).__name__}: {error}"
         raise NoPictures(path, problem) from error
     known = ", ".join([*_PIXELS, *_PATCHES])
-    raise NoPictures(path, f"pictures are read by models of {known}, and this is a {kind}")
+    raise NoPictures(path, f"pictures are read by models of {known}, but this is a {kind}")

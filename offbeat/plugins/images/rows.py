@@ -146,7 +146,7 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     if problem := _problem_of_name(picture):
         raise BadPicture(name, problem)
     if not prompt.folder:
-        raise BadPicture(name, "is a path, and the prompt comes from no file")
+        raise BadPicture(name, "is a path, but the prompt comes from no file")
     folder = Path(os.path.realpath(prompt.folder))
     path = Path(os.path.realpath(folder / name))
     if not path.is_relative_to(folder):
@@ -230,7 +230,7 @@ def _problem_of_name(picture: object) -> str | None:
     if not isinstance(path, str) or not path or _UNNAMEABLE.search(path):
         return "is not a file path"
     if _ADDRESS.match(path):
-        return "is an address, and nothing is fetched: download it to the folder of the data file"
+        return "is an address, but nothing is fetched: download it to the folder of the data file"
     if Path(path).is_absolute() or ".." in Path(path).parts:
         return "leads out of the folder of the data file: name it relative to that, without '..'"
     return None

@@ -79,7 +79,7 @@ def _experts_are_left_out(
     kinds = ", ".join(sorted({path.rpartition(".")[2] for path in adapted}))
     yield warning(
         _SUBJECT,
-        f"matrices of {weights:,} weights are adapted ({kinds}), and {experts:,} weights of experts are "
+        f"matrices of {weights:,} weights are adapted ({kinds}), but {experts:,} weights of experts are "
         "not: experts in one tensor per layer, and their routers, are not linear modules",
         "Leave trainer.lora out to train the experts; name the modules in trainer.lora.target_modules to say "
         "that these are meant.",

@@ -95,8 +95,8 @@ def find_adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
 def without_adapters(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Return a context in which the model computes like its base.
 
-    It scales adapters by 0 instead of switching them off. peft's switch also freezes them, and
-    FSDP2 would keep the gathered copies that it makes meanwhile without a gradient.
+    It scales adapters by 0 instead of switching them off. peft's switch also freezes them; FSDP2
+    would then gather copies without a gradient, and keep these.
     """
     return _peft(".helpers").rescale_adapter_scale(model, 0.0)
 

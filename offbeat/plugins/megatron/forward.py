@@ -51,7 +51,7 @@ def own_columns(
     """Return this rank's logits without padding, and its vocabulary share, or None for all of it.
 
     Columns behind the vocabulary are padding, with zero gradient. A rank with only padding keeps
-    one column, as that of a token that is never drawn, so that it participates in every collective.
+    one column, for a token that is never drawn, so that this rank participates in every collective.
 
     Args:
         logits_UV: [U, V] floating: this rank's columns. Those of rank r start at ``r * V``.

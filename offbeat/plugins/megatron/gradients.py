@@ -1,7 +1,7 @@
 """Gradient buffers of one rank, and the library's hooks that would reduce them too early.
 
 The library's schedules handle a whole step in one call and reduce gradients over ranks at its end.
-A split step makes many calls, so three hooks of the config are removed while it is open:
+A split step makes many calls, so three hooks of the config are removed while the step is open:
 
     grad_sync_func              starts a reduction in a pipeline's last backward
     no_sync_func                the schedule would enter and leave it around all but the last

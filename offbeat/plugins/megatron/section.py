@@ -38,7 +38,7 @@ class MegatronTrainerConfig(ModelTrainerConfig):
 
     sequence_parallel: bool = False
     """Let tensor-parallel ranks also share the tokens: less activation memory, same traffic.
-    Experts with tensor parallelism need it."""
+    Experts with tensor parallelism need this."""
 
     @property
     def stages(self) -> int:

@@ -1,9 +1,9 @@
 """The vision tower of a rank of the first stage: transformers' own modules next to megatron-core's.
 
 Every rank that embeds tokens holds the whole tower. Ranks that share matrices, or the tokens of a
-row, compute the same features. Each has a part of the loss gradient with respect to them: for
-its own tokens, or an equal share for all. The parts are summed once per step. Frozen weights have
-none.
+row, compute the same features. Each has a part of the loss gradient with respect to them: for its
+own tokens, or an equal share for all. The parts are summed once per step. Frozen weights of the
+tower have no gradient to sum.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false

@@ -18,7 +18,8 @@ has only names and shapes. So it declares how trainers and engines cut each tens
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
 A tensor without a rule is whole on every receiver. That costs bytes but is never wrong, and its
-bytes are counted separately. A sender must hold it somewhere, so it also holds it whole.
+bytes are counted separately. Such a tensor must be somewhere on the senders, so it is assumed to be
+whole on each sender too.
 """
 
 import re

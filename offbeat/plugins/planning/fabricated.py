@@ -18,9 +18,9 @@ FabricatedGroup = dict[str, NDArray[Any]]
 
 
 class UnusableLengths(OffbeatError):
-    """A law of lengths that is invalid or does not fit the model.
+    """A length distribution that is invalid or does not fit the model.
 
-    Fix: use a law such as ``mean=300,sigma=0.8,clip=1024``.
+    Fix: use a distribution such as ``mean=300,sigma=0.8,clip=1024``.
     """
 
     got: str
@@ -32,7 +32,7 @@ class UnusableLengths(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """A lognormal law of response lengths. Every prompt has the same length."""
+    """A lognormal distribution of response lengths. Every prompt has the same length."""
 
     mean: int = 256  # tokens of a response, before clipping
     sigma: float = 0.0  # of the logarithm; 0: all responses have one length
@@ -41,7 +41,7 @@ class LengthLaw:
 
     @classmethod
     def parse(cls, text: str) -> "LengthLaw":
-        """Return the law of a text such as ``mean=300,sigma=0.8,clip=1024,prompt=64``.
+        """Parse a distribution such as ``mean=300,sigma=0.8,clip=1024,prompt=64``.
 
         Raises:
             UnusableLengths: A name is unknown, or a value is not a positive number.
@@ -61,7 +61,7 @@ class LengthLaw:
         return cls(**values)  # pyright: ignore[reportArgumentType] -- each is of its field's type
 
     def check_fits(self, max_model_len: int) -> None:
-        """Refuse a law with a longest sample that exceeds the model's length.
+        """Refuse a distribution if its longest sample exceeds the model's length.
 
         Raises:
             UnusableLengths: Prompt and clip together exceed ``max_model_len``.
@@ -84,11 +84,8 @@ def fabricate(
     """Return groups of random tokens without logprobs. Equal arguments give equal groups.
 
     Args:
-        law: Law of the lengths.
-        groups: Number of groups.
-        samples: Samples of each group.
-        vocabulary: Upper bound of the token ids, exclusive.
-        seed: Seed of lengths and tokens.
+        law: Distribution of the lengths. groups: Number of groups. samples: Samples of each group.
+        vocabulary: Upper bound of the token ids, exclusive. seed: Seed of lengths and tokens.
     """
     rng = np.random.default_rng(seed)
     made = list[FabricatedGroup]()

@@ -503,7 +503,7 @@ def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
         if key == "sampler.max_staleness":
             rates[int(value)] = change.pace.samples_per_s
     if len(rates) == 1 and shares_weights(run.config):
-        return "sampler.max_staleness stays 0: generator.share_weights needs that."
+        return "sampler.max_staleness stays 0, because generator.share_weights needs that."
     if len(rates) == 1:
         return "Without changes, other bounds of staleness, step sizes and numbers of engines are tried."
     best = max(rates.values())
@@ -529,7 +529,8 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
     elif run.shares_cores:
         yield (
             "Trainer and engines compute on cores. If they share these, overlapping work takes "
-            "longer, and changing staleness, engines or groups gains less than its row says: --cores."
+            "longer, and changing staleness, engines or groups gains less than its row says. Plan this "
+            "with --cores."
         )
     if run.explained:
         yield (

@@ -131,10 +131,10 @@ _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.plugins.planning.sweep_rank")
 _UNDER_A_LIMIT: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """Makes it repeatable whether a point fits. glibc returns freed blocks of 64 KiB and more, as a
-device reuses its memory. Otherwise the order of frees decides which blocks it keeps. transformers
-loads in one thread. Each of its own threads leaves a stack of 8 MiB, and their number depends on
-the speed of the first. Set only under a memory limit. Other points use the allocator of a run,
-even if fetching pages again costs time."""
+device reuses its memory. By default the order of frees decides which blocks glibc keeps.
+transformers loads in one thread. Otherwise each of its threads leaves a stack of 8 MiB, and the
+number of threads depends on the speed of the first. Set only under a memory limit. Other points use
+the allocator of a run, even if fetching pages again costs time."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
 _DEVICE: Final = "trainer.device="
@@ -187,7 +187,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     lays_encoder = any(each.startswith(_ENCODER) for each in request.over)
     if lays_encoder or find_encoder(loaded.config.trainer) is not None:
         raise UnusableSweep(
-            "trainer.encoder is set, and fabricated groups have no pictures: encoder ranks would compute "
+            "trainer.encoder is set, but fabricated groups have no pictures: encoder ranks would compute "
             "nothing. Leave trainer.encoder out"
         )
     request.law.check_fits(loaded.config.generator.max_model_len)

@@ -131,7 +131,7 @@ class RunStory:
         return record if is_own and record.is_fresh(self._clock()) else None
 
     def _decoded(self, name: str, limit: int, kind: type[T]) -> T | None:
-        """Decode a JSON file of the run; return None if it is missing or a problem."""
+        """Decode a JSON file of the run; return None if it is missing or unreadable."""
         try:
             return read_json(self.run_dir / name, limit, kind)
         except FileNotFoundError:

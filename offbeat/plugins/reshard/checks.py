@@ -65,13 +65,13 @@ def check_wire(
     if not devices.count:
         yield error(
             "weight sync",
-            f"sync.wire={wire} carries device memory, and torch {devices.torch} sees no CUDA device",
+            f"sync.wire={wire} carries device memory, but torch {devices.torch} sees no CUDA device",
             "Set sync.wire to tcp, or install a CUDA build of torch on a machine with GPUs.",
         )
     elif wire == "nccl" and not devices.has_nccl:
         yield error(
             "weight sync",
-            f"sync.wire=nccl needs a build of torch with NCCL, and torch {devices.torch} has none",
+            f"sync.wire=nccl needs a build of torch with NCCL, but torch {devices.torch} has none",
             "Set sync.wire to tcp, or install another build of torch.",
         )
     else:
@@ -93,7 +93,7 @@ def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
         MachinesApart: GPUs are on several machines.
     """
     if find_wire(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
-        problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
+        problem = f"works within a machine, but {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
         fix = "Set sync.wire to nccl or tcp, or join a cluster with one GPU machine"
         raise MachinesApart("sync.wire=cuda_ipc", problem, fix)
 
@@ -118,7 +118,7 @@ def release_clashes(config: RunConfig) -> Iterator[Clash]:
     if config.sync.delta:
         yield Clash(
             ("sync.delta", "sync.wire"),
-            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, and "
+            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, but "
             "each wire of devices keeps memory of fixed sizes",
             "Leave sync.delta out, or set sync.wire to tcp.",
         )
@@ -142,7 +142,7 @@ def device_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
         if not device.startswith("cuda"):
             yield Clash(
                 ("sync.wire", f"{section}.device"),
-                f"sync.wire={wire} carries device memory, and {section}.device={device}",
+                f"sync.wire={wire} carries device memory, but {section}.device={device}",
                 f"Set sync.wire to tcp, or {section}.device to cuda.",
             )
             return
@@ -159,7 +159,7 @@ def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
     if wire == "cuda_ipc" and reserved > 1:
         yield Clash(
             ("sync.wire", "trainer.gpus", "generator.gpus"),
-            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
+            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, but {len(ranks)} trainer "
             f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
             "Set sync.wire to nccl."
             if len(ranks) > 1

@@ -43,7 +43,7 @@ def call_within(
         limit_s: Maximum seconds of the call.
         call: Function to run in a daemon thread.
         what: Name of the call, for the error.
-        give_up: Asks the call to end. It may itself block, and its errors are ignored.
+        give_up: Asks the call to end. ``give_up`` may itself block; its errors are ignored.
 
     Raises:
         BrokenLink: The call has not ended in time and was asked to end. If both needed less than
@@ -169,7 +169,8 @@ def _errors_are_raised() -> Generator[None]:
     """Make groups raise errors in the call that waits for their results.
 
     By default a thread of torch ends the process on an NCCL error, so the death of an engine would
-    also end the trainer. torch reads the variable when a group is created, and has no argument.
+    also end the trainer. torch has no argument for this, only a variable, which it reads when a
+    group is created.
     """
     with _one_at_a_time:
         before = os.environ.get(_ERROR_HANDLING)

@@ -7,7 +7,8 @@ from pydantic import Field
 from offbeat.config.sections.sync_base import BaseSyncConfig
 
 SENDERS_AT_ONCE: Final = 4
-"""Senders of a reshard that an engine asks at the same time. Their buckets share its link."""
+"""Senders of a reshard that an engine asks at the same time. Their buckets share the engine's
+link."""
 
 BUCKETS_IN_FLIGHT: Final = 2
 """Buckets in flight from one sender to one engine. One is checked while the next one arrives."""
@@ -21,7 +22,7 @@ class ReshardSyncConfig(BaseSyncConfig):
     ranks_send = True
 
     transport: Literal["reshard"] = "reshard"
-    """How weights travel from trainer to engines."""
+    """How weights get from the trainer to the engines."""
 
     slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
     """MiB/s below which a link counts as broken. A chunk may take its size divided by this, plus
@@ -32,9 +33,9 @@ class ReshardSyncConfig(BaseSyncConfig):
     stall; lost engines are then skipped later."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
-    """How the buckets travel. tcp: through main memory, between any machines. cuda_ipc: device
-    memory shared with engines on the same GPU. nccl: between devices. The last two need another
-    device copy of the data sent or received, and have not run on a GPU."""
+    """How buckets are sent. tcp: through main memory, between any machines. cuda_ipc: device memory
+    shared with engines on the same GPU. nccl: between devices. The last two need another device
+    copy of the data sent or received, and have not run on a GPU."""
 
     def sends_regions(self, ranks: int) -> bool:
         """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors.

@@ -151,7 +151,7 @@ class ReshardServer:
         if join.incarnation != self.route.incarnation:
             return f"the sender {join.incarnation} is gone; {self.route.incarnation} has taken its place"
         if release is None:
-            return f"the sender holds no release, and {join.digest} is asked for"
+            return f"the sender holds no release, but {join.digest} is asked for"
         if join.digest != release.digest:
             return f"the sender now holds a different release: {release.digest}, not {join.digest}"
         if join.layout != release.layout:

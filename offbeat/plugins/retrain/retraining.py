@@ -96,7 +96,7 @@ def retrain_run(
 ) -> str:
     """Retrain the recorded steps after ``from_step`` and return the first difference, or nothing.
 
-    With settings that differ from the run's, differences are expected, and none is returned.
+    With settings that differ from the run's, differences are expected, so nothing is returned.
 
     Args:
         run_dir: Directory of the run. Nothing in it changes.
@@ -115,7 +115,7 @@ def retrain_run(
     last = float("inf") if steps is None else from_step + steps
     recorded = read_steps(run_dir, start.version, last)
     if not recorded.steps:
-        problem = f"it has trained {recorded.newest} steps, and none after {start.version}"
+        problem = f"it has trained {recorded.newest} steps, but none after {start.version}"
         raise CannotRetrain(str(run_dir), problem, "Name an earlier --from")
     columns = RecordedColumns(run_dir)
     columns.check(recorded.steps.values())

@@ -121,10 +121,10 @@ def check_trainer(run_dir: Path, config: RunConfig) -> None:
     if backend != "torch":
         raise CannotRetrain(run, f"trainer.backend={backend} is not supported", fix)
     if (ranks := len(trainer_resources(config))) > 1:
-        raise CannotRetrain(run, f"its trainer has {ranks} ranks, and one is supported", fix)
+        raise CannotRetrain(run, f"its trainer has {ranks} ranks, but one is supported", fix)
     named = targets(config)
     for key in (LOSS, ADVANTAGE):
         if is_by_value(target := named.get(key, "")):
-            problem = f"{key}={target} was passed by value, and no file has it"
+            problem = f"{key}={target} was passed by value, so no file has it"
             fix = f"Put the function into a module, and add {key}=module:name"
             raise CannotRetrain(run, problem, fix)

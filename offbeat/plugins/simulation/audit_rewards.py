@@ -98,7 +98,7 @@ class _Use(NamedTuple):
 
 
 class AuditedTurns(AuditTable):
-    """Checks that no engine decoded while the weights changed that it shares with the trainer.
+    """Checks that no engine decoded while weights that it shares with the trainer changed.
 
     An edition is the weights between two changes. Engines with copies have no such records, except
     of the versions that they serve.

@@ -298,7 +298,7 @@ class FakeEngine(Actor):
         )
 
     def _lose(self) -> None:
-        """Lose the weights. They are of no version, and open requests are lost."""
+        """Lose the weights and all open requests. No version remains."""
         self.version = self.digest = self.content = None
         for decoding in list(self._open):
             self.drop(decoding)

@@ -84,7 +84,7 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
     if not episode.ok:
         return _failure(errors)
     if len(episode.traces) != 1:
-        detail = f"the episode has {len(episode.traces)} traces, and a sample is one"
+        detail = f"the episode has {len(episode.traces)} traces, but a sample must have exactly one"
         return BadReward("verifiers_traces", detail)
     (trace,) = episode.traces
     unscored = [name for name, each in trace.rewards.items() if each is None]

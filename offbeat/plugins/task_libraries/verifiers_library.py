@@ -39,7 +39,7 @@ def made_environment(options: VerifiersOptions) -> Any:  # noqa: ANN401 - an Env
     roles = agent_config_fields(config)
     if len(roles) != 1:
         raise UnfitEnvironment(
-            f"it has {len(roles)} roles ({', '.join(roles)}), and a sample is the turns of one: "
+            f"it has {len(roles)} roles ({', '.join(roles)}), but a sample is the turns of one: "
             "choose an environment of one role"
         )
     ((name, role),) = roles.items()

@@ -181,16 +181,16 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
     config = model.config.get_text_config(decoder=True)
     for key in _EXPERTS:
         if count := getattr(config, key, None):
-            yield f"its config has {key}={count}, and experts are not divided"
+            yield f"its config has {key}={count}, but experts are not divided"
     plan, names = _plan(model), _names_in_decoder(model)
     if not plan:
         yield "its config has no base_model_tp_plan"
     for pattern, kind in plan.items():
         if kind not in _KINDS:
-            yield f"base_model_tp_plan has {kind} for {pattern}, and {', '.join(_KINDS)} are known"
+            yield f"base_model_tp_plan has {kind} for {pattern}, but only {', '.join(_KINDS)} are known"
         modules = [name for name, within in names.items() if _is_named(within, pattern)]
         if not modules:
-            yield f"base_model_tp_plan has {pattern}, and no module is named so"
+            yield f"base_model_tp_plan has {pattern}, but no module is named so"
         for each in modules:
             added = _find_added(model, each)
             matrix = model.get_submodule(each if added is None else added.matrix)
@@ -201,7 +201,7 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
 def _left_out(model: PreTrainedModel) -> Iterator[str]:
     """Yield parameters that a plan omits in an attention or feed-forward layer that it divides."""
     for name in beside_plan(model, {name for name, _ in _find_divided(model)}):
-        yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
+        yield f"{name} reads what base_model_tp_plan divides beside it, but is not in that plan"
 
 
 def beside_plan(model: PreTrainedModel, named: AbstractSet[str]) -> Iterator[str]:

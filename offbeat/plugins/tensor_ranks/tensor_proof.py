@@ -38,7 +38,7 @@ _DIGESTS: Final = msgspec.msgpack.Decoder(str)
 
 
 class ReplicaRowsDiffer(OffbeatError):
-    """Tensor-parallel ranks of a replica got different groups: their sums would fit neither.
+    """Tensor-parallel ranks of a replica got different groups, so their sums would fit neither.
 
     Fix: report it.
     """

@@ -28,7 +28,7 @@ _FOLDER: Final = "tensorboard"
 
 
 class EventsThere(FixableError):
-    """A directory already has event files, and TensorBoard would show both.
+    """A directory already has event files, which TensorBoard would mix with the new ones.
 
     Fix: use a different directory, or remove the files.
     """

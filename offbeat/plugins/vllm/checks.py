@@ -63,7 +63,7 @@ def check_vllm_sync(config: RunConfig) -> Iterator[Finding]:
         yield ok(
             "weight sync",
             "a trainer of one rank sends whole tensors, once to each vLLM engine. Several ranks would "
-            "send each of its workers what that loads",
+            "send each vLLM worker only what this worker loads",
         )
         return
     if because := find_unrecorded_keys(config):
@@ -189,7 +189,7 @@ def _workers_record_what_they_receive(
         yield Clash(
             ("sync.wire", key),
             f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
-            f"and {key} has none",
+            f"but {key} has none",
             "Set sync.wire to tcp.",
         )
 
@@ -249,7 +249,7 @@ def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> I
         yield Clash(
             ("generator.sampling.temperature", "generator.backend"),
             f"generator.sampling.temperature={sampling.temperature:g} is below {_LEAST_TEMPERATURE:g}, "
-            "at which vLLM samples instead, and the loss would use a different temperature",
+            "at which vLLM samples instead, so the loss would use a different temperature",
             f"Set it to {_LEAST_TEMPERATURE:g} or more.",
         )
     if sampling.temperature == 1:

@@ -396,7 +396,7 @@ class VllmEngine:
     def _check_text(self, request: GenerateRequest) -> None:
         """Refuse stop strings without a tokenizer, because vLLM would ignore them silently."""
         if request.sampling.stop and self.llm.tokenizer is None:
-            problem = "stop strings need the text of tokens, and the model has no tokenizer"
+            problem = "stop strings need the text of tokens, but the model has no tokenizer"
             raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX)
 
     def _check_serving(self) -> None:

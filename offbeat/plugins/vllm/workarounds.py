@@ -64,7 +64,7 @@ SILENT_COVERAGE: Final = Workaround(
 TIED_HEAD: Final = Workaround(
     "tied_head",
     "on CPU an output head that is the embedding is packed once, and not again by an update: "
-    "logits are of the first weights for ever",
+    "logits are computed with the first weights for ever",
     "it is packed anew after its embedding was loaded",
     "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
     "0.31..0.32",

@@ -205,7 +205,7 @@ class MirroredCheckpoints:
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
-        """Save like ``RankCheckpoints.save``. Return when the copy is in the run directory."""
+        """Save like ``RankCheckpoints.save``. Return only once the copy is in the run directory."""
         saved = self._store.save(version, weights_digest, nbytes, write)
         try:
             self._publish(gone=(_STATE, _ABANDONED))

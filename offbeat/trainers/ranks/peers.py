@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class PeerFailed(OffbeatError):
-    """Another rank failed and raises the cause. This rank stopped with it.
+    """Another rank failed and raises the cause. This rank stopped too.
 
     Fix: correct the failure of the named rank.
     """

@@ -46,7 +46,7 @@ def test_without_a_chat_template_no_conversation_can_be_encoded(tmp_path: Path) 
     assert found.level is Level.ERROR and "needs a tokenizer with a chat template" in found.message
 
 
-REFUSED = "and requests with tools are refused"
+REFUSED = "so requests with tools are refused"
 
 
 @pytest.mark.parametrize(

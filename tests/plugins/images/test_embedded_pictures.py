@@ -136,9 +136,9 @@ def test_a_sampled_placeholder_is_a_token_and_gets_no_feature(
 @pytest.mark.parametrize(
     ("prompt", "media", "problem"),
     [
-        (prompt_with(1, 5), pictures(1, 2), "has 4 placeholder tokens, and its pictures take 8"),
+        (prompt_with(1, 5), pictures(1, 2), "has 4 placeholder tokens, but its pictures take 8"),
         (prompt_with(1, 5), pixels((3, 16, 16)), "picture 0 of \\[3, 16, 16\\]"),
-        (prompt_with(1, 5), patches((1, 4, 4)), "pictures as patches, and the model reads pixels"),
+        (prompt_with(1, 5), patches((1, 4, 4)), "pictures as patches, but the model reads pixels"),
     ],
 )
 def test_pictures_that_do_not_fit_the_prompt_or_the_model_are_refused(

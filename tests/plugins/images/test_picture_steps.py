@@ -157,7 +157,7 @@ def test_the_tower_computes_the_pictures_of_a_group_once_for_all_its_samples(
     ("changes", "problem"),
     [
         (pixels((3, 16, 16)), "picture 0 of \\[3, 16, 16\\]"),
-        (pictures(0, 2), "has 4 placeholder tokens, and its pictures take 8"),
+        (pictures(0, 2), "has 4 placeholder tokens, but its pictures take 8"),
         ({"media_values": np.zeros(3 * 32 * 32, np.float32)}, "picture 0 of zeros"),
     ],
 )

@@ -85,10 +85,10 @@ def test_a_processor_of_the_same_model_fits(tmp_path: Path, family: str) -> None
 @pytest.mark.parametrize(
     ("family", "change", "told"),
     [
-        ("idefics3", lambda f: changed_tower(f, image_size=64), "[3, 32, 32], and the model reads"),
+        ("idefics3", lambda f: changed_tower(f, image_size=64), "[3, 32, 32], but the model reads"),
         ("idefics3", lambda f: changed(f, "config.json", scale_factor=1), "its pictures take 16"),
         ("idefics3", lambda f: changed(f, "config.json", image_token_id=6), "has 0 placeholder"),
-        ("gemma3", lambda f: changed_tower(f, image_size=64), "[3, 32, 32], and the model reads"),
+        ("gemma3", lambda f: changed_tower(f, image_size=64), "[3, 32, 32], but the model reads"),
         ("gemma3", lambda f: changed(f, "config.json", mm_tokens_per_image=9), "pictures take 9"),
         ("qwen2_5_vl", lambda f: changed_tower(f, patch_size=16), "not of 1536 values"),
         ("qwen2_5_vl", lambda f: changed_tower(f, temporal_patch_size=1), "not of 192 values"),

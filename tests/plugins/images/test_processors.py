@@ -176,13 +176,13 @@ def test_a_soft_token_before_a_picture_of_gemma3_would_take_its_first_feature(
 
 
 def test_a_model_that_reads_no_pictures_is_named_with_those_that_do() -> None:
-    with pytest.raises(NoPictures, match=r"models of idefics3, gemma3, .*, and this is a "):
+    with pytest.raises(NoPictures, match=r"models of idefics3, gemma3, .*, but this is a "):
         loaded("models/tiny-addition")
 
 
 def test_smolvlm2_whose_processor_needs_packages_for_videos_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "smolvlm"}')
-    with pytest.raises(NoPictures, match=r"models of idefics3, .*, and this is a smolvlm"):
+    with pytest.raises(NoPictures, match=r"models of idefics3, .*, but this is a smolvlm"):
         loaded(tmp_path)
 
 

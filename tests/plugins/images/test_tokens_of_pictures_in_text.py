@@ -103,7 +103,7 @@ def test_a_prompt_of_text_with_a_token_of_pictures_fails_its_group_and_names_row
 def test_a_prompt_whose_places_are_not_those_of_its_pictures_fails_its_group() -> None:
     rolled_out(Asks(EncodedPrompt((5, TOKEN, TOKEN), PICTURE)))
     with pytest.raises(
-        RolloutFailed, match="has 3 placeholder tokens, and its pictures take 2"
+        RolloutFailed, match="has 3 placeholder tokens, but its pictures take 2"
     ) as caught:
         rolled_out(Asks(EncodedPrompt((TOKEN, 5, TOKEN, TOKEN), PICTURE)))
     assert caught.value.reason == "picture_unusable"

@@ -48,7 +48,7 @@ def over(wire: str, devices: Devices | None, **environ: str) -> Finding:
 def test_a_wire_between_devices_is_refused_where_there_are_none() -> None:
     finding = over("nccl", Devices("2.13.0+cpu", 0, has_nccl=False))
     assert finding.level is Level.ERROR
-    assert "sync.wire=nccl carries device memory, and torch 2.13.0+cpu sees no" in finding.message
+    assert "sync.wire=nccl carries device memory, but torch 2.13.0+cpu sees no" in finding.message
     assert "Set sync.wire to tcp" in finding.fix
     assert not list(check_wire(make_config(), None, {}))
 

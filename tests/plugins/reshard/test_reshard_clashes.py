@@ -59,9 +59,9 @@ def test_wires_between_devices_fit_gpus_that_are_shared_or_apart() -> None:
 @pytest.mark.parametrize("wire", ["cuda_ipc", "nccl"])
 def test_a_wire_between_devices_needs_a_device_at_both_ends(wire: str) -> None:
     (text,) = over(wire, {}, OWN)
-    assert f"sync.wire={wire} carries device memory, and trainer.device=cpu" in text
+    assert f"sync.wire={wire} carries device memory, but trainer.device=cpu" in text
     (text,) = over(wire, OWN, {})
-    assert "and generator.device=cpu. Set sync.wire to tcp" in text
+    assert "but generator.device=cpu. Set sync.wire to tcp" in text
 
 
 def test_handles_of_memory_need_one_gpu_for_all() -> None:

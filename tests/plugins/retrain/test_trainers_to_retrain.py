@@ -24,7 +24,7 @@ def with_loss(target: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (quickstart("trainer.data_parallel=2"), "its trainer has 2 ranks, and one is supported"),
+        (quickstart("trainer.data_parallel=2"), "its trainer has 2 ranks, but one is supported"),
         (quickstart("trainer.backend=megatron"), "trainer.backend=megatron is not supported"),
         (load_recipe(STUB).config, "it is a dry run"),
         (with_loss("offbeat.by_value:mine-0123"), "mine-0123 was passed by value"),

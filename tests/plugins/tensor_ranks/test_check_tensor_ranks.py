@@ -98,7 +98,7 @@ def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
         (
             Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
             2,
-            "its config has num_experts=4, and experts are not divided",
+            "its config has num_experts=4, but experts are not divided",
             "Set trainer.tensor_parallel to 1",
         ),
         (

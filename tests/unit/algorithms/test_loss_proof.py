@@ -112,7 +112,7 @@ def broken_backward(tokens: LossTokens, options: Options) -> Tensor:
         (lambda t, o: (t.logprobs_N - t.logprobs_N).sqrt(), "its gradient of token 0 is", "Clamp"),
         (lambda t, o: -t.advantages_N, "its loss has no gradient to logprobs_N", "detach()"),
         (lambda t, o: 0 * t.logprobs_N, "its gradient is 0 at each of", "detach()"),
-        (centred, "in one call, and", "own sequence only"),
+        (centred, "in one call, but", "own sequence only"),
         (lambda t, o: plain(t, o) / len(t.mask_N), "with a call per sequence", "own sequence only"),
         (by_place, "with a call per sequence", "own sequence only"),
         (
@@ -125,7 +125,7 @@ def broken_backward(tokens: LossTokens, options: Options) -> Tensor:
         (in_place, "changed its input advantages_N of token 0 from 1 to 0.5", "x = x * 2"),
         (in_options, "changed its options from {} to {'calls': 1}", "x = x * 2"),
         (showing_a_mean, "its value 'relative' of token", "own sequence only"),
-        (showing_by_size, "it shows [\"value 'long'\"] in one call, and []", "own sequence only"),
+        (showing_by_size, "it shows [\"value 'long'\"] in one call, but []", "own sequence only"),
         (broken_backward, "its backward pass raised", "x = x * 2"),
         (lambda t, o: plain(t, o).mean(), "the loss has shape []", "algorithm.loss.normalize"),
     ],
@@ -146,7 +146,7 @@ def test_a_loss_that_depends_on_the_order_of_sequences_is_refused() -> None:
         is_turned = tokens.sequences > 1 and tokens.advantages_N[-1] < tokens.advantages_N[0]
         return plain(tokens, options) * (1 + is_turned)
 
-    with pytest.raises(LossRefused, match=r"in one call, and .* in a different order"):
+    with pytest.raises(LossRefused, match=r"in one call, but .* in a different order"):
         prove(by_last)
 
 

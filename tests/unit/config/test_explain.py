@@ -120,9 +120,9 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
     [
         ("policy.generation.stop_strings", "is `generator.sampling.stop` here"),
         ("actor_rollout_ref.rollout.top_k", "is `generator.sampling.top_k` here"),
-        ("repetition_penalty", "It has no key here: probabilities are computed at"),
-        ("trainer.nnodes", "It has no key here: Ray places"),
-        ("deepspeed", "It has no key here: the torch backend shards"),
+        ("repetition_penalty", "No key here: probabilities are computed at"),
+        ("trainer.nnodes", "No key here: Ray places"),
+        ("deepspeed", "No key here: the torch backend shards"),
         ("gradient_accumulation_steps", "Not needed"),
         ("actor_rollout_ref.rollout.val_kwargs.n", "is `eval.samples` here"),
         ("per_device_train_batch_size", "divide by num_generations to get `groups_per_step`"),

@@ -123,7 +123,7 @@ def test_a_developer_is_shown_as_the_system_that_templates_know(tokenizer: Any) 
         ({"prompt": "?", "videos": ["a.mp4"]}, "has 'videos', which the model would not see"),
         (
             {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[-1] calls tools, and nothing answers the call",
+            "messages[-1] calls tools, but nothing answers the call",
         ),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[-1] is the assistant's and empty"),
     ],

@@ -336,7 +336,7 @@ def test_layers_without_a_cache_are_served_behind_all_others_only() -> None:
         "",
         "",
     )
-    assert problem == "layer 1 keeps no keys and values, and later layers do"
+    assert problem == "layer 1 keeps no keys and values, but later layers do"
     assert fix == "Use generator.backend=vllm"
 
 

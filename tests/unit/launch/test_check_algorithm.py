@@ -23,7 +23,7 @@ def said(**values: Any) -> list[str]:
 def test_bounds_of_a_preset_beside_another_loss_are_named() -> None:
     (text,) = said(algorithm={"preset": "gspo", "loss": {"name": "cispo"}})
     assert "sets algorithm.loss.clip_low=0.0003 and algorithm.loss.clip_high=0.0004 for" in text
-    assert "for its loss gspo, and they also apply to algorithm.loss.name=cispo" in text
+    assert "for its loss gspo, but they also apply to algorithm.loss.name=cispo" in text
     own = {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0}
     assert not said(algorithm={"preset": "gspo", "loss": own})
     assert not said(algorithm={"preset": "grpo", "loss": {"name": "gspo"}}), "the default of gspo"

@@ -48,7 +48,7 @@ def test_the_whole_model_that_rank_0_loads_first_is_counted(tmp_path: Path) -> N
     whole = 4 * (2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) + 2 * 64 * 48 + 5 * 48) + 64
     (found,) = findings(tmp_path, model, whole, **on_gpu)
     assert found.level is Level.ERROR
-    assert "at its start rank 0 holds the whole model and its part of it" in found.message
+    assert "while it starts, rank 0 holds the whole model plus its own part" in found.message
     assert found.fix.startswith("Set trainer.backend=megatron")
     (found,) = findings(tmp_path, model, 2 * whole, **on_gpu)
     assert found.level is Level.OK

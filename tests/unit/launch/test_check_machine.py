@@ -859,7 +859,7 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
         ),
         (
             "def f(source, solution, truth, extra=None): ...",
-            "needs 'truth': use row['truth'] if it is of the row, or add it to its options",
+            "needs 'truth': use row['truth'] if the row has this key, or set it in the options of the reward",
         ),
         ("def f(*both): ...", ""),
         ("def f(prompt, response, near=1): ...", ""),

@@ -80,7 +80,7 @@ def test_a_token_without_an_embedding_is_found_in_any_row(tmp_path: Path) -> Non
     rows = [{"prompt": "1+1+1+1+1="}] * 300
     lengths, beyond = findings(tmp_path, model, [*rows, {"prompt": last}])
     assert (lengths.level, beyond.level) == (Level.OK, Level.ERROR)
-    assert f"the first is row 300: token {embeddings}, and config.json has " in beyond.message
+    assert f"the first is row 300: token {embeddings}, but config.json has " in beyond.message
 
 
 def test_rows_that_leave_less_room_than_a_response_may_need_are_counted(tmp_path: Path) -> None:

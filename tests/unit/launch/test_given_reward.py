@@ -66,12 +66,12 @@ def with_answer(row: Row, response: str, answer: str) -> float:
         (OfTrl(), "OfTrl() rewards a batch, as in TRL"),
         (of_trl, "return of_trl(completions=[response], solution=[row['solution']])[0]"),
         (of_batch, 'return of_batch(prompts=[row["prompt"]], completions=[response])[0]'),
-        (as_list, "returns a list, and a reward returns one number for one response"),
+        (as_list, "returns a list, but a reward returns one number for one response"),
         (lambda response: 0.0, "takes 1 positional argument; a reward gets a row and a response"),
         (len, "len() takes 1 positional argument; a reward gets a row and a response"),
         (by_keyword, "takes 0 positional arguments; a reward gets a row and a response"),
         (Grader, "Grader is a class: calling it returns no number"),
-        (with_answer, "needs 'answer': use row['answer'] if it is of the row"),
+        (with_answer, "needs 'answer': use row['answer'] if the row has this key"),
     ],
 )  # fmt: skip
 def test_a_reward_that_gets_no_row_and_response_is_refused_with_the_fix(
@@ -116,7 +116,7 @@ def swapped(completion: str, answer: Row) -> float:
 def test_a_reward_whose_first_argument_is_called_a_completion_is_refused() -> None:
     refused = findings(swapped)[-1]
     assert refused.level is Level.ERROR
-    assert "is called completion, and it gets the row" in refused.message
+    assert "is called completion, but it gets the row" in refused.message
     assert "def reward(row, response)" in refused.fix
 
 

@@ -150,10 +150,10 @@ def test_a_value_comes_back_equal(tmp_path: Path, value: object, kept: object) -
 @pytest.mark.parametrize(
     ("value", "problem", "fix"),
     [
-        ((1, 2), "x = (1, 2) is a tuple, and would come back as a list", "list(VALUE)"),
+        ((1, 2), "x = (1, 2) is a tuple, but would come back as a list", "list(VALUE)"),
         (Pair(1, 2), "is a tuple", "VALUE._asdict()"),
         ({"a": [{"b": (1,)}]}, "x.a[0].b = (1,) is a tuple", "list(VALUE)"),
-        ({1: "a"}, "the key 1 of x has the type int, and keys of JSON are text", "such as '1'"),
+        ({1: "a"}, "the key 1 of x has the type int, but keys of JSON are text", "such as '1'"),
         ({True: "a"}, "the key true of x has the type bool", "such as 'True'"),
         ({Topic.SUMS: 1}, "of x has the type Topic", "such as 'sums'"),
         ({1, 2}, "has the type set", "sorted(VALUE)"),
@@ -165,8 +165,8 @@ def test_a_value_comes_back_equal(tmp_path: Path, value: object, kept: object) -
         (Level.EASY, "is an Enum (Level)", "VALUE.value"),
         (Topic.SUMS, "is an Enum (Topic)", "VALUE.value"),
         (Shape.ROUND, "is an Enum (Shape)", "VALUE.value"),
-        (Marked("a"), "has the type Marked, and would come back as str", "str(VALUE)"),
-        (Ratio(0.5), "has the type Ratio, and would come back as float", "float(VALUE)"),
+        (Marked("a"), "has the type Marked, but would come back as str", "str(VALUE)"),
+        (Ratio(0.5), "has the type Ratio, but would come back as float", "float(VALUE)"),
         (Decimal("0.10"), "x = Decimal('0.10') has the type Decimal", "str(VALUE)"),
         (b"a", "has the type bytes", "base64"),
         (datetime(2026, 1, 2, tzinfo=UTC), "has the type datetime", "VALUE.isoformat()"),

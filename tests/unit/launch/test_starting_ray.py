@@ -46,8 +46,9 @@ def test_actors_that_fit_alone_and_not_together_are_told_before_they_wait_for_ea
     with pytest.raises(NoRoom) as refused:
         check_total(config, [{"CPU": 2.0}])
     assert str(refused.value) == (
-        "the run of 2 trainer ranks and 3 engines can never be scheduled: it asks for 3.5 CPU, the "
-        "largest machine of the cluster has 2. Lower trainer.cpus or generator.cpus, or add a machine"
+        "the run of 2 trainer ranks and 3 engines can never be scheduled: it asks for 3.5 CPU, but "
+        "the largest machine of the cluster has 2. Lower trainer.cpus or generator.cpus, or add a "
+        "machine"
     )
 
 

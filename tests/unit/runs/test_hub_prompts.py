@@ -150,7 +150,7 @@ def test_another_commit_is_refused_by_name_where_it_has_other_prompts(
     online: dict[str, Any], hub: FakeHub
 ) -> None:
     assert "data.path has different prompts from those the run has drawn from" in online["other"]
-    assert f"commit {hub.second}, and the run began with commit {hub.first}" in online["other"]
+    assert f"commit {hub.second}, but the run began with commit {hub.first}" in online["other"]
 
 
 def test_a_pattern_without_a_file_is_told_with_the_files_there_are(online: dict[str, Any]) -> None:

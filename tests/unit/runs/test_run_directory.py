@@ -325,7 +325,7 @@ def test_a_resume_that_has_all_its_steps_says_so(tmp_path: Path) -> None:
         opened.tell_changes(said.append)
     assert (
         said[-1]
-        == "step 1 is already trained, and steps=1: nothing is left to train, the model is written"
+        == "step 1 is already trained, but steps=1: nothing is left to train, the model is written"
     )
 
 
@@ -625,7 +625,9 @@ def test_a_run_does_not_go_on_with_code_of_the_same_name_in_another_folder(
     with pytest.raises(RunDirUnusable) as caught, chdir(coded[1]):
         reopen(rewarded(), made)
     assert "environment.target leads to different source code" in str(caught.value)
-    assert f"imported from {coded[0]}, this is {coded[1]}. Resume from there" in str(caught.value)
+    assert f"imported from {coded[0]}, but this is {coded[1]}. Resume from there" in str(
+        caught.value
+    )
 
 
 def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(

@@ -269,7 +269,7 @@ class AgentGroups:
         detail = (
             f"its {len(session.turns)} turns with {drawn} tokens drawn are "
             f"{len(branches)} branches "
-            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), and "
+            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), but "
             "rollout.branches=mask trains only samples with one branch: set it to train, or keep every answer in "
             "the conversation, unchanged"
         )

@@ -90,7 +90,7 @@ def make_bridge(
         return RendererBridge(make_renderer(tokenizer, renderer), template)
     if not tokenizer.chat_template:
         problem = (
-            "an agent needs a tokenizer with a chat template, and it has none; add "
+            "an agent needs a tokenizer with a chat template, but this one has none; add "
             f"chat_template.jinja to the model, or name the renderer of its family in {_KEY}"
         )
         raise BadEnvironment("model.path", problem)

@@ -15,7 +15,7 @@ class SessionFinished(Exception):
     """The sample of this session has ended, and nothing more is sampled for it."""
 
     def __str__(self) -> str:
-        return "this sample is finished, and its token with it"
+        return "this sample is finished, so its token is no longer valid"
 
 
 class LimitExceeded(Exception):

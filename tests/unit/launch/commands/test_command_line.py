@@ -188,7 +188,7 @@ def test_resuming_into_another_directory_is_bad_usage() -> None:
 def test_two_runtimes_are_bad_usage(command: str, other: str) -> None:
     result = offbeat(command, QUICKSTART, "--local", other)
     assert result.exit_code == 2
-    assert f"--local is runtime.backend=local, and {other} is given too" in result.stderr
+    assert f"--local is runtime.backend=local, but {other} is given too" in result.stderr
 
 
 def test_training_needs_a_recipe_or_a_run() -> None:
