@@ -80,7 +80,7 @@ def test_what_needs_copies_is_refused_with_reason_and_fix(
 def test_one_copy_is_on_one_device() -> None:
     found = messages(config(trainer={"device": "cuda", "gpus": 1.0}))
     (text,) = [each for each in found if "share_weights" in each]
-    assert "trainer.device=cuda, and generator.device=cpu" in text
+    assert "trainer.device=cuda, but generator.device=cpu" in text
 
 
 @pytest.mark.plugins

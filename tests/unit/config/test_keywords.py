@@ -72,7 +72,7 @@ def test_a_value_of_no_kind_that_a_recipe_has_is_refused() -> None:
 )
 def test_a_key_with_two_values_is_refused_by_both_arguments(settings: dict[str, Any]) -> None:
     first, second = settings
-    said = rf"{second}: generator\.sampling\.top_k is \d here, and \d in {first}"
+    said = rf"{second}: generator\.sampling\.top_k is \d here, but \d in {first}"
     with pytest.raises(ConfigError, match=said):
         format_overrides(settings)
 
