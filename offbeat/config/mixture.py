@@ -68,7 +68,8 @@ def text_in(name: str, text: str) -> str:
 def inputs_in(name: str, inputs: Mapping[str, str]) -> Mapping[str, str]:
     """Return the recorded inputs of a run, with the keys of the view called ``name``.
 
-    Paths on the hub and other inputs keep their keys.
+    Inputs of no environment, such as paths on the hub, keep their keys. Inputs of other
+    environments are left out.
     """
     if not name:
         return inputs

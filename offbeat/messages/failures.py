@@ -458,7 +458,7 @@ class ReleaseLost(OffbeatError):
 
 
 class CanaryFailed(WeightSyncFailed):
-    """An engine received a release intact, but computes different values from it than the trainer.
+    """An engine received a release intact, but its log-probabilities differ from the trainer's.
 
     Fix: none: the engine is synced once more, then replaced.
     """

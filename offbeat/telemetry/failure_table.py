@@ -63,7 +63,7 @@ REASONS: Final = tuple(FailureReason(*row) for row in (
     ("agent_no_result", "data", "The agent's program wrote no usable result.",
      "Write the reward as docs/endpoint.md shows."),
     ("no_model_call", "data", "The agent called no model.", "Call the address it is given."),
-    ("branches", "data", "The history was rewritten, with `rollout.branches: mask`.",
+    ("branches", "data", "History was rewritten, which `rollout.branches: mask` forbids.",
      "Append to the history, or set `rollout.branches: train`."),
     ("prompts_differ", "data", "The samples of an agent share no first token.",
      "Begin every sample with the same messages."),

@@ -100,7 +100,7 @@ _ENVIRONMENTS: Final[tuple[Row, ...]] = (
      "Far from its weight: the others' groups are filtered, dropped, or slower."),
     ("environment/response_tokens_mean", "tokens", "mean",
      "With `environments`: generated tokens per sample of this environment, without observations.",
-     "Only this environment's answers grow: it decides the rollout length."),
+     "If only this one grows, this environment determines how long rollouts take."),
 )
 
 _EVAL: Final[tuple[Row, ...]] = (
@@ -182,10 +182,10 @@ _MEMORY: Final[tuple[Row, ...]] = (
      "Most memory that torch's allocator held in any phase; only on CUDA.",
      "Far above the other peaks: fragmentation."),
     ("memory/peak_publish_bytes", "bytes", "max",
-     "The same, in the weight sync before the step.",
+     "The peak in the weight sync before the step.",
      "If this is the highest peak, lower sync.chunk_mib."),
     ("memory/peak_checkpoint_bytes", "bytes", "max",
-     "The same, in the checkpoint before the step, if any.",
+     "The peak in the checkpoint before the step, if any.",
      "Normal: near memory/peak_finish_bytes."),
 )
 

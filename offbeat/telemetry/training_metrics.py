@@ -15,7 +15,7 @@ Row = tuple[str, str, str, str, str]
 _TRAIN: Final[tuple[Row, ...]] = (
     ("train/reward", "reward", "mean",
      "Reward of the samples trained in the step.",
-     "Learning, if samples read well. A jump with shorter answers: a hole in the reward."),
+     "Learning, if samples read well. A jump with shorter answers: a loophole in the reward."),
     ("train/reward_std", "reward", "mean",
      "Standard deviation of all rewards in the step.",
      "More signal. Near 0: the task is solved or hopeless; change its difficulty."),

@@ -47,7 +47,7 @@ ENGINES = 2
 
 
 class SamplerBench:
-    """A run that only makes a sampler's moves.
+    """A run reduced to the moves that a sampler decides or sees. No model runs.
 
     Engines load new weights one by one, so ``serving_version`` is the slower engine's version.
     """

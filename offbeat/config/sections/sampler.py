@@ -72,8 +72,8 @@ class WindowedConfig(Config):
     wider window discards fewer long rollouts."""
 
     over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """Groups admitted at once, as a multiple of the groups that the window can train. More groups
-    avoid waiting for slow rollouts, but more are discarded."""
+    """Groups admitted at once, as a multiple of the groups that the window can train. With a
+    higher ratio the trainer waits less for slow rollouts, but more groups are discarded."""
 
     freshest_first: bool = False
     """Train the newest versions first, not in arrival order. Samples are less off-policy, but more

@@ -95,7 +95,7 @@ class ModelTrainerConfig(_WithParts):
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`. `*`
     also matches dots, and each pattern must match (docs/recipes.md). Frozen parameters need no
-    gradient and no moments. megatron can freeze only names of a vision tower (docs/megatron.md)."""
+    gradient and no moments. megatron can freeze only a vision tower (docs/megatron.md)."""
 
     @property
     def stages(self) -> int:

@@ -12,7 +12,7 @@ tokens (with computed logprobs), U positions in the rows that predict one or mor
 
 Parts of a flat row. Each attends causally to the keys listed for it. Pure.
 
-A part describes attention without a mask of tokens squared. The trainers derive parts from the
+Parts replace an attention mask, which would have one entry per pair of tokens. The trainers derive parts from the
 prompt groups of a flat row, or from the segments of padded rows.
 
 Checks that find an untrainable group of a chunk, so that only this group is dropped.

@@ -156,7 +156,7 @@ def largest_rank(
     """Return the bytes of the rank that holds most, which is the first one.
 
     A trained 16-bit weight is kept in float32, as its master. A frozen one keeps its 16 bits.
-    Buffers are whole on every rank. Memory that a pass gathers and computes is not included.
+    Buffers are whole on every rank. The weights that a pass gathers and the tensors that it computes are not included.
 
     Args:
         model: The whole model. It may be without memory.
