@@ -56,7 +56,7 @@ class NoRunInDirectory(ShortInNotebooks, FixableError):
 class NothingExported(ShortInNotebooks, FixableError):
     """A run has written no model yet.
 
-    Fix: wait for a checkpoint; ``checkpoint.interval`` sets how often one is saved.
+    Fix: wait for the end of the run, or resume it. The end writes the model.
     """
 
     form = "{}: {}. {}"

@@ -94,7 +94,7 @@ async def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> 
         waiting = call(waits, after(50), 99, waiter=f"pump {number}", target="x")
         calls.append(asyncio.ensure_future(waiting))
         await asyncio.sleep(1)
-    assert waits.oldest() == "pump 0: x"
+    assert waits.oldest() == "x (pump 0)"
     assert waits.describe(loop.time()) == (
         "pump 0 waits for x for 8 s; pump 1 waits for x for 7 s; pump 2 waits for x for 6 s; "
         "pump 3 waits for x for 5 s; pump 4 waits for x for 4 s; pump 5 waits for x for 3 s; "

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
 from offbeat.runs.inputs import find_shipped_code
-from tests.support.starting import STUB
 
-OWN = ["sampler={name: custom, target: 'a.b:C', max_staleness: 1}"]
+PLAIN = RunConfig.model_validate({"steps": 1, "model": {"path": "models/tiny-addition"}})
+SAMPLER = {"name": "custom", "target": "a.b:C", "max_staleness": 1}
+OWN = RunConfig.model_validate({**PLAIN.model_dump(exclude_unset=True), "sampler": SAMPLER})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,6 @@ def test_code_that_a_run_directory_contains_is_found(
     run_dir.mkdir(parents=True)
     (tmp_path / "link").symlink_to(run_dir)
     place = Path(working_dir.format(tmp=tmp_path))
-    found = find_shipped_code(run_dir, place, load_recipe(STUB, OWN).config)
+    found = find_shipped_code(run_dir, place, OWN)
     assert problem in found if problem else not found
-    assert find_shipped_code(run_dir, place, load_recipe(STUB).config) == ""
+    assert find_shipped_code(run_dir, place, PLAIN) == ""
