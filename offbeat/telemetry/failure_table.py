@@ -126,7 +126,7 @@ EVENTS: Final = tuple(FailureEvent(*row) for row in (
     ("rollout.failed", "controller", "A rollout failed, with a reason.",
      "Retried within its budget."),
     ("group.dropped", "controller", "A prompt was dropped.",
-     "Counts in `rollout.drop_budget`, or in `infrastructure_drop_budget`."),
+     "Counts in `rollout.drop_budget` or `rollout.infrastructure_drop_budget`."),
     ("group.unfit", "controller", "`UnfitGroup`: the trainer cannot read the columns.",
      "Rolled out again within `rollout.data_retries`."),
     ("group.lost", "controller", "Columns died with a machine.", "Rolled out again."),
