@@ -196,7 +196,9 @@ def test_a_message_of_an_aborted_attempt_is_discarded_by_its_key() -> None:
 def test_any_other_message_is_an_error_that_names_both(wrong: dict[str, int]) -> None:
     ends = bridge()
     ends.send(replace(DUE, **wrong), torch.zeros(1, 4, 8), 1)
-    with pytest.raises(BridgeMismatch, match=r"rank 1 got Header.* from rank 2, and Header") as got:
+    with pytest.raises(
+        BridgeMismatch, match=r"rank 1 got Header.* from rank 2, but expected Header"
+    ) as got:
         ends.receive(DUE, 2)
     assert astuple(DUE)[0] == 7 and str(got.value)
 

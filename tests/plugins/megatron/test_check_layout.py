@@ -224,7 +224,7 @@ def test_a_family_that_is_not_mapped_is_an_error_that_lists_those_that_are(
     (found,) = findings(tmp_path)
     assert found.level is Level.ERROR
     assert f"is of family {config.model_type}" in found.message
-    assert "none of qwen2, qwen3, llama, qwen2_moe, qwen3_moe, glm4_moe, dots1" in found.message
+    assert "not one of qwen2, qwen3, llama, qwen2_moe, qwen3_moe, glm4_moe, dots1" in found.message
     assert found.fix == "Train it with trainer.backend: torch."
 
 

@@ -146,7 +146,9 @@ def test_a_run_with_shared_weights_is_planned_without_staleness(tmp_path: Path) 
     plan = plan_run(run_dir)
     tried = [change.overrides for change in plan.changes]
     assert tried == [["groups_per_step=4"], ["groups_per_step=16"], ["generator.engines=2"]]
-    assert plan.advice == "sampler.max_staleness stays 0: generator.share_weights needs that."
+    assert (
+        plan.advice == "sampler.max_staleness stays 0, because generator.share_weights needs that."
+    )
     with pytest.raises(
         NotPlanned, match=r"cannot work with sampler\.max_staleness=1: samples become stale"
     ):

@@ -80,7 +80,7 @@ def test_nccl_needs_a_gpu_for_each() -> None:
     ("vllm", "key"),
     [
         ({"expert_parallel": True}, "generator.vllm.expert_parallel"),
-        ({"engine_args": {"quantization": "fp8"}}, "generator.vllm.engine_args"),
+        ({"engine_args": {"quantization": "fp8"}}, "generator.vllm.engine_args.quantization"),
     ],
 )
 def test_vllm_workers_without_a_recorded_layout_receive_over_tcp_alone(
