@@ -121,8 +121,9 @@ def test_agents_of_another_package_are_refused_where_nothing_plays_them(core: Pa
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
     done = offbeat(core, "check", recipe, "environment.name=players")
     assert done.returncode == 2
-    assert "environment.name=players is played by a plug-in: agents endpoint: there is none" in (
-        done.stderr
+    assert (
+        "environment.name=players is played by a plug-in: agents endpoint: there is no plug-in with this name"
+        in (done.stderr)
     )
 
 

@@ -69,5 +69,10 @@ def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    for problem in ("prompt_order", "bounded", "nearly", "tracker lines: there is none"):
+    for problem in (
+        "prompt_order",
+        "bounded",
+        "nearly",
+        "tracker lines: there is no plug-in with this name",
+    ):
         assert problem in done.stderr, done.stderr

@@ -251,7 +251,7 @@ def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
 def test_groups_sampled_under_other_settings_are_rolled_out_again(
     generator: dict[str, Any],
 ) -> None:
-    before = World()
+    before = World({"supervision": {"signal_grace_s": 10}})
     before.trainer.step_s = 30.0  # the buffer fills
     outcome(before, (50.0, lambda: before.built.control(Abort("test"))))
     ledger = before.built.state.ledger
