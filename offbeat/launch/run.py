@@ -95,7 +95,8 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
     """A run was interrupted and can be resumed. The message names steps that no checkpoint has.
 
-    Fix: resume the run to continue. Raise ``supervision.signal_grace_s`` if steps were not saved.
+    Fix: resume the run to continue. If steps were not saved, raise ``supervision.signal_grace_s``,
+    or set ``checkpoint.interval``.
     """
 
     def __init__(self, run_dir: str, go_on: str, unsaved: str = "") -> None:
@@ -105,8 +106,11 @@ class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
         self.unsaved = unsaved  # a sentence on steps that no checkpoint has, or ""
 
     def __str__(self) -> str:
-        longer = "Raise supervision.signal_grace_s to wait longer for it"
-        end = f"{self.unsaved}. {longer}" if self.unsaved else "the run ended cleanly"
+        saves = (
+            "A run saves its last step if checkpoint.interval is above 0 and the step and its "
+            "checkpoint fit into supervision.signal_grace_s"
+        )
+        end = f"{self.unsaved}. {saves}" if self.unsaved else "the run ended cleanly"
         return f"{end}; to resume: {self.go_on}"
 
     @property

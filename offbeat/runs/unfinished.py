@@ -78,6 +78,6 @@ def describe_unsaved_steps(run_dir: Path, version: int) -> str:
         return ""
     goes_on = f"the checkpoint of version {kept}" if kept else "the initial model"
     return (
-        f"no checkpoint of version {version} was written in time; a resume continues from {goes_on}, "
+        f"no checkpoint of version {version} was written by the end of the run; a resume continues from {goes_on}, "
         "and trains the later steps again"
     )

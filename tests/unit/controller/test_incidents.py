@@ -26,6 +26,10 @@ from tests.support.world import World
         (EngineLost("generator-0", "died"), "generator-0 was lost: died"),
         (WorkerLost("environment-1", "hangs"), "environment-1 was lost: hangs"),
         (Retired("generator-0", "died"), "generator-0 is retired: died"),
+        (
+            TrainerReplaced("the trainer was started anew", found=True),
+            "the run continues: a new trainer loads the newest checkpoint",
+        ),
         (TrainerReplaced("rank 0 died"), "the trainer was lost and is replaced: rank 0 died"),
         (Rewound(3, 1, "lost"), "rewound to version 3: lost"),
         (Rewound(5, 1, "lost", rewinding_to=3), None),

@@ -9,8 +9,14 @@ import pytest
 
 from offbeat.config.by_value import give
 from offbeat.config.run import RunConfig
-from offbeat.launch.run import RunInterrupted, TrainingFailed
-from offbeat.launch.session import compose_preview, compose_resume_call, compose_resume_command
+from offbeat.launch.run import RunInterrupted, TrainingFailed, make_ended_run
+from offbeat.launch.session import (
+    RunEnd,
+    compose_preview,
+    compose_resume_call,
+    compose_resume_command,
+)
+from offbeat.telemetry.summary import GroupCounts, Summary
 
 RUN: Final = Path("runs/mine")
 
@@ -95,13 +101,31 @@ def test_both_errors_of_an_ended_run_name_the_call() -> None:
     assert str(RunInterrupted("runs/mine", call)).endswith(f"to resume: {call}")
 
 
-def test_an_interruption_that_saved_too_little_names_the_steps_and_the_key() -> None:
-    call = compose_resume_call(RUN, of(give(right)))
-    interrupted = RunInterrupted(
-        "runs/mine", call, "no checkpoint of version 7 was written in time"
+def ended_at_version_7(run_dir: Path, saved: int) -> RunEnd:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "LATEST").write_text(f"state_{saved}")
+    summary = Summary(
+        run_id="r",
+        name="n",
+        outcome="aborted",
+        steps=7,
+        trainer_version=7,
+        groups=GroupCounts(),
+        wall_s=1.0,
     )
-    assert str(pickle.loads(pickle.dumps(interrupted))) == str(interrupted)  # noqa: S301
-    assert str(interrupted).startswith(
-        "no checkpoint of version 7 was written in time. Raise supervision.signal_grace_s"
-    )
-    assert "ended cleanly" not in str(interrupted)
+    return RunEnd(130, run_dir, summary, go_on="offbeat.resume()")
+
+
+def test_an_interruption_that_saved_too_little_names_the_steps_and_the_keys(tmp_path: Path) -> None:
+    with pytest.raises(RunInterrupted) as found:
+        make_ended_run(ended_at_version_7(tmp_path, saved=5))
+    text = str(found.value)
+    assert text.startswith("no checkpoint of version 7 was written by the end of the run; a resume")
+    assert "checkpoint.interval" in text and "supervision.signal_grace_s" in text
+    assert "ended cleanly" not in text
+    assert str(pickle.loads(pickle.dumps(found.value))) == text  # noqa: S301
+
+
+def test_an_interruption_that_saved_its_last_step_ended_cleanly(tmp_path: Path) -> None:
+    with pytest.raises(RunInterrupted, match=r"^the run ended cleanly; to resume: "):
+        make_ended_run(ended_at_version_7(tmp_path, saved=7))
