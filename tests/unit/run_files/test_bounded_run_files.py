@@ -103,6 +103,15 @@ def test_json_that_no_run_writes_is_a_damaged_file(tmp_path: Path, text: str) ->
         read_json(path, 1 << 20, dict[str, str])
 
 
+def test_json_nested_without_end_is_a_damaged_file_where_any_value_may_stand(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text('{"x":' + "[" * 100_000)
+    with pytest.raises(DamagedFile, match=r"summary\.json cannot be read"):
+        read_json(path, 1 << 20, dict[str, object])
+
+
 def test_failures_are_counted_in_a_file_that_a_run_can_have_written(tmp_path: Path) -> None:
     assert count_failures(tmp_path, "g-000000") == 0
     (tmp_path / FAILURES).write_text('{"group": "g-000000", "evaluation": false}\n')
