@@ -95,8 +95,8 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
     """A run was interrupted and can be resumed. The message names steps that no checkpoint has.
 
-    Fix: resume the run to continue. If steps were not saved, raise ``supervision.signal_grace_s``,
-    or set ``checkpoint.interval``.
+    Fix: resume the run. To save more steps, raise ``supervision.signal_grace_s``, or set
+    ``checkpoint.interval``.
     """
 
     def __init__(self, run_dir: str, go_on: str, unsaved: str = "") -> None:

@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
@@ -37,6 +37,7 @@ from offbeat.telemetry.summary import Summary
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 _LOOK_S: Final = 0.25  # between two polls of signals, commands and status
+_BEGUN_S: Final = 2.0  # once a signal came, the wait for whether the run has begun
 
 
 class LocalController:
@@ -145,10 +146,10 @@ class _WatchedRun:
         give_up_at: float | None = None
         while wait([controller.ended], timeout=_LOOK_S).not_done:
             if signals.received is not None and give_up_at is None:
-                self._look()  # it may have begun since the last poll
+                self._wait_for_status()  # the run may have begun since the last poll
                 controller.tell(methodcaller("abort", signals.reason))
                 give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
-            if signals.at_once:
+            if signals.at_once and not controller.ended.done():
                 raise Interrupted(signals)
             if give_up_at is not None and time.monotonic() > give_up_at:
                 problem = "the controller did not end in time"
@@ -161,6 +162,13 @@ class _WatchedRun:
             self._silence.check()
         with raise_bugs_as_failures("controller", "the run"):
             return Summary.from_json(controller.ended.result())
+
+    def _wait_for_status(self) -> None:
+        """Wait a moment for the status, which tells whether the run has begun."""
+        if self._status is None:
+            self._status = self.controller.ask(_read_status)
+        wait([self._status, self.controller.ended], _BEGUN_S, FIRST_COMPLETED)
+        self._look()
 
     def _look(self) -> None:
         """Show the status if it has arrived, and ask again."""
