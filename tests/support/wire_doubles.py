@@ -11,12 +11,14 @@ in their first message.
 import mmap
 import os
 import weakref
-from copy import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.distributed import Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from offbeat.plugins.reshard.eager_groups import EagerGroups
@@ -71,17 +73,45 @@ class SharedMemory:
         into.copy_(torch.frombuffer(mapped, dtype=torch.uint8))
 
 
-class LazyGloo(Device):
-    """Groups of gloo that connect in their first message, and wait an hour for that, as NCCL's do."""
+class LazyGroup:
+    """Group of gloo that connects in its first message.
+
+    gloo's own lazy connections do not end while a peer's bytes are unread: its thread spins, and
+    the last reference waits for that thread.
+    """
+
+    def __init__(self, connect: Callable[[], ProcessGroupGloo]) -> None:
+        self._connect, self._group = connect, None
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        return self._connected().send(tensors, rank, tag)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        return self._connected().recv(tensors, rank, tag)
+
+    def _connected(self) -> ProcessGroupGloo:
+        if self._group is None:
+            self._group = self._connect()
+        return self._group
+
+
+class LazyGloo:
+    """Groups that connect in their first message, and wait an hour for that, as NCCL's do."""
 
     def __init__(self, host: str) -> None:
-        super().__init__(host, 3600.0)
+        self._device = Device(host, 3600.0)
 
-    def group(self, place: GroupAddress) -> ProcessGroupGloo:
-        alone = copy(self)  # over a device of this kind, gloo connects no second pair
-        lazy = ProcessGroupGloo.create_device(hostname=self.host, lazy_init=True)
-        alone._device = lazy  # noqa: SLF001
-        return super(LazyGloo, alone).group(place)
+    def group(self, place: GroupAddress) -> LazyGroup:
+        return LazyGroup(partial(self._device.group, place))
+
+    def close(self, group: LazyGroup) -> None:
+        """Do nothing, because gloo closes its connections with the last reference."""
+
+    def abort(self, group: LazyGroup) -> None:
+        """Do nothing, as ``close``."""
+
+    def byte(self) -> Tensor:
+        return self._device.byte()
 
 
 def eager_gloo(host: str, connect_s: float) -> EagerGroups:
