@@ -282,7 +282,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Return whether the head's output are the logits, without a later cap or scale."""
-    known = torch.linspace(1, 100, vocabulary(model), device=model.device)
+    known = torch.linspace(1, 100, vocabulary(model), dtype=torch.float32, device=model.device)
 
     def replace(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
         return known.to(output.dtype).expand(output.shape)

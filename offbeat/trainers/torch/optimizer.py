@@ -171,7 +171,7 @@ class Optimizer:
         """Return [parameters], a copy: the number of updates of each parameter, in order."""
         if not self._masters:
             return torch.zeros(0)
-        never = torch.zeros((), device=self._masters[0].device)
+        never = torch.zeros((), dtype=torch.float32, device=self._masters[0].device)
         states = (self._adamw.state.get(each, {}) for each in self._masters)
         return torch.stack([each.get("step", never) for each in states])
 
@@ -183,8 +183,10 @@ class Optimizer:
         for name, _, master in self._iterate():
             kinds = [kind for kind in _MOMENTS if f"{kind}/{name}" in names]
             if kinds:
-                state = {kind: torch.zeros_like(master) for kind in kinds}
-                self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **state}
+                # Another thread that makes a 16-bit model has changed torch's default dtype.
+                step = torch.zeros((), dtype=torch.float32, device=master.device)
+                moments = {kind: torch.zeros_like(master) for kind in kinds}
+                self._adamw.state[master] = {"step": step, **moments}
 
     @torch.no_grad()
     def resume_filled(self, steps: Tensor) -> None:

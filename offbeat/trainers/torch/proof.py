@@ -126,7 +126,7 @@ def in_rows(
 ) -> dict[int, Tensor]:
     """Return log-probabilities of all responses, computed in one microbatch like a trainer."""
     packed = pack_in_one(batch, firsts, share=share, split=split)
-    logprobs = torch.empty(len(batch.tokens))
+    logprobs = torch.empty(len(batch.tokens), dtype=torch.float32)
     got_N = compute_packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
     logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     return dict(enumerate(logprobs.split(batch.length_S.tolist())))
@@ -414,7 +414,9 @@ def prove_sharding(
         dtype=dtype,
         features_of=features_of,
     )
-    want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
+    want = {
+        sample: torch.tensor(each, dtype=torch.float32) for sample, each in witness.logprobs.items()
+    }
     if problem := _distance(got, want).problem(TOLERANCES[dtype]):
         raise UntrainableModel(
             class_name(model),

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.messages.generation import GenerateRequest, SamplingParams
+from tests.support.default_dtype import sixteen_bit_default
 from tests.support.generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
 
@@ -69,6 +70,21 @@ def test_logprobs_equal_a_full_forward_while_rows_join_and_leave(
                 reference, request.prompt_ids, tokens, request.sampling.temperature
             )
             np.testing.assert_allclose(logprobs, want, atol=tolerance, rtol=0)
+
+
+def test_an_engine_generates_the_same_while_another_thread_makes_a_16_bit_model(
+    make_model: MakeModel, make_engine: MakeEngine, finish: Finish
+) -> None:
+    undisturbed, disturbed = make_engine(make_model()), make_engine(make_model())
+    for request in ragged_requests(12, seed=5):
+        undisturbed.submit(request)
+        disturbed.submit(request)
+    want = finish(undisturbed)
+    with sixteen_bit_default():
+        got = finish(disturbed)
+    for id_, result in want.items():
+        np.testing.assert_array_equal(got[id_].token_ids, result.token_ids)
+        np.testing.assert_array_equal(got[id_].logprobs, result.logprobs)
 
 
 def test_eager_and_fused_attention_give_the_same_tokens(

@@ -15,6 +15,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
+from tests.support.default_dtype import sixteen_bit_default
 from tests.support.plain_passes import plain_logprobs_of_group
 from tests.support.split_steps import (
     MakeTrainer,
@@ -101,6 +102,17 @@ def test_counts_are_of_valid_tokens_and_of_sequences_that_have_one(
             group["response_offsets"], group["response_offsets"][1:], strict=False
         )
     )
+
+
+def test_a_step_is_the_same_while_another_thread_makes_a_16_bit_model(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    undisturbed, disturbed = trainer_of(dtype="float32"), trainer_of(dtype="float32")
+    want = [run_step(undisturbed, step_data, FULL, 2) for _ in range(2)]
+    with sixteen_bit_default():
+        got = [run_step(disturbed, step_data, FULL, 2) for _ in range(2)]
+    assert [each.metrics for each in got] == [each.metrics for each in want]
+    assert all(map(torch.equal, weights(disturbed).values(), weights(undisturbed).values()))
 
 
 def test_an_aborted_step_leaves_no_trace(trainer_of: MakeTrainer, step_data: Step) -> None:
