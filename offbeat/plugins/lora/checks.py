@@ -10,7 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.finding import Finding, error, ok, warning
-from offbeat.plugins.lora.lora import check_targets, find_target_modules
+from offbeat.plugins.lora.lora import (
+    check_targets,
+    find_target_modules,
+    find_unsupported_modules,
+)
 from offbeat.plugins.lora.section import LoraConfig
 from offbeat.trainers.errors import UntrainableModel
 
@@ -40,6 +44,7 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
     yield from _rank_is_low(targeted, lora.rank)
     if not lora.target_modules:
         yield from _experts_are_left_out(model, targeted)
+        yield from _modules_are_left_out(model)
 
 
 def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
@@ -82,5 +87,20 @@ def _experts_are_left_out(
         f"matrices of {weights:,} weights are adapted ({kinds}), but {experts:,} weights of experts are "
         "not: experts in one tensor per layer, and their routers, are not linear modules",
         "Leave trainer.lora out to train the experts; name the modules in trainer.lora.target_modules to say "
+        "that these are meant.",
+    )
+
+
+def _modules_are_left_out(model: PreTrainedModel) -> Iterator[Finding]:
+    """Warn of linear modules that PEFT cannot adapt in the model's class."""
+    left_out = find_unsupported_modules(model)
+    if not left_out:
+        return
+    names = ", ".join(sorted({path.rpartition(".")[2] for path in left_out}))
+    yield warning(
+        _SUBJECT,
+        f"{len(left_out)} linear modules ({names}) are not adapted, because PEFT cannot adapt them in a "
+        f"{type(model).__name__}",
+        "Leave trainer.lora out to train them; name the modules in trainer.lora.target_modules to say "
         "that these are meant.",
     )

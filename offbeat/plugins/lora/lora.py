@@ -20,6 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import (
+    _MODEL_TO_CONVERSION_PATTERN,  # pyright: ignore[reportPrivateUsage] -- PEFT reads it, too
+)
 from transformers.pytorch_utils import Conv1D
 
 from offbeat.doors import import_object
@@ -41,6 +44,15 @@ _BASE_LAYER: Final = "base_layer"
 _BASE: Final = f".{_BASE_LAYER}."
 _MODULES: Final = {side: f".lora_{side}.{_NAME}" for side in "AB"}
 _SIDES: Final = {side: f"{module}.weight" for side, module in _MODULES.items()}
+_FUSED_NAMES: Final = {
+    "mixtral": frozenset({"gate", "w1", "w2", "w3"}),
+    "qwen2_moe": frozenset({"gate", "gate_proj", "up_proj", "down_proj"}),
+}
+"""Names that PEFT 0.21 takes for experts in one tensor, by the pattern of the class's files. Dense
+layers and shared experts may have linear modules with these names."""
+_MAMBA_TYPES: Final = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_MAMBA_NAMES: Final = frozenset({"out_proj"})
+"""Names that PEFT 0.21 refuses in these classes, because some kernels read the matrix itself."""
 
 
 class PeftMissing(PartPackageMissing):
@@ -221,6 +233,9 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
             if module.weight is embedding:
                 problem = f"has {path}, whose matrix is tied to the embeddings"
                 raise UntrainableModel(name, problem, _NAME_OTHERS)
+            if _last_part(path) in _find_unsupported_names(model):
+                problem = f"has {path}, which PEFT cannot adapt in this class"
+                raise UntrainableModel(name, problem, _NAME_OTHERS)
     if any(isinstance(each, Conv1D) for each in modules.values()):
         problem = "has matrices of transposed axes (Conv1D)"
         raise UntrainableModel(name, problem, "Leave trainer.lora out")
@@ -243,17 +258,39 @@ def find_target_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, n
 
     peft is not needed. Targets that ``check_targets`` refuses are left out.
     """
-    head = model.get_output_embeddings()
+    head, unsupported = model.get_output_embeddings(), _find_unsupported_names(model)
     return {
         path: module
         for path, module in model.named_modules()
         if _is_plain(module)
+        and _last_part(path) not in unsupported
         and (
             any(_is_targeted(path, each) for each in lora.target_modules)
             if lora.target_modules
             else module is not head
         )
     }
+
+
+def find_unsupported_modules(model: PreTrainedModel) -> list[str]:
+    """Return the names of linear modules that PEFT cannot adapt in a model's class."""
+    names = _find_unsupported_names(model)
+    return [
+        path
+        for path, module in model.named_modules()
+        if _is_plain(module) and _last_part(path) in names
+    ]
+
+
+def _find_unsupported_names(model: PreTrainedModel) -> frozenset[str]:
+    kind: str = model.config.model_type
+    if kind in _MAMBA_TYPES:
+        return _MAMBA_NAMES
+    return _FUSED_NAMES.get(_MODEL_TO_CONVERSION_PATTERN.get(kind, ""), frozenset())
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:

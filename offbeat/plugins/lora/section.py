@@ -24,7 +24,7 @@ class LoraConfig(Config):
     target_modules: tuple[str, ...] = ()
     """Names, or name endings, of linear modules that get adapters, such as `q_proj`. Empty: all
     except the output head, and except experts and routers that are stored as one tensor per layer
-    (`offbeat check` counts these)."""
+    and modules that PEFT cannot adapt in the model's class (`offbeat check` counts these)."""
 
 
 def lora_section(trainer: Config) -> LoraConfig:

@@ -90,11 +90,13 @@ def tensor_plan(
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", fix)
     kinds = dict(_parts(model))
     config = model.config.get_text_config(decoder=True)
-    heads: int = config.num_attention_heads
-    counts = {
-        "attention heads": heads,
-        "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
-    }
+    layers = [config.per_layer_config[place] for place in range(config.num_hidden_layers)]
+    heads = [each.num_attention_heads for each in layers]
+    shared = [
+        getattr(each, "num_key_value_heads", None) or each.num_attention_heads for each in layers
+    ]
+    # Layers may differ, and their common divisor has the divisors that all of them have
+    counts = {"attention heads": gcd(*heads), "key-value heads": gcd(*shared)}
     check_divided(name, counts | widths(model, kinds), ranks, names.tensor)
     vocabulary = () if has_tower else vocabulary_modules(model, ranks)
     return kinds | dict.fromkeys(vocabulary, VOCABULARY)
@@ -183,12 +185,16 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         if count := getattr(config, key, None):
             yield f"its config has {key}={count}, but experts are not divided"
     plan, names = _plan(model), _names_in_decoder(model)
+    weights = [name for name, _ in model.get_decoder().named_parameters()]
     if not plan:
         yield "its config has no base_model_tp_plan"
     for pattern, kind in plan.items():
+        modules = [name for name, within in names.items() if _is_named(within, pattern)]
+        has_experts = any(_is_named(each, pattern) for each in (*names.values(), *weights))
+        if ".experts" in pattern and not has_experts:
+            continue  # of other models of this class
         if kind not in _KINDS:
             yield f"base_model_tp_plan has {kind} for {pattern}, but only {', '.join(_KINDS)} are known"
-        modules = [name for name, within in names.items() if _is_named(within, pattern)]
         if not modules:
             yield f"base_model_tp_plan has {pattern}, but no module is named so"
         for each in modules:

@@ -45,13 +45,13 @@ def warnings(model: PreTrainedModel, **lora: Any) -> list[Finding]:
 
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
-@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe", "DeepseekV3", "NemotronH"])
 def test_the_counted_adapters_are_those_that_peft_injects(
     family: str, targets: tuple[str, ...]
 ) -> None:
     model, lora = family_model(family), LoraConfig(rank=3, target_modules=targets)
-    if family == "Qwen3Moe" and targets:
-        lora = LoraConfig(rank=3, target_modules=("q_proj",))
+    if family != "Llama" and targets:
+        lora = LoraConfig(rank=3, target_modules=("o_proj",))
     count, paths = adapter_parameters(model, lora), set(find_target_modules(model, lora))
     inject(model, lora)
     made = [each.numel() for name, each in model.named_parameters() if ".lora_" in name]
@@ -103,6 +103,15 @@ def test_default_targets_that_miss_experts_are_warned_of_with_both_counts() -> N
     assert f"{experts:,} weights of experts are not" in warned.message
     assert not warnings(model, target_modules=["q_proj"]), "which says so itself"
     assert not warnings(family_model("Llama"))
+
+
+def test_linear_modules_that_peft_cannot_adapt_are_warned_of_with_their_count() -> None:
+    model = family_model("DeepseekV3")
+    _, warned = warnings(model)
+    assert "6 linear modules (down_proj, gate_proj, up_proj) are not adapted" in warned.message
+    assert not warnings(model, target_modules=["o_proj"]), "which says so itself"
+    (warned,) = warnings(family_model("FalconH1"))
+    assert "2 linear modules (out_proj) are not adapted" in warned.message
 
 
 def test_a_target_that_the_model_lacks_is_answered_with_the_linear_modules() -> None:

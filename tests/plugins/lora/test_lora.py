@@ -265,6 +265,35 @@ def test_a_router_that_answers_with_more_than_logits_gets_no_adapter(
         lora_of(tmp_path, lora={**SMALL, "target_modules": ["router"]})
 
 
+@pytest.mark.parametrize(
+    ("family", "unsupported"),
+    [
+        ("DeepseekV3", "gate_proj"),
+        ("Qwen3Next", "down_proj"),
+        ("NemotronH", "out_proj"),
+        ("FalconH1", "out_proj"),
+        ("Mamba2", "out_proj"),
+    ],
+)
+def test_modules_that_peft_cannot_adapt_get_no_adapter_and_are_refused_by_name(
+    lora_of: MakeLora, step_data: Step, tmp_path: Path, family: str, unsupported: str
+) -> None:
+    family_model(family).save_pretrained(tmp_path / "base")
+    trainer = lora_of(tmp_path / "base")
+    assert run_step(trainer, step_data, PULLED, chunks=1).applied
+    trainer.save(tmp_path / "model")
+    adapted: Any = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "model" / "adapter"
+    )
+    loaded = peft.get_peft_model_state_dict(adapted)
+    trained = dict(trainer.iterate_weights())
+    assert loaded.keys() == trained.keys()
+    assert all(torch.equal(loaded[name], each) for name, each in trained.items())
+    assert not [name for name in trained if f".{unsupported}." in name]
+    with pytest.raises(UntrainableModel, match=f"{unsupported}, which PEFT cannot adapt"):
+        lora_of(tmp_path / "base", lora={**SMALL, "target_modules": [unsupported]})
+
+
 @pytest.mark.parametrize("targets", [[], ["q_proj"]])
 def test_modules_that_share_a_matrix_are_refused(
     lora_of: MakeLora, tmp_path: Path, targets: list[str]

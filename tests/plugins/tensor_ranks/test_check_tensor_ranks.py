@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import (
     CohereConfig,
+    Gemma4TextConfig,
     GPT2Config,
     LlamaConfig,
     Phi3Config,
@@ -28,6 +29,16 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
+}
+
+
+GEMMA_4: dict[str, Any] = {
+    **SIZES,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 64,
+    "num_kv_shared_layers": 0,
 }
 
 
@@ -63,6 +74,11 @@ def test_of_adapters_the_base_is_frozen_and_one_side_of_each_is_whole(tmp_path: 
         f"2 ranks; the largest holds {size(4 * base + 16 * adapters + 32)}"
     )
     assert f"gradients {size(4 * adapters)}, optimizer {size(8 * adapters)}" in found.message
+
+
+def test_a_plan_may_name_experts_that_a_model_of_the_class_lacks(tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, Gemma4TextConfig(**GEMMA_4), tensor_parallel=2)
+    assert found.level is Level.OK
 
 
 @pytest.mark.parametrize("ranks", [{"data_parallel": 2}, {"tensor_parallel": 2}])
@@ -115,9 +131,17 @@ def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
             "model.layers.0.self_attn.q_norm.weight reads what base_model_tp_plan divides",
             "Set trainer.tensor_parallel to 1",
         ),
+        (
+            Gemma4TextConfig(
+                **GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+            ),
+            2,
+            "has 1 key-value heads",
+            "to one of 1.",
+        ),
         (GPT2Config(), 2, "its config has no base_model_tp_plan", "trainer.tensor_parallel to 1"),
     ],
-    ids=["heads", "columns", "experts", "kinds", "left out", "no plan"],
+    ids=["heads", "columns", "experts", "kinds", "left out", "heads of a layer", "no plan"],
 )
 def test_a_model_that_is_not_divided_is_refused_by_name(
     tmp_path: Path, model: PreTrainedConfig, ranks: int, problem: str, fix: str
