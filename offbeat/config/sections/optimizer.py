@@ -21,11 +21,12 @@ class OptimizerConfig(Config):
     off-policy."""
 
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Shape after warm-up. linear and cosine fall to `min_learning_rate` at the last step. wsd
-    falls only over the last `decay_steps`. constant lets you extend a run."""
+    """Shape of the learning rate after warm-up. linear and cosine fall to `min_learning_rate` at
+    the last step. wsd falls only over the last `decay_steps`. With constant, extending a run does
+    not change its schedule."""
 
     min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """Final rate of linear, cosine and wsd."""
+    """Final learning rate of linear, cosine and wsd."""
 
     decay_steps: Annotated[int, Field(ge=1)] | None = None
     """With schedule=wsd: length of the decay in steps, at the end of the run. The rate falls as 1 -

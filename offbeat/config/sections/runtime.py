@@ -65,5 +65,6 @@ class SupervisionConfig(Config):
     """Times the run may replace a dead controller. One more ends the run."""
 
     snapshot_records: Annotated[int, Field(ge=1)] = 20_000
-    """Journal records between two snapshots, or 4 per outstanding group beyond a thousand if that
-    is more. With fewer, a new controller starts faster."""
+    """Journal records between two snapshots of the run's state. With more than a thousand
+    outstanding groups, it is at least 4 records for each group beyond the thousand. With fewer
+    records, a new controller starts faster."""

@@ -13,7 +13,7 @@ from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
 
 
 class TensorBoardConfig(Config):
-    """TensorBoard, in addition to ``metrics.jsonl``: a file of events, no server."""
+    """TensorBoard, in addition to ``metrics.jsonl``: writes event files, and starts no server."""
 
     enabled: bool = False
     """Write `tensorboard/` in the run directory during the run (extra `tensorboard`). `offbeat
