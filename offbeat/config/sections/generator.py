@@ -156,7 +156,7 @@ class EmbeddedGeneratorConfig(ModelGeneratorConfig):
 
 
 class PluginGeneratorConfig(ModelGeneratorConfig):
-    """Engines that a plug-in provides. The plug-in's section derives from it and adds ``backend``.
+    """Base of the section of a plug-in's engines, which adds ``backend``.
 
     ``takes_quantized`` says whether engines compute with the quantized weights of
     ``sync.quantize``. ``has_layout`` says whether engines report which regions of the weights each

@@ -120,7 +120,8 @@ class Forward:
         None: forward passes only.
 
         A microbatch without wanted tokens is computed like any other, because its ranks participate
-        in collectives. Without microbatches nothing is called, and no other rank may call either.
+        in collectives. Without microbatches the schedule is not called. Then no other rank may call
+        it.
         """
         self._run(microbatches, partial(self._loss, consume, temperature), trains)
 

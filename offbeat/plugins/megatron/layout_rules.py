@@ -92,8 +92,8 @@ def even_stages(layers: int, stages: int) -> list[int]:
 def fitting_sizes(a: Architecture, trainer: MegatronTrainerConfig) -> dict[str, str]:
     """Return the keys to change and their values, as a recipe writes them. The nearest sizes win.
 
-    Data and context parallelism, which every model fits, stay. No size is 0, so at least one choice
-    fits: one rank for each copy.
+    Data and context parallelism stay unchanged, because every model fits them. No size is 0, so at
+    least one choice fits: one rank for each copy.
     """
     best = min(
         (each for each in _candidates(a, trainer) if _fits(a, each)),
@@ -141,7 +141,7 @@ def _fits(a: Architecture, trainer: MegatronTrainerConfig) -> bool:
 
 
 def _distance(given: MegatronTrainerConfig, other: MegatronTrainerConfig) -> tuple[float, int]:
-    """Return by which factors the sizes differ, and how many settings do."""
+    """Return by which factors the sizes differ, and how many settings differ."""
     sizes = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
     factors = [math.log(getattr(other, name) / getattr(given, name)) for name in sizes]
     others = ("layers_per_stage", "sequence_parallel")

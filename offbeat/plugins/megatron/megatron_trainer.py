@@ -1,6 +1,6 @@
 """Megatron trainer of one rank, with tensor, pipeline, context, data and expert parallelism.
 
-A rank receives its data-parallel share of the groups. Ranks of one replica receive the same.
+A rank receives its data-parallel share of the groups. Ranks of one replica receive the same groups.
 
 Also chooses the megatron trainer of a rank, and the source of its weights.
 """
@@ -106,7 +106,7 @@ class ModelSide:
         return norm
 
     def wrap(self, passes: MegatronPasses) -> Passes[PackedRows]:
-        """Return the passes that exchange data with the other side. Here they are the same."""
+        """Return the passes that exchange data with the other side. Here they are unchanged."""
         return passes
 
 

@@ -3,9 +3,9 @@
 Reads the times of a run from its directory. The planner starts from them.
 
 It fits the pace of an engine: a group needs ``longest * (alone + shared * n)`` seconds. ``longest``
-is the tokens of its longest sample, ``n`` the sequences that decoded at the same time. Tokens may
-explain little of the times, as with tools or a stand-in engine. Then the planner draws from the
-measured seconds, which do not depend on other decoding.
+is the tokens of its longest sample, ``n`` the sequences that decoded at the same time. Token counts
+may explain little of the times, for example with tools or a stand-in engine. Then the planner draws
+from the measured seconds, and assumes that they do not depend on what else is decoded.
 """
 
 import math

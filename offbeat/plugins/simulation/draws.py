@@ -368,7 +368,8 @@ _PATIENT: Final[dict[str, Any]] = {
     "checkpoint": {"deadline_s": 120.0},
     "supervision": {"stall_timeout_s": 400.0},
 }
-"""Settings of an episode that loses a machine. Deadlines outlast the time until that is known."""
+"""Settings of an episode that loses a machine. Deadlines outlast the time until the loss is
+known."""
 
 
 def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> RunConfig:

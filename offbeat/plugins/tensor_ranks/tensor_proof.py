@@ -38,7 +38,7 @@ _DIGESTS: Final = msgspec.msgpack.Decoder(str)
 
 
 class ReplicaRowsDiffer(OffbeatError):
-    """Tensor-parallel ranks of a replica got different groups, so their sums would fit neither.
+    """Tensor-parallel ranks of a replica got different groups, so their sums would be wrong.
 
     Fix: report it.
     """
@@ -92,7 +92,7 @@ def prove_copies(
 
 
 def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[float, str]:
-    """Return the largest gap between a gradient's copies, over its largest value, and its name.
+    """Return the largest gap between copies of a gradient, relative to its maximum, and its name.
 
     All ranks of the mesh must call it together, before the optimizer is created. It leaves no
     gradient.

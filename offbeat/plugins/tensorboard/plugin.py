@@ -62,7 +62,7 @@ class TensorBoardTracker(Tracker[TensorBoardConfig]):
             yield ok("tensorboard", f"x axis in {section.x_axis}")
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace:
-        """Return a directory for event files: the run's, or one of its name in ``output``.
+        """Return a directory for event files: the run's, or one with the run's name in ``output``.
 
         Raises:
             EventsThere: It already has event files.

@@ -16,7 +16,7 @@ PAGE: Final = Path(__file__).parents[3] / "docs/peer-keys.md"
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
     assert explain("generator.sampling.top_p").startswith(
         "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
-        "    Draw only the most probable tokens, up to this total probability. "
+        "    Draw only from the most probable tokens, up to this total probability. "
     )
 
 

@@ -1,7 +1,8 @@
-"""Bounds the connections of an endpoint: how many are open, and how long each waits for a head.
+"""Bounds an endpoint's connections: how many are open, and how long each may wait for a head.
 
-Each connection is a descriptor of the worker. aiohttp bounds the size of a head, but neither the
-number of connections nor the time in which a head arrives.
+Each connection is a file descriptor of the worker. A *head* is the request line with the headers.
+aiohttp bounds the size of a head, but neither the number of connections nor the time in which a
+head arrives.
 
 | a connection                   | ends                                                             |
 |--------------------------------|------------------------------------------------------------------|
@@ -27,8 +28,8 @@ from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused
 from offbeat.plugins.agents.endpoint.http import HttpHandler
 
 MOST_PER_SAMPLE: Final = 128
-"""Maximum number of connections with a last request for the same sample. Several times its open
-requests, for clients that keep unused connections.
+"""Maximum number of connections whose last request was for the same sample. It is several times the
+maximum of open requests, because clients keep unused connections.
 """
 
 
@@ -97,7 +98,7 @@ class Connections:
         return True
 
     def start_deadline(self, connection: "Connection", transport: asyncio.Transport) -> None:
-        """Start the deadline of a head, unless it runs or the data is of an accepted request."""
+        """Start the deadline of a head, unless it runs or the data is from an accepted request."""
         if connection.deadline is None and not connection.is_answered:
             loop = asyncio.get_running_loop()
             connection.deadline = loop.call_later(self._head_deadline_s, transport.abort)
