@@ -120,7 +120,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
     [
         ("policy.generation.stop_strings", "is `generator.sampling.stop` here"),
         ("actor_rollout_ref.rollout.top_k", "is `generator.sampling.top_k` here"),
-        ("repetition_penalty", "No key here: probabilities are computed at"),
+        ("repetition_penalty", "No key here: only `generator.sampling.temperature` changes"),
         ("trainer.nnodes", "No key here: Ray places"),
         ("deepspeed", "No key here: the torch backend shards"),
         ("gradient_accumulation_steps", "Not needed"),
