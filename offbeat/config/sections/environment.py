@@ -214,8 +214,8 @@ class EnvironmentConfig(Config):
     limit. Set it to the limit of the judge's provider."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] | None = None
-    """Address space limit of a reward process, in MiB. null: 2048, or none for `command`, because
-    some programs reserve far more than they use: Node.js 20 needs 12288."""
+    """Address space limit of a reward process, in MiB. null: 2048, or no limit with `command`,
+    because some programs reserve far more than they use: Node.js 20 needs 12288."""
 
     variables: tuple[str, ...] = ()
     """With `environment.name=agent` or `verifiers`: environment variables to inherit, in addition

@@ -8,7 +8,7 @@ from offbeat.config.base import Config
 
 
 class MoeConfig(Config):
-    """Balance of the experts of a model that has some. By default a router is trained by the loss alone."""
+    """Balancing of a model's experts, if it has some. By default only the loss trains a router."""
 
     load_balancing_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of Switch Transformer's load balancing loss. Too much costs reward; too little lets

@@ -52,10 +52,10 @@ class OptimizerConfig(Config):
     """Denominator term of AdamW. A larger value slows weights with tiny gradients."""
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """Rounding of float32 master weights to bfloat16. nearest: small updates show only after they
-    add up. stochastic: right on average at once, with noise. stochastic needs backend=torch, one
-    rank and model.dtype=bfloat16. On a resume, you may change this only from stochastic to
-    nearest."""
+    """Rounding of float32 master weights to bfloat16. nearest: small updates take effect only after
+    they have added up. stochastic: they take effect at once, right on average but noisy. stochastic
+    needs backend=torch, one rank and model.dtype=bfloat16. On a resume, you may change this only
+    from stochastic to nearest."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this. null: no clipping."""

@@ -72,8 +72,8 @@ class RolloutConfig(Config):
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
     """With `environment.name=agent`: maximum tokens per sample, over all branches. Further calls
-    are refused as context_length_exceeded. null: `generator.max_model_len` times 4 or times
-    `max_branches`, whichever is less; with `branches=mask`, always times `max_branches`."""
+    are refused as context_length_exceeded. null: `generator.max_model_len` times the smaller of 4
+    and `max_branches`; with `branches=mask`, times `max_branches`."""
 
     max_branches: Annotated[int, Field(ge=1)] = 64
     """With `environment.name=agent`: maximum branches per sample. A call that would open one more

@@ -54,7 +54,7 @@ class SupervisionConfig(Config):
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 25.0
     """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including the step in progress and a
-    last checkpoint. Keep it below the sender's kill time, often 30 s. Without a sender that kills,
+    last checkpoint. Keep it below the sender's kill time, often 30 s. If nothing kills the process,
     as in a notebook, raise it for a large model."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None

@@ -116,8 +116,8 @@ class Forward:
     ) -> None:
         """Call the schedule once.
 
-        ``trains``: normalisation of the trained loss. Its gradients are added to the buffers.
-        None: forward passes only.
+        ``trains``: normalisation of the loss, whose gradients are added to the buffers. None:
+        forward passes only.
 
         A microbatch without wanted tokens is computed like any other, because its ranks participate
         in collectives. Without microbatches the schedule is not called. Then no other rank may call

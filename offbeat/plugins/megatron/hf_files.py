@@ -135,7 +135,7 @@ class HfWeights:
 def hf_weights(path: Path, file_names: Mapping[str, str] = NO_NAMES) -> Generator[HfWeights]:
     """Yield the weights of a directory while its files are open.
 
-    ``file_names``: names in the files of tensors that have different names in the model.
+    ``file_names``: names in the files, for tensors that have different names in the model.
     """
     index = path / INDEX
     files = [SINGLE]

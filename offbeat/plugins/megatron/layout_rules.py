@@ -1,4 +1,4 @@
-"""Checks that parallel sizes fit a model, and finds fitting sizes near to a recipe's. Pure.
+"""Checks that parallel sizes fit a model, and finds fitting sizes near a recipe's. Pure.
 
 Each broken rule names the key to change. A rule names one size, but another rule may refuse the
 size that it suggests. So the search covers all sizes together, and every rule checks each choice.
@@ -81,7 +81,7 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
 
 
 def even_stages(layers: int, stages: int) -> list[int]:
-    """Return numbers of layers that differ by at most one, fewer in the first and last stages."""
+    """Return layers per stage, which differ by at most one: fewer in the first and last stages."""
     counts = [layers // stages] * stages
     middle = sorted(range(stages), key=lambda stage: abs(2 * stage - stages + 1))
     for stage in middle[: layers % stages]:

@@ -247,7 +247,7 @@ class MegatronTrainer(ModelTrainer):
         return next(self.model.parameters()).device
 
     def _watch_routers(self) -> None:
-        """Let the routers of this stage count the tokens they route, and give them losses."""
+        """Let the routers of this stage count the tokens that they route, and attach losses."""
         a, self._expert_load = self.architecture, None
         if not a.experts:
             return
@@ -311,7 +311,7 @@ def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, W
 
 
 def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:
-    """Create the trainer of a rank, for one side only if the vision tower has separate ranks."""
+    """Create the trainer of a rank. If the vision tower has separate ranks, it holds one side."""
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
     kind: Callable[..., ModelTrainer] = choose_trainer(spec.config, peers.rank, MegatronTrainer)
     return kind(spec.config.model.path, trainer=in_steps(spec, config), **rank_options(spec, peers))

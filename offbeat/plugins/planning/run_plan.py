@@ -399,7 +399,7 @@ def _check_cores(cores: float | None, others: float | None) -> None:
 
 
 def _beside(costs: Costs, others: float | None) -> Costs:
-    """Return the costs on cores that ``others`` outside processes also use."""
+    """Return the costs on cores that are shared with ``others`` outside processes."""
     if others is None or costs.core_use is None:
         return costs
     return replace(costs, core_use=replace(costs.core_use, others=others))

@@ -1,4 +1,4 @@
-"""Checks that healthy engines continue to work while the loss of a machine is not known: I24."""
+"""Checks that healthy engines continue to work while a machine's loss is not known yet: I24."""
 
 import math
 from collections.abc import Iterator, Sequence

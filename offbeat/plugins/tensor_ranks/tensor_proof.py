@@ -29,8 +29,8 @@ from offbeat.trainers.torch.sharding import RankMesh, class_name, own
 _TOLERANCE: Final = 0.1
 """Largest difference between copies of a gradient, relative to the largest value of the first.
 
-Copies differ by the rounding of kernels that add in no fixed order, at most a percent in 16 bits.
-Parts of a sum that was never added up differ by as much as their own size.
+Copies differ by rounding, because kernels add in no fixed order: by at most a percent in 16 bits.
+If a sum over ranks is missing, copies differ by as much as their own size.
 """
 
 _GAPS: Final = msgspec.msgpack.Decoder(tuple[float, str])

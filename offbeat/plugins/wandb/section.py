@@ -37,7 +37,7 @@ class WandbConfig(Config):
     text leaves the run directory. Needs `rollout.log`."""
 
     samples_rows: Annotated[int, Field(ge=1, le=64)] = 16
-    """Samples in a table, four per prompt at most. Longer texts are cut to 2,000 characters."""
+    """Samples in a table, at most four per prompt. Longer texts are cut to 2,000 characters."""
 
     histograms: bool = True
     """Write histograms of reward and response length of each step."""

@@ -4,12 +4,15 @@ Each connection is a file descriptor of the worker. A *head* is the request line
 aiohttp bounds the size of a head, but neither the number of connections nor the time in which a
 head arrives.
 
-| a connection                   | ends                                                             |
-|--------------------------------|------------------------------------------------------------------|
-| has sent no request of a sample| at the deadline of its head; the oldest first, to make room      |
-| is idle between two requests   | at aiohttp's keep-alive; the oldest first, if no such one is left |
-| is being answered              | by its answer                                                    |
-| is one too many, all answered  | at once, with ``max_connections`` as the reason                  |
+| a connection                    | ends                                                           |
+|---------------------------------|----------------------------------------------------------------|
+| has sent no request of a sample | at the deadline of its head, or earlier to make room: oldest   |
+|                                 | first                                                          |
+| is idle between two requests    | at aiohttp's keep-alive, or earlier to make room: oldest       |
+|                                 | first, after all without a request                             |
+| is being answered               | with its answer                                                |
+| is one too many, while all      | at once, with ``max_connections`` as the reason                |
+| others are being answered       |                                                                |
 
 So a flood of silent connections never displaces an agent, which sends its token at once. A sample
 displaces few connections of the others, because of ``MOST_PER_SAMPLE``.

@@ -36,7 +36,7 @@ from offbeat.rollouts.multi_turn import Transcript
 T = TypeVar("T")
 
 _LONG_TEXT: Final = 1 << 15
-"""Characters from which a conversation is rendered and encoded in a thread."""
+"""Minimum characters of a conversation that is rendered and encoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
