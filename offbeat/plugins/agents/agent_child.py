@@ -206,7 +206,7 @@ class _Marked(ContainedCoroutine[T]):
 
 
 def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
-    """Return an async agent function in the form of an async reward function.
+    """Wrap an async agent function as an async reward function.
 
     In place of a response, the reward function gets an ``AgentClient`` as JSON.
     """

@@ -1,4 +1,4 @@
-"""Low-rank adapters of the torch trainer: injection, names, and a merged copy. PEFT makes them.
+"""Low-rank adapters of the torch trainer, made by PEFT: injection, names, and a merged copy.
 
 peft is loaded only here, and only for a recipe with ``trainer.lora``. An adapted module ``X`` keeps
 its matrix under ``X.base_layer.weight``, which never changes. Its adapter is under

@@ -114,7 +114,7 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
 def _largest_minibatch(
     config: RunConfig, law: LengthLaw, model: "PreTrainedModel"
 ) -> Sequence[FabricatedGroup]:
-    """Return the groups of the minibatch with most tokens, as a single rank gets them."""
+    """Return the groups of the minibatch with the most tokens, as a single rank gets them."""
     from offbeat.trainers.torch.model import vocabulary  # noqa: PLC0415 -- it loads torch
 
     made = fabricate_step(law, config, vocabulary(model))

@@ -106,7 +106,7 @@ def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: st
 
     Args:
         model: Name of the model's class.
-        counts: Number of each kind of thing.
+        counts: Numbers to divide, by what they count.
         ranks: Number of tensor ranks.
         setting: Key of the recipe that sets ``ranks``.
 
