@@ -101,8 +101,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     each token's advantage. Clipping and corrections apply to it. Needs a reference."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(old - generation). Like `icepop_band` and
-    `sequence_band`, it needs `old_logprobs` other than generation."""
+    """Cap of the truncated importance weight exp(old - generation). Like `icepop_band`,
+    `sequence_band` and `sequence_cap`, it needs `old_logprobs` other than generation."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
     """Weight each token by exp(old - generation) inside this band, such as [0.5, 5], and by 0
